@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isqrt
+from math import inf, log2
 from typing import ClassVar
 
 import torch
@@ -32,7 +32,9 @@ class PowerSGD(Compressor):
     .. math:: P = \operatorname{orthonormalize}(M Q_{\text{last}}), \qquad Q = M^\top P, \qquad
               \hat M = P Q^\top
 
-    M is filled row by row, and padded with zeros. With a state, :math:`Q_{\text{last}}` is the Q of
+    M is filled row by row, and padded with zeros. It is about as high as wide, and its width is a
+    power of two: where that divides the rows of a layer, as it mostly does, a gradient of low rank
+    makes a chunk of low rank. With a state, :math:`Q_{\text{last}}` is the Q of
     the tensor that was sent before, so that approximations of similar tensors get better from one
     to the next; without, or where that was zero or not finite, it is random.
 
@@ -40,11 +42,11 @@ class PowerSGD(Compressor):
         rank: Columns of P and Q.
 
     Example:
-        >>> x = torch.tensor([[1.0, 0.0, -1.0, 2.0, 0.0, -2.0, 3.0, 0.0, -3.0]])
+        >>> x = torch.outer(torch.arange(4.0), torch.tensor([1.0, 0.0, -1.0, 2.0])).view(1, 16)
         >>> q = PowerSGD(rank=1)
-        >>> encoded = torch.empty(1, q.encoded_size(9, x.dtype), dtype=torch.uint8)
+        >>> encoded = torch.empty(1, q.encoded_size(16, x.dtype), dtype=torch.uint8)
         >>> q.encode(x, encoded)
-        >>> decoded = torch.empty(1, 9)
+        >>> decoded = torch.empty(1, 16)
         >>> q.decode(encoded, decoded)
         >>> torch.allclose(decoded, x, atol=1e-6)
         True
@@ -73,8 +75,8 @@ class PowerSGD(Compressor):
 
     def contraction(self, numel: int) -> float:
         r"""Return the rank over the smaller side of the matrix: without a state, in expectation."""
-        height, _, rank = self._matrix(numel)
-        return rank / height
+        height, width, rank = self._matrix(numel)
+        return rank / min(height, width)
 
     def new_state(self, chunks: torch.Tensor) -> CompressorState:
         """Make a state that holds Qᵀ, of shape ``(K, rank, n)``; zero, for a random start."""
@@ -117,9 +119,9 @@ class PowerSGD(Compressor):
 
     def _matrix(self, numel: int) -> tuple[int, int, int]:
         """Compute height and width of the matrix, and the rank."""
-        width = isqrt(numel - 1) + 1
+        width = 1 << round(log2(numel) / 2)
         height = -(-numel // width)
-        return height, width, min(self.rank, height)
+        return height, width, min(self.rank, height, width)
 
     def _matrix_rows(self, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """View whole rows of the matrices, and what there is of another row, maybe nothing."""

@@ -30,7 +30,7 @@ def test_the_state_has_the_inner_one_s_too():
     feedback = ErrorFeedback(PowerSGD(rank=1))
     state = feedback.new_state(x)
     assert {key: tuple(one.shape) for key, one in state.items()} == {
-        "power_sgd.q": (2, 1, 10),
+        "power_sgd.q": (2, 1, 8),
         RESIDUAL: (2, 100),
     }
     encoded(feedback, x, state=state)
