@@ -67,6 +67,14 @@ class AveragedBucket:
         """View a tensor of the flat one's size as one tensor for each parameter."""
         return self._layout.views_of(flat)
 
+    def clear_padding(self) -> None:
+        """Write zeros between the parameters, in the flat tensor and the state.
+
+        Compressors may decode the zeros there to other numbers, which are not to be sent again.
+        """
+        for flat in (self.flat, *self.state.values()):
+            self._layout.clear_padding(flat)
+
     def describe_not_finite(self, flat: torch.Tensor) -> str:
         """Tell which parameters have NaN or infinities in a tensor of the bucket's layout."""
         groups = {

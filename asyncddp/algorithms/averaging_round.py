@@ -81,6 +81,11 @@ class CrossRoundState:
         self.max_staleness: int | None = None
         self.overlapping = False
 
+    def continue_totals(self, before: CrossRoundState) -> None:
+        """Go on adding up bytes and time where another state's rounds have ended."""
+        self.bytes_sent += before.bytes_sent
+        self.exposed_time = before.exposed_time
+
     @property
     def schedule_of_ranks(self) -> Schedule:
         """Topology of ranks that is in use."""
@@ -177,6 +182,8 @@ class TwoSidedRound(AveragingRound):
                     return
             bucket.row = self._plan.row
             with use(averager.context), torch.no_grad():
+                if bucket.compressor is not None:
+                    bucket.clear_padding()
                 sent = averager.algorithm.outgoing(bucket)
                 self._pending[index] = exchange_of(
                     self._plan.start, averager.algorithm.compression, bucket, sent, name

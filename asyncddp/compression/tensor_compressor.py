@@ -76,10 +76,14 @@ class TensorCompressor:
         return chunks
 
     def decode_add(
-        self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float, dtype: torch.dtype
+        self,
+        encoded: torch.Tensor,
+        chunks: torch.Tensor,
+        weight: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Add ``weight`` times the decoded tensor of a dtype to chunks, which may be wider."""
-        if dtype == chunks.dtype:
+        """Add ``weight`` times the decoded tensor, of their dtype or another one, to chunks."""
+        if dtype is None or dtype == chunks.dtype:
             self.compressor.decode_add(encoded, chunks, weight)
         else:
             chunks.add_(
@@ -97,5 +101,6 @@ class TensorCompressor:
         """Continue from what :meth:`state_dict` gave; chunks of another shape begin anew."""
         self.state = {key: detached_copy(tensor) for key, tensor in saved["state"].items()}
         self._form, self.uses, self._loaded = saved["shape"], saved["uses"], True
+        self.__dict__.pop("second_message", None)
         if "second_message" in saved:
             self.second_message.load_state_dict(saved["second_message"])

@@ -23,11 +23,14 @@ MONITORS_KEY = "monitors"
 class MonitorTarget(ABC):
     """Interface through which a monitor reads steps and parameters of an optimizer or module."""
 
-    def __init__(
-        self, watched: DistributedOptimizer | DecentralizedDataParallel, averager: ModelAverager
-    ) -> None:
-        self.watched, self.averager = watched, averager
-        self.context, self.label = averager.context, averager.label
+    def __init__(self, watched: DistributedOptimizer | DecentralizedDataParallel) -> None:
+        self.watched = watched
+        self.context, self.label = self.averager.context, self.averager.label
+
+    @property
+    @abstractmethod
+    def averager(self) -> ModelAverager:
+        """The averager in use, which is another one after a switch."""
 
     @property
     def in_step(self) -> bool:
@@ -84,10 +87,15 @@ class OptimizerTarget(MonitorTarget):
     """Adapter through which a monitor watches a distributed optimizer."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
-        super().__init__(optimizer, optimizer._averager)
         self._optimizer = optimizer
+        super().__init__(optimizer)
         self._norms: dict[int, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
+
+    @property
+    @override
+    def averager(self) -> ModelAverager:
+        return self._optimizer._averager
 
     @property
     @override
@@ -140,9 +148,14 @@ class ModuleTarget(MonitorTarget):
     """Adapter through which a monitor watches a module that averages with its neighbours."""
 
     def __init__(self, module: DecentralizedDataParallel) -> None:
-        super().__init__(module, module._averager)
         self._reducer = module._reducer
+        super().__init__(module)
         self._square: float | None = None
+
+    @property
+    @override
+    def averager(self) -> ModelAverager:
+        return self._reducer.averager
 
     @property
     @override

@@ -82,6 +82,7 @@ def allreduce(
         [3, 3, 3]
     """
     members = members_of("allreduce", group)
+    compression = checked_compression("allreduce", tensor, compression, members.size)
     reduction = reduction_of("allreduce", tensor, op, average, round_integers=round_integers)
     return _program("allreduce", members, tensor, reduction, name, check, compression, out)
 
@@ -100,6 +101,7 @@ def local_allreduce(
 ) -> OperationSpec[torch.Tensor]:
     """Do what :func:`allreduce` does among the ranks of this machine, with the same arguments."""
     verb, group = "local_allreduce", ranks_of_machine(current())
+    compression = checked_compression(verb, tensor, compression, group.size)
     reduction = reduction_of(verb, tensor, op, average, round_integers=round_integers)
     return _program(verb, group, tensor, reduction, name, check, compression, out)
 
@@ -125,7 +127,6 @@ def _program(
     ranks, transport, dtype = group.ranks, group.transport, reduction.dtype
     title = f"{verb}({reduction.name})" + (f" {name!r}" if name else "")
     divisor = reduction.divisor(len(ranks))
-    compression = checked_compression(verb, tensor, compression, len(ranks))
     if compression is not None and not reduction.is_sum:
         raise ArgumentError(
             f"{verb}: arguments op, compression: expected a sum or an average of what travels "

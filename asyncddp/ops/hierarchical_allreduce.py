@@ -52,7 +52,7 @@ def hierarchical_allreduce(
         round_integers: Average integers in float64 and round half to even.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
         compression: Compressor, or its name, that encodes what travels between machines; inside of
-            them tensors are summed as they are.
+            them tensors are summed as they are. That of each machine's first rank counts.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
 
     Returns:

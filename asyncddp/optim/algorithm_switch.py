@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from asyncddp.algorithms import Algorithm
+from asyncddp.algorithms import Algorithm, AveragedQuantity
 from asyncddp.algorithms.gradient_hooks import claim_parameters
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import CommunicationPhase
@@ -19,7 +18,12 @@ from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, AsyncDDPError, UsageError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.method_settings import MethodSettings
-from asyncddp.optim.replica_agreement import checked_policy, unify_replicas
+from asyncddp.optim.replica_agreement import (
+    checked_policy,
+    unify_replicas,
+    unify_state,
+)
+from topology import TopologyError
 
 WRAPPER = "DistributedOptimizer"
 SwitchSchedule = Mapping[
@@ -50,8 +54,9 @@ class AlgorithmSwitcher:
     ) -> None:
         self._context, self._optimizer, self._models = context, optimizer, models
         self._tracer = tracer
-        self.steps, self._steps_before = 0, 0
-        self._first, self._schedule = settings, _checked_schedule(settings, schedule)
+        self.steps = 0
+        self._first, self._schedule = settings, self._checked_schedule(settings, schedule)
+        self._by_hand = False
         self._begin(settings, since=0)
 
     @property
@@ -59,21 +64,47 @@ class AlgorithmSwitcher:
         """The averager in use."""
         return self.phase.config.averager
 
+    def _checked_schedule(
+        self, settings: MethodSettings, schedule: SwitchSchedule | None
+    ) -> dict[int, MethodSettings]:
+        """Check the argument switch_at, and return the settings by step."""
+        found: dict[int, MethodSettings] = {}
+        if schedule is not None and not isinstance(schedule, Mapping):
+            raise ArgumentError(
+                "argument switch_at: expected a mapping such as {1000: 'decentralized'} from steps "
+                f"to algorithms, got {schedule!r}"
+            )
+        for step, entry in (schedule or {}).items():
+            number = checked_integer("argument switch_at: step", step, 1)
+            algorithm, arguments = entry if isinstance(entry, tuple) else (entry, {})
+            found[number] = inherited(settings, algorithm, arguments)
+            _refuse_search(found[number])
+            found[number].check(self._context, self._optimizer)
+        if found and settings.autotune is not None:
+            raise ArgumentError(
+                "argument autotune: the search is for the settings of one algorithm, which "
+                "switch_at would end; expected autotune=False, or call switch_to() when the "
+                "search is over"
+            )
+        return found
+
     def _begin(self, settings: MethodSettings, *, since: int) -> None:
-        """Build the phase of a method that has trained since a step, or of its warm-up."""
-        self.settings, self._steps_before = settings, since
+        """Build the phase of a method that has been in use since a step, or of its warm-up."""
+        self.settings, self._since = settings, since
         self._method = method = settings.create_method()
         method.check_optimizer(self._optimizer)
+        self._tell_optimizer()
         self._warming = self._warms_up()
         if self._warming:
-            settings.create_averager(self._context, method, WRAPPER)  # to find mistakes now
+            settings.check(self._context, self._optimizer)
             settings = settings.before(method)
             method = settings.create_method()
-        sent = self.averager.bytes_sent if hasattr(self, "phase") else 0
+        before = self.averager if hasattr(self, "phase") else None
         self.phase = settings.build_phase(
             self._context, method, self._optimizer, self._models, self._tracer, WRAPPER
         )
-        self.averager.bytes_sent += sent
+        if before is not None:
+            self.averager.continue_totals(before)
         parameters = (parameter for _, parameter in self.phase.named_parameters)
         claim_parameters(parameters, self.phase)
 
@@ -99,47 +130,67 @@ class AlgorithmSwitcher:
         parameters = (parameter for _, parameter in self.phase.named_parameters)
         claim_parameters(parameters, self.phase)
 
+    def _tell_optimizer(self) -> None:
+        """Tell an optimizer that can take momentum from gradients whether it finds any there."""
+        averages = self._method.what is AveragedQuantity.MOMENTUM and self._context.size > 1
+        for options in (self._optimizer.defaults, *self._optimizer.param_groups):
+            if "grad_holds_momentum" in options:
+                options["grad_holds_momentum"] = averages
+
     def _warms_up(self) -> bool:
-        return self._method.warms_up(self._optimizer, self.steps - self._steps_before)
+        return self._method.warms_up(self._optimizer, self.steps - self._since)
 
     def start_at(self, steps: int) -> None:
         """Begin to count from a number of steps that were made before."""
-        self.steps = self._steps_before = steps
+        self.steps = self._since = steps
 
     def end_step(self) -> None:
         """Count a step, and switch where the schedule or the end of a warm-up says so."""
         self.steps += 1
         following = self._schedule.get(self.steps)
         if following is not None:
+            self._by_hand = False
             self._replace(following, "average")
         elif self._warming and not self._warms_up():
             self._end_warmup()
 
     def _end_warmup(self) -> None:
         """Replace the warm-up's phase by the method's own; all ranks hold one model."""
+        self._refuse_in_join(f"the warm-up of {self._method.name} ends")
         self._end_phase()
-        self._begin(self.settings, since=self._steps_before)
+        self._begin(self.settings, since=self._since)
 
     def switch(self, settings: MethodSettings, replicas: str) -> None:
         """Check that all ranks ask for the same switch, and make it; collective."""
-        if self.averager.join_coordinator is not None:
-            raise UsageError("switch_to: called inside join; switch before or after the block")
+        self._refuse_in_join("switch_to was called")
         method = self.averager.algorithm
         require_equal_switch(self._context, self._optimizer, method, settings, replicas, self.steps)
         self._replace(settings, replicas)
+        self._by_hand = True
 
     def _replace(self, settings: MethodSettings, replicas: str) -> None:
         """End the method in use, make the replicas agree, and begin another."""
+        self._refuse_in_join(f"a switch to {settings.method_name} is due")
         before = self.averager
         self._end_phase()
         with use(self._context):
-            unify_replicas(self._models, replicas, differ=not before.algorithm.replicates_model)
-        self._begin(replace(settings), since=self.steps)
+            unify_replicas(self._models, replicas)
+            if settings.create_method().what is AveragedQuantity.MOMENTUM:
+                unify_state(self._optimizer, replicas)
+        self._begin(settings, since=self.steps)
         after = self.averager
         alike = type(before.communication) is type(after.communication)
+        alike = alike and before.algorithm.what is after.algorithm.what
         if alike and before.compressor == after.compressor and before.compressor is not None:
             saved = before.state_dict()
             after.load_state_dict({"parameters": {}, "compressors": saved["compressors"]})
+
+    def _refuse_in_join(self, what: str) -> None:
+        if self.averager.join_coordinator is not None:
+            raise UsageError(
+                f"{WRAPPER}: {what} after step {self.steps}, inside join, where ranks make "
+                "different numbers of steps; switch before or after the block"
+            )
 
     def _end_phase(self) -> None:
         self.phase.conclude()
@@ -150,29 +201,43 @@ class AlgorithmSwitcher:
     # checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step, what is in use, and the method's state."""
+        """Return the step, what is in use since when, and the method's state."""
         return {
             "steps": self.steps,
-            "algorithm": self.averager.algorithm.name,
+            "since": self._since,
+            "algorithm": self._method.name,
             **self.averager.state_dict(),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave; collective where it is another method's."""
-        self.steps = saved["steps"]
-        due = [step for step in self._schedule if step <= self.steps]
-        wanted = self._schedule[max(due)] if due else self._first
-        self._steps_before = max(due, default=0)
-        if wanted is not self.settings or self._warming != self._warms_up():
+        """Continue from what :meth:`state_dict` gave; collective where another method was in use.
+
+        The wrapped optimizer has its state already. Without ``"steps"`` that is all there is.
+        """
+        settings, since = self.settings, self._since
+        if "steps" in saved:
+            self.steps, since = saved["steps"], saved["since"]
+            settings = self._settings_of(saved["algorithm"])
+        self._since = since
+        if settings is not self.settings or self._warming != self._warms_up():
             self._end_phase()
-            self._begin(wanted, since=max(due, default=0))
-        in_use = self.averager.algorithm.name
-        if saved["parameters"] and saved["algorithm"] != in_use:
+            self._begin(settings, since=since)
+        self._tell_optimizer()
+        if "steps" not in saved:
+            return
+        if saved["parameters"] and saved["algorithm"] != self._method.name:
             raise ArgumentError(
-                f"load_state_dict: the state is of {saved['algorithm']}, but {in_use} is in use; "
-                f"call switch_to({saved['algorithm']!r}) before, or give switch_at"
+                f"load_state_dict: the state is of {saved['algorithm']}, but {self._method.name} "
+                f"is in use; call switch_to({saved['algorithm']!r}) before, or give switch_at"
             )
         self.averager.load_state_dict(saved)
+
+    def _settings_of(self, algorithm: str) -> MethodSettings:
+        """Return the settings that go on from a state: by schedule, or those chosen by hand."""
+        due = [step for step in self._schedule if step <= self.steps]
+        scheduled = self._schedule[max(due)] if due else self._first
+        order = (self.settings, scheduled) if self._by_hand else (scheduled, self.settings)
+        return next((one for one in order if one.method_name == algorithm), order[0])
 
 
 def require_equal_switch(
@@ -187,10 +252,9 @@ def require_equal_switch(
 
     Collective, also where this rank's arguments are wrong, so that the others learn of it.
     """
-    problem: AsyncDDPError | None = None
+    problem: AsyncDDPError | TopologyError | None = None
     try:
-        method = settings.create_method()
-        method.check_optimizer(optimizer)
+        method = settings.check(context, optimizer)
         _refuse_search(settings)
         checked_policy(replicas)
         if replicas == "keep" and method.replicates_model and not before.replicates_model:
@@ -198,41 +262,13 @@ def require_equal_switch(
                 f"switch_to: argument replicas: {before.name} has let the ranks' models differ, "
                 f"and {method.name} would keep them so; expected 'average' or 'rank0', got 'keep'"
             )
-    except AsyncDDPError as error:
+    except (AsyncDDPError, TopologyError) as error:
         problem = error
     asked = f"{settings.describe()} and replicas={replicas!r}"
-    facts = [asked if problem is None else f"an error: {problem}", f"step {steps}"]
-    try:
-        require_equal_on_all_ranks(
-            context, "switch_to needs the same arguments on all ranks", facts
-        )
-    finally:
-        if problem is not None:
-            raise problem
-
-
-def _checked_schedule(
-    settings: MethodSettings, schedule: SwitchSchedule | None
-) -> dict[int, MethodSettings]:
-    """Check the argument switch_at, and return the settings by step."""
-    found: dict[int, MethodSettings] = {}
-    if schedule is not None and not isinstance(schedule, Mapping):
-        raise ArgumentError(
-            "argument switch_at: expected a mapping such as {1000: 'decentralized'} from steps to "
-            f"algorithms, got {schedule!r}"
-        )
-    for step, entry in (schedule or {}).items():
-        number = checked_integer("argument switch_at: step", step, 1)
-        algorithm, arguments = entry if isinstance(entry, tuple) else (entry, {})
-        found[number] = inherited(settings, algorithm, arguments)
-        found[number].create_method()
-        _refuse_search(found[number])
-    if found and settings.autotune is not None:
-        raise ArgumentError(
-            "argument autotune: the search is for the settings of one algorithm, which switch_at "
-            "would end; expected autotune=False, or call switch_to() when the search is over"
-        )
-    return found
+    facts = [asked if problem is None else str(problem), f"step {steps}"]
+    require_equal_on_all_ranks(context, "switch_to needs the same arguments on all ranks", facts)
+    if problem is not None:
+        raise problem
 
 
 def _refuse_search(settings: MethodSettings) -> None:

@@ -177,7 +177,8 @@ def _synchronize_at_end(
     """Copy counters, and where needed the model, from the ranks that trained last to all."""
     steps = sum(member.steps for member in members)
     carried = [member.phase.accumulation.carried_passes for member in members]
-    gathered = coordinator.allgather_integers([steps, *carried])
+    completed = [member.optimizer._switcher.steps for member in members]
+    gathered = coordinator.allgather_integers([steps, *carried, *completed])
     counts = coordinator.participation_counts
     reached = [(count, row[0]) for count, row in zip(counts, gathered, strict=True)]
     last = [rank for rank, progress in enumerate(reached) if progress == max(reached)]
@@ -185,6 +186,7 @@ def _synchronize_at_end(
         return
     for index, member in enumerate(members):
         member.phase.accumulation.carried_passes = gathered[last[0]][1 + index]
+        member.optimizer._switcher.steps = gathered[last[0]][1 + len(members) + index]
         context = member.averager.context
         if member.has_replicated_model and len(last) < context.size:
             with use(context):

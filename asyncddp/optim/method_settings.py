@@ -13,7 +13,12 @@ from typing_extensions import Self
 from asyncddp.algorithms import ALGORITHMS, Algorithm
 from asyncddp.algorithms.compression_rules import compressor_of
 from asyncddp.algorithms.model_averager import ModelAverager
-from asyncddp.algorithms.phases import CommunicationPhase, PhaseConfig, phase_for
+from asyncddp.algorithms.phases import (
+    CommunicationPhase,
+    PhaseConfig,
+    check_update_in_backward,
+    phase_for,
+)
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.algorithms.wrapper_setup import (
     checked_bucket_bytes,
@@ -99,6 +104,11 @@ class MethodSettings:
                 )
         return kind(**self.options)
 
+    @property
+    def method_name(self) -> str:
+        """Name of the method."""
+        return self._method_type().name
+
     def _method_type(self) -> type[Algorithm]:
         algorithm: Any = self.algorithm
         if isinstance(algorithm, str):
@@ -115,7 +125,7 @@ class MethodSettings:
         return replace(
             self,
             algorithm=method.warmup_algorithm,
-            communication=None,
+            communication="empty" if self.communication == "empty" else None,
             compression=None,
             error_feedback=None,
             options={},
@@ -167,10 +177,10 @@ class MethodSettings:
             tracer: Tracer of the training loop.
             wrapper: Name of the wrapper, for labels and errors.
         """
+        method.check_optimizer(optimizer)
         label = checked_prefix(self.window_prefix, method) or next_label(context, wrapper)
-        averager = self.create_averager(context, method, label)
         config = PhaseConfig(
-            averager,
+            self.create_averager(context, method, label),
             optimizer,
             models,
             passes_per_round=self._steps_per_round(method),
@@ -226,6 +236,17 @@ class MethodSettings:
             plain_compression=self.plain_compression,
         )
 
+    def check(self, context: Context, optimizer: torch.optim.Optimizer) -> Algorithm:
+        """Raise what :meth:`build_phase` would raise on this rank; return the method."""
+        method = self.create_method()
+        method.check_optimizer(optimizer)
+        checked_prefix(self.window_prefix, method)
+        self.create_averager(context, method, method.name)
+        self._steps_per_round(method)
+        checked_bucket_bytes(self.bucket_size_in_mb)
+        check_update_in_backward(method, update_in_backward=self.update_in_backward)
+        return method
+
     def _steps_per_round(self, method: Algorithm) -> int:
         steps = checked_integer(
             "argument num_steps_per_communication", self.num_steps_per_communication, 1
@@ -238,4 +259,4 @@ class MethodSettings:
                 f"argument num_steps_per_communication: {method.name} has communication_interval="
                 f"{interval} in its place; expected 1, got {steps}"
             )
-        return interval
+        return checked_integer("argument communication_interval", interval, 1)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 import torch
 
 from asyncddp.algorithms.gradient_hooks import wait_for_reads
+from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.allreduce_tensors import average_module, dense_floats
+from asyncddp.ops.allreduce_tensors import average_module, average_tensors, dense_floats
 from asyncddp.ops.broadcast import broadcast_nonblocking_
-from asyncddp.ops.settings_agreement import tensors_of
+from asyncddp.ops.object_collectives import gather_records
+from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.parameter_sync import broadcast_parameters
+from asyncddp.tensors.byte_views import as_bytes, on_host
 
 POLICIES = ("average", "rank0", "keep")
 
@@ -26,12 +30,12 @@ def checked_policy(policy: Any) -> str:
     return str(policy)
 
 
-def unify_replicas(models: Sequence[torch.nn.Module], policy: str, *, differ: bool) -> None:
+def unify_replicas(models: Sequence[torch.nn.Module], policy: str) -> None:
     r"""Make the ranks' models equal, by the policy; collective.
 
     ``"average"`` replaces floating-point parameters and buffers by their averages over ranks,
     variances by those of all data, and takes all else from rank 0; ``"rank0"`` takes all from rank
-    0; ``"keep"`` does nothing. Parameters that do not ``differ`` keep their bits.
+    0; ``"keep"`` does nothing. Parameters of which all ranks have the same bits keep them.
     """
     if policy == "rank0":
         for model in models:
@@ -42,8 +46,40 @@ def unify_replicas(models: Sequence[torch.nn.Module], policy: str, *, differ: bo
         every = list(tensors_of(model).values())
         wait_for_reads(every)
         with torch.no_grad():
-            average_module(model, buffers=True, parameters=differ)
+            average_module(model, buffers=True, parameters=_parameters_differ(model))
             floats = {id(one) for one in dense_floats(model, buffers=True)}
-            others = [one for one in every if id(one) not in floats]
-            for handle in [broadcast_nonblocking_(one, 0) for one in others]:
-                handle.wait()
+            _broadcast([one for one in every if id(one) not in floats])
+
+
+def unify_state(optimizer: torch.optim.Optimizer, policy: str) -> None:
+    """Make the ranks' optimizers equal in their state, by the policy; collective.
+
+    ``"average"`` replaces floating-point tensors by their averages, and takes others from rank 0.
+    """
+    named = {
+        f"{key} of parameter {place} of group {number}": value
+        for number, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+        for key, value in sorted(optimizer.state.get(parameter, {}).items())
+        if isinstance(value, torch.Tensor)
+    }
+    if policy == "keep":
+        return
+    require_equal_tensors(current(), "a switch that makes optimizers agree", named)
+    floats = [one for one in named.values() if policy == "average" and one.is_floating_point()]
+    average_tensors(floats)
+    chosen = {id(one) for one in floats}
+    _broadcast([one for one in named.values() if id(one) not in chosen])
+
+
+def _broadcast(tensors: Sequence[torch.Tensor]) -> None:
+    for handle in [broadcast_nonblocking_(one, 0) for one in tensors]:
+        handle.wait()
+
+
+def _parameters_differ(model: torch.nn.Module) -> bool:
+    """Return whether two ranks differ in a bit of the parameters."""
+    digest = sha256()
+    for parameter in tensors_of(model, buffers=False).values():
+        digest.update(as_bytes(on_host(parameter)).numpy().data)
+    return len(set(gather_records(digest.hexdigest(), str, "comparison of parameters"))) > 1

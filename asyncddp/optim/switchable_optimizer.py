@@ -114,9 +114,8 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
     def averaging_state(self, saved: dict[str, Any]) -> None:
         if self._autotuner is not None and "autotune" in saved:
             self._autotuner.load_state_dict(saved["autotune"])
-        if "steps" in saved:
-            self._switcher.load_state_dict(saved)
-        self.counters = saved
+        self._switcher.load_state_dict(saved)
+        self.counters = {"round": 0, "passes": self._phase.config.first_carried_passes, **saved}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, with this wrapper's counters in ``"asyncddp"``."""
@@ -131,6 +130,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state; one of a plain optimizer starts the counters anew.
 
+        All ranks have to load, since methods are built anew where another one was in use then.
         With one-sided methods what neighbours have published before is forgotten, and push-sum goes
         on from the de-biased parameters with p = 1; so load on all ranks between two barriers, or
         before the first step. Of autotuning, what was found so far counts, on all ranks alike.
@@ -140,6 +140,6 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         self._phase.reset()
         self._averager.windows.reset()
         self._wrapped.load_state_dict({k: v for k, v in state_dict.items() if k != _KEY})
-        self.averaging_state = state_dict.get(_KEY, {"round": 0, "passes": 0})
+        self.averaging_state = state_dict.get(_KEY, {})
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

@@ -84,7 +84,7 @@ class SwitchableModule(AveragedModelAccess):
         before.detach()
         before.close()
         with use(averager.context):
-            unify_replicas([self.module], replicas, differ=True)
+            unify_replicas([self.module], replicas)
             self._reducer = AlgorithmReducer(
                 self.module, named, settings, self._config, self._tracer, steps=before.steps
             )

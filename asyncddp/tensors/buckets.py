@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -73,6 +74,19 @@ class FlatBucket:
             flat.as_strided(shape, strides, start + offset)
             for shape, strides, offset in self._places
         ]
+
+    def clear_padding(self, flat: torch.Tensor) -> None:
+        """Write zeros between the tensors in a contiguous tensor of the flat one's size."""
+        if self._padding.numel():
+            flat.index_fill_(0, self._padding, 0.0)
+
+    @cached_property
+    def _padding(self) -> torch.Tensor:
+        """Indices of the elements that belong to no tensor, nor to the tail."""
+        taken = zeros(self.flat.shape, torch.bool, self.flat.device)
+        for view in [*self.views_of(taken), taken[taken.numel() - self.tail.numel() :]]:
+            view.fill_(True)
+        return taken.logical_not_().nonzero().squeeze(1)
 
 
 class NamedFlatBucket(FlatBucket):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import CommunicationTiming
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationTiming
 from asyncddp.algorithms.phases.after_step import AfterStepPhase, PushSumPhase
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
@@ -16,7 +16,15 @@ from asyncddp.algorithms.phases.overlapped import BackgroundAveragingPhase, Over
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.errors import ArgumentError
 
-__all__ = ["PHASES", "Closure", "CommunicationPhase", "PhaseConfig", "Update", "phase_for"]
+__all__ = [
+    "PHASES",
+    "Closure",
+    "CommunicationPhase",
+    "PhaseConfig",
+    "Update",
+    "check_update_in_backward",
+    "phase_for",
+]
 
 PHASES: dict[CommunicationTiming, type[CommunicationPhase]] = {
     CommunicationTiming.AFTER_BIASED_STEP: PushSumPhase,
@@ -35,11 +43,14 @@ def phase_for(config: PhaseConfig, *, update_in_backward: bool = False) -> Commu
         ArgumentError: ``update_in_backward`` with a method that does not average after the step.
     """
     method = config.averager.algorithm
-    if not update_in_backward:
-        return PHASES[method.when](config)
-    if method.when is not CommunicationTiming.AFTER_STEP:
+    check_update_in_backward(method, update_in_backward=update_in_backward)
+    return UpdateInBackwardPhase(config) if update_in_backward else PHASES[method.when](config)
+
+
+def check_update_in_backward(method: Algorithm, *, update_in_backward: bool) -> None:
+    """Raise an ArgumentError for a method that does not average after the step, if asked for."""
+    if update_in_backward and method.when is not CommunicationTiming.AFTER_STEP:
         raise ArgumentError(
             f"argument update_in_backward: {method.name} averages {method.when.value}; only a "
             "method that averages after_step, such as adapt_then_combine, can update in backward"
         )
-    return UpdateInBackwardPhase(config)

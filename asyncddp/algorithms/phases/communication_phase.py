@@ -29,6 +29,7 @@ class AccumulationCounter:
     One rule serves both uses of ``num_steps_per_communication=J``. The unit is the backward pass; a
     ``step()`` counts at least one, whatever it did. So J times backward and step average in the
     J-th step ("local SGD"), and J times backward with one step average in that step (accumulation).
+    With ``counts_steps`` each step counts one, for methods with an interval of their own.
 
     Attributes:
         carried_passes: Passes of earlier steps since the last averaging.
@@ -43,10 +44,9 @@ class AccumulationCounter:
         (1, True)
     """
 
-    def __init__(self, passes_per_round: int) -> None:
-        self.passes_per_round = passes_per_round
-        self.carried_passes = 0
-        self.current_passes = 0
+    def __init__(self, passes_per_round: int, *, counts_steps: bool = False) -> None:
+        self.passes_per_round, self._counts_steps = passes_per_round, counts_steps
+        self.carried_passes = self.current_passes = 0
         self.held = False
         self._gradient_counts: dict[int, int] = {}
 
@@ -59,9 +59,11 @@ class AccumulationCounter:
 
     def due(self, more: int = 0) -> bool:
         """Return whether the step after ``more`` further passes is one that averages."""
-        if self.held:
-            return False
-        return self.carried_passes + max(1, self.current_passes + more) >= self.passes_per_round
+        return not self.held and self._passes_with(more) >= self.passes_per_round
+
+    def _passes_with(self, more: int = 0) -> int:
+        passes = 1 if self._counts_steps else max(1, self.current_passes + more)
+        return self.carried_passes + passes
 
     @property
     def complete(self) -> bool:
@@ -70,7 +72,7 @@ class AccumulationCounter:
 
     def end(self, *, averaged: bool) -> None:
         """Record that a step has ended, and whether it averaged."""
-        self.carried_passes = 0 if averaged else self.carried_passes + max(1, self.current_passes)
+        self.carried_passes = 0 if averaged else self._passes_with()
         self.current_passes = 0
         self._gradient_counts.clear()
 
@@ -93,6 +95,11 @@ class PhaseConfig:
     """Whether the first step averages, and then every ``passes_per_round``-th."""
     bucket_bytes: int
     training_tracer: NullTrainingTracer
+
+    @property
+    def first_carried_passes(self) -> int:
+        """Number of passes that count as made before the first step."""
+        return self.passes_per_round - 1 if self.first_round_at_once else 0
 
     def optimizer_parameters(self) -> NamedTensors:
         """List names and parameters of the optimizer that require gradients, in its order."""
@@ -127,9 +134,9 @@ class CommunicationPhase(ABC):
 
     def __init__(self, config: PhaseConfig) -> None:
         self.config = config
-        self.accumulation = AccumulationCounter(config.passes_per_round)
-        if config.first_round_at_once:
-            self.accumulation.carried_passes = config.passes_per_round - 1
+        by_steps = config.first_round_at_once
+        self.accumulation = AccumulationCounter(config.passes_per_round, counts_steps=by_steps)
+        self.accumulation.carried_passes = config.first_carried_passes
         self.named_parameters: NamedTensors = []
         self._in_step = False
         self._gradient_hooks: list[RemovableHandle] = []

@@ -8,6 +8,7 @@ import torch
 from torch.autograd import Variable
 from typing_extensions import override
 
+from asyncddp.algorithms.algorithm import AveragedQuantity
 from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_backward
 from asyncddp.algorithms.phases.communication_phase import (
@@ -43,6 +44,8 @@ class GradientReadyPhase(CommunicationPhase):
         self._missing_gradients: list[set[int]] = []
         self._next_bucket = 0
         self._has_local_gradients = True
+        self._averages_momentum = config.averager.algorithm.what is AveragedQuantity.MOMENTUM
+        self._gradients_hold_momentum = False
         self._end_callback_queued = False
         self._compresses = config.averager.compressor is not None
         self._own_problems: list[str] = []
@@ -67,6 +70,13 @@ class GradientReadyPhase(CommunicationPhase):
         """Count a gradient, and send complete buckets in order."""
         if self.config.averager.single_rank:
             return
+        if self._gradients_hold_momentum:
+            raise UsageError(
+                f"{self.named_parameters[index][0]} got another gradient after momentum had been "
+                "averaged in its place; give the number of backward passes per step() as "
+                "num_steps_per_communication, and call optimizer.zero_grad() where a step is left "
+                "out"
+            )
         self._has_local_gradients = True
         self.accumulation.record(index)
         if not self.accumulation.complete:
@@ -130,17 +140,35 @@ class GradientReadyPhase(CommunicationPhase):
                 if self._compresses:
                     payloads = [bucket.payload for bucket in self.config.averager.buckets]
                     self._is_finite = all(map(is_finite, payloads))
+        elif not self.config.averager.algorithm.plain:
+            self._keep_own()
         self.accumulation.end(averaged=True)
         self._has_local_gradients = False
+        self._gradients_hold_momentum = self._averages_momentum
+
+    def _keep_own(self) -> None:
+        """Give the optimizer what this rank would have sent, where it trains alone."""
+        averager = self.config.averager
+        with torch.no_grad():
+            for bucket, averaged in zip(self._buckets, averager.buckets, strict=True):
+                bucket.pack()
+                averager.algorithm.outgoing(averaged)
+                bucket.unpack()
 
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
         """Average the remaining gradients, then run the optimizer's step."""
+        if scaled and self._averages_momentum and not self.config.averager.single_rank:
+            raise UsageError(
+                f"{self.config.averager.algorithm.name} averages momentum, into which gradients "
+                "went while GradScaler had them scaled; use torch.bfloat16, which needs no scaler, "
+                "or another algorithm"
+            )
         if closure is None:
             self._average_remaining(scaled)
             if not scaled:  # a GradScaler skips the step by itself
                 self._require_finite()
         loss = update(closure if closure is None else self._then_average(closure))
-        self._has_local_gradients = True
+        self._has_local_gradients, self._gradients_hold_momentum = True, False
         return loss
 
     def _require_finite(self) -> None:
@@ -197,6 +225,7 @@ class GradientReadyPhase(CommunicationPhase):
         """Discard the round of a backward pass that has failed half-way."""
         self._round_open, self._round, self._end_callback_queued = False, None, False
         self._is_finite = True
+        self._gradients_hold_momentum = False
         self.accumulation.end(averaged=True)
 
     on_zero_grad = reset

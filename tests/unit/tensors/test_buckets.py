@@ -32,6 +32,17 @@ def test_views_are_aligned_disjoint_and_shaped(shapes, dtype, extra):
     assert bucket.flat.count_nonzero() == sum(tensor.numel() for tensor in tensors) + extra
 
 
+@given(shapes, st.sampled_from(DTYPES), st.integers(0, 3))
+def test_padding_can_be_cleared_alone(shapes, dtype, extra):
+    """In a tensor of the bucket's size: tensors and tail stay, all else is zero."""
+    bucket = FlatBucket([torch.ones(shape, dtype=dtype) for shape in shapes], extra)
+    other = torch.ones_like(bucket.flat)
+    bucket.clear_padding(other)
+    assert all(view.all() for view in bucket.views_of(other))
+    assert other[other.numel() - extra :].all()
+    assert other.count_nonzero() == sum(view.numel() for view in bucket.views) + extra
+
+
 @given(st.lists(st.integers(1, 100), max_size=20), st.integers(1, 800))
 def test_partition_keeps_order_and_cap(sizes, cap):
     """Every index once, ascending; no bucket is above the cap, unless it holds one tensor."""
