@@ -213,6 +213,25 @@ def test_sparse_gradients_are_refused():
     LoopbackWorld(1).run(case)
 
 
+def test_buckets_are_tuned_where_the_launcher_says_so(monkeypatch):
+    """``BAGUA_AUTOTUNE=1`` measures steps by other buckets, and keeps the fastest."""
+    monkeypatch.setenv("BAGUA_AUTOTUNE", "1")
+
+    def case():
+        bagua.init_process_group()
+        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64, bias=False) for _ in range(2)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        DistributedDataParallel(model, optimizers=[optimizer])
+        for step in range(1000):
+            gradient_step(model, optimizer, torch.ones(1, 64), torch.ones(1, 64))
+            if vars(model)["_bagua_ddp"]._driver._distributed[0].autotune.done:
+                return step
+        return None
+
+    first, second = LoopbackWorld(2).run(case)
+    assert first == second is not None
+
+
 # by the clock
 
 

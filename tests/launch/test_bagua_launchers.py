@@ -67,14 +67,14 @@ def test_a_failing_rank_ends_the_run_with_its_exit_code(run):
     """The other ranks are ended, and the last words are those of ``asyncddp run``."""
     run.command = LAUNCH
     script = "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(300)\n"
-    ended = run("--nproc_per_node", "2", "--autotune_level", "1", run.script(script))
+    ended = run("--nproc_per_node", "2", "--autotune_warmup_time", "1", run.script(script))
     assert ended.code == 7
     assert "asyncddp run: rank 1 on " in ended.stderr
     assert run.wait_until_gone(20) == []
     warnings = [line for line in ended.stderr.splitlines() if "without effect" in line]
     assert warnings == [
-        "asyncddp.integrations.bagua.launch: without effect here: --autotune_level: nothing is "
-        "tuned unless DistributedOptimizer is given autotune=True."
+        "asyncddp.integrations.bagua.launch: without effect here: --autotune_warmup_time: "
+        "asyncddp.Autotune has such settings for DistributedOptimizer(autotune=...)."
     ]
 
 
@@ -230,23 +230,33 @@ def test_options_without_effect_are_named_once():
     ended = invoke(
         launch,
         *("--bagua_service_port=29501", "--set_additional_flag", "--logdir", "logs"),
-        *("--autotune_level=1", "--autotune_max_samples=60", "--autotune_warmup_time=30"),
+        *("--autotune_max_samples=60", "--autotune_warmup_time=30"),
         *("--autotune_sampling_confidence_time=5", "--is_output_autotune_log"),
-        *("--report_metrics", "--default_bucket_size=1024", "--enable_bagua_net"),
+        *("--report_metrics", "--enable_bagua_net"),
         *("--dry_run", "sh"),
     )
     assert ended.exit_code == 0
     (line,) = ended.stderr.splitlines()
     assert line.startswith("asyncddp.integrations.bagua.launch: without effect here: --bagua_serv")
     for name in (
-        "autotune_level, --autotune_max_samples",
-        "default_bucket_size: bucket_size_in_mb",
+        "autotune_max_samples, --autotune_sampling",
         "set_additional_flag: scripts read LOCAL_RANK",
         "enable_bagua_net: MPI's",
     ):
         assert f"--{name}" in line
-    assert line.count("nothing is tuned") == 1
-    assert invoke(launch, "--autotune_level=0", "--dry_run", "sh").stderr == ""
+    assert line.count("Autotune has such settings") == 1
+    assert invoke(launch, "--dry_run", "sh").stderr == ""
+
+
+@pytest.mark.usefixtures("run")
+def test_options_that_set_variables():
+    """Ranks read the level of tuning and the size of buckets, unless ``-x`` gives them."""
+    words = dry(launch, "--autotune_level=1", "--default_bucket_size", "1024", "sh")
+    assert {"BAGUA_AUTOTUNE=1", "BAGUA_DEFAULT_BUCKET_SIZE=1024"} <= set(words)
+    given = ("--host_list=localhost", "-x", "BAGUA_AUTOTUNE=0", "--autotune_level=1")
+    words = dry(baguarun, *given, "sh")
+    assert "BAGUA_AUTOTUNE=0" in words
+    assert "BAGUA_AUTOTUNE=1" not in words
 
 
 # mistakes

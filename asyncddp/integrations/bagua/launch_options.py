@@ -18,18 +18,21 @@ from asyncddp.launch.rank import RANKS_PER_NODE
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT = {"allow_interspersed_args": False, **HELP_OPTIONS}
-_TUNING = "nothing is tuned unless DistributedOptimizer is given autotune=True"
+_TUNING = "asyncddp.Autotune has such settings for DistributedOptimizer(autotune=...)"
+_VARIABLES = {
+    "autotune_level": "BAGUA_AUTOTUNE",
+    "default_bucket_size": "BAGUA_DEFAULT_BUCKET_SIZE",
+}
+"""Variables for the ranks that options set, which torch_api reads."""
 _INSTEAD = {
     "bagua_service_port": "there is no service process",
     "set_additional_flag": "scripts read LOCAL_RANK from the environment",
     "logdir": "asyncddp run --tag-output tells the ranks' lines apart",
-    "autotune_level": _TUNING,
     "autotune_max_samples": _TUNING,
     "autotune_sampling_confidence_time": _TUNING,
     "autotune_warmup_time": _TUNING,
     "is_output_autotune_log": _TUNING,
     "report_metrics": "asyncddp.monitor reports speed and consensus",
-    "default_bucket_size": "bucket_size_in_mb of DistributedOptimizer",
     "enable_bagua_net": "MPI's transports and ASYNCDDP_DEVICE_WIRES",
 }
 """What takes the place of options that have no effect."""
@@ -44,6 +47,8 @@ common_options = add_options(
     click.option("-m", "--module", is_flag=True, help="Run a module, as python -m does."),
     click.option("--no_python", is_flag=True, help="Run the program as it is."),
     click.option("--dry_run", is_flag=True, help="Print the command and do not run it."),
+    *(click.option(f"--{name}", type=IntegerParamType("number", least=0),
+                   help=f"Sets {variable} for ranks.") for name, variable in _VARIABLES.items()),
     *(click.option(f"--{name}", is_flag=name in _FLAGS, default=False if name in _FLAGS else None,
                    help=f"Without effect: {instead}.") for name, instead in _INSTEAD.items()),
     click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED),
@@ -81,6 +86,9 @@ def launch(
     each = given["nproc_per_node"]
     named = {item.partition("=")[0] for item in exports}
     added = [f"{RANKS_PER_NODE}={each}"]
+    for name, variable in _VARIABLES.items():
+        if given[name] is not None and variable not in named:
+            added.append(f"{variable}={given[name]}")
     if given["master_port"] is not None and "MASTER_PORT" not in named:
         added.append(f"MASTER_PORT={given['master_port']}")
     program = given["program"]

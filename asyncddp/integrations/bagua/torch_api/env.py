@@ -55,7 +55,11 @@ def get_default_bucket_size() -> int:
 
 
 def get_autotune_level() -> int:
-    """Return ``BAGUA_AUTOTUNE``, by default 0; with 1 the old API reports its speed."""
+    """Return ``BAGUA_AUTOTUNE``, by default 0.
+
+    With 1 ``GradientAllReduceAlgorithm`` searches for its fastest settings, by
+    :class:`asyncddp.Autotune`, and the old API reports its speed.
+    """
     return _number("BAGUA_AUTOTUNE", 0)
 
 

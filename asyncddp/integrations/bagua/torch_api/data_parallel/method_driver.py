@@ -21,7 +21,10 @@ from asyncddp.integrations.bagua.torch_api.data_parallel.optimizer_routing impor
     route_of,
 )
 from asyncddp.integrations.bagua.torch_api.data_parallel.training_driver import TrainingDriver
-from asyncddp.integrations.bagua.torch_api.env import get_default_bucket_size
+from asyncddp.integrations.bagua.torch_api.env import (
+    get_autotune_level,
+    get_default_bucket_size,
+)
 from asyncddp.optim import DistributedOptimizer
 from asyncddp.tensors.allocation import detached_copy
 
@@ -131,12 +134,15 @@ class MethodDriver(TrainingDriver):
         self, wrapped: WrappedModel, optimizer: RoutedOptimizer, method: LibraryMethod
     ) -> None:
         context = wrapped.process_group.require_member("with_bagua")
+        steps = optimizer.wrapped in wrapped.optimizers
+        tunes = get_autotune_level() > 0 and method.name == "gradient_allreduce" and steps
         with use(context):
             distributed = BaguaOptimizer(
                 optimizer,
                 wrapped.module,
                 method.name,
                 bucket_size_in_mb=get_default_bucket_size() / 2**20,
+                autotune=tunes,
                 **method.arguments,
             )
         route_of(optimizer.wrapped).target = distributed
