@@ -126,7 +126,10 @@ class MessageMatcher:
             request.abandon()
 
     def has_submitted(self, key: MatchKey) -> bool:
-        """Tell whether this rank has submitted an exchange with this key."""
+        """Tell whether this rank has submitted an exchange with this key, or its operation.
+
+        What later parts of a submitted operation send comes without the caller.
+        """
         counts = self._use_counts
         return key.step < counts.get(key.name, counts.get(key.base, 0))
 

@@ -38,8 +38,9 @@ class MatchKey(NamedTuple):
 
     @property
     def base(self) -> str:
-        """Name without the number of the part, where one collective makes several exchanges."""
-        return self.name.partition("/")[0] if self.name.startswith("<") else self.name
+        """Name without the number of the part, where one operation makes several exchanges."""
+        name, _, part = self.name.rpartition("/")
+        return name if name and part.isdecimal() else self.name
 
     @property
     def collective(self) -> bool:

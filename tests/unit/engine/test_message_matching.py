@@ -116,6 +116,14 @@ def test_a_tensor_before_its_time_waits(two):
     assert not two[1].has_submitted(KEY)
 
 
+@pytest.mark.parametrize("name", ["x", "x/1", "<collective>", "<collective>/2"])
+def test_an_operation_that_was_submitted_will_send_its_later_parts(name):
+    """Who is blocked in another verb meanwhile is not waited for in vain, on slow links either."""
+    matcher = MessageMatcher(LoopbackTransport.group(2)[0], {name.partition("/")[0]: 3})
+    assert [matcher.has_submitted(MatchKey(name, step)) for step in (2, 3)] == [True, False]
+    assert not matcher.has_submitted(MatchKey("y/x/1", 2))
+
+
 def test_a_peer_whose_tensor_is_here_already_is_not_asked_whether_it_comes(two, monkeypatch):
     """It has said so with that tensor, and would never answer."""
     monkeypatch.setattr("asyncddp.engine.send_queue._BYTES_AHEAD", 10)
