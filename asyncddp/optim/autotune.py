@@ -32,7 +32,8 @@ class Autotune:
     With a compressor that encodes a bucket as a whole, and methods with a rule of their own for
     buckets, their size changes results; so sizes are tried only where they are given. The residual
     of error feedback is lost with each change of buckets or compressor. A change of buckets needs
-    memory for a second copy of the parameters for a moment.
+    memory for a second copy of the parameters for a moment; and the shared memory through which
+    neighbours on one machine have read buckets of other sizes stays, at most 256 MiB of a rank.
 
     Args:
         steps_per_trial: Steps that a trial measures; more where averagings are further apart.

@@ -50,7 +50,7 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
 
     Raises:
         ArgumentError: Something else was given, or a communication that needs all ranks.
-        UsageError: One of them is in such a block already.
+        UsageError: One of them is in such a block already, or is autotuning.
         MismatchError: A rank does something else.
         PeerError: A rank failed.
 

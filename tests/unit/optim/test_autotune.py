@@ -114,6 +114,7 @@ def test_sizes_are_powers_of_two_from_a_sixteenth_of_the_model_on():
 # the same results
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [
@@ -132,11 +133,11 @@ def test_training_is_as_without_a_search(algorithm, options):
     graph = None
     if algorithm.startswith("adapt"):
         graph = topology.one_peer_exponential(4)
-    steps = 20 + 14 * options.get("num_steps_per_communication", 1)
-    steps += 40 * ("update_in_backward" in options)
+    autotune = short(bucket_sizes_in_mb=[FOUR]) if "update_in_backward" in options else short()
+    steps = 46
     world = LoopbackWorld(4)
     plain = world.run(trained, algorithm, steps, topology=graph, **options)
-    tuned = world.run(trained, algorithm, steps, topology=graph, autotune=short(), **options)
+    tuned = world.run(trained, algorithm, steps, topology=graph, autotune=autotune, **options)
     for (want, *counts, _), (got, *others, over) in zip(plain, tuned, strict=True):
         assert over
         assert torch.equal(got, want)
@@ -156,12 +157,12 @@ def test_hierarchical_averages_are_tried_between_machines(algorithm):
         return vector(model), used, optimizer.autotune is None or optimizer.autotune.done
 
     world = LoopbackWorld(4)
-    plain = world.run(case, 40, None, settings=MACHINES)
+    plain = world.run(case, 16, None, settings=MACHINES)
     for autotune, tried in (
         (short(bucket_sizes_in_mb=[]), {"allreduce", "hierarchical_allreduce"}),
         (short(bucket_sizes_in_mb=[FOUR], hierarchical=False), {"allreduce"}),
     ):
-        tuned = world.run(case, 40, autotune, settings=MACHINES)
+        tuned = world.run(case, 16, autotune, settings=MACHINES)
         for (want, *_), (got, used, over) in zip(plain, tuned, strict=True):
             assert over
             assert used == tried
