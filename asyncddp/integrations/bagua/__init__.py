@@ -1,14 +1,24 @@
-"""Bagua's names on asyncddp: import lines change, and calls stay.
+"""Bagua's names on asyncddp: import lines change, and calls stay, on CPU as well as GPU.
 
 ::
 
     import asyncddp.integrations.bagua.torch_api as bagua  # was: import bagua.torch_api as bagua
-    from asyncddp.integrations.bagua.torch_api.contrib import fuse_optimizer
+    from asyncddp.integrations.bagua.torch_api.algorithms import bytegrad
 
 What is behind ``bagua.torch_api`` has the same path behind :mod:`asyncddp.integrations.bagua`.
 ``python -m bagua.distributed.launch`` becomes ``python -m asyncddp.integrations.bagua.launch``, and
-``baguarun`` is there too. What differs from Bagua, since it is wrong there or does without:
+``baguarun`` is there too. Algorithms are the library's methods; those that users write with Bagua's
+hooks, and the old API, run by the library's verbs. As with Bagua, importing ``torch_api`` gives all
+modules ``with_bagua`` and all tensors ``ensure_bagua_tensor`` and their kin. What differs from
+Bagua, since it is wrong there or does without:
 
+- ``with_bagua`` makes buffers and options of optimizers equal at the start, too; wrapping a model
+  again averages the ranks' models, in place of dropping all but one.
+- Nodes count by their numbers of ranks in hierarchical averages; on one node nothing is quantised.
+- Averaging by the clock adds its change between two steps; there is no lock and no thread.
+- Evaluation never communicates and counts no step. Gradients may be set to None. A parameter that
+  lets ranks wait is named in an error.
+- In the old API a switch works with integer buffers, and ``message_size`` closes buckets.
 - ``QAdamOptimizer`` uses every gradient, where Bagua leaves out that of step ``warmup_steps``.
 - ``LoadBalancingDistributedSampler`` fills the last chunk up with samples of like complexity.
 - ``load_checkpoint`` honours ``strict``; files are whole or not there, and each rank may save its

@@ -87,7 +87,7 @@ class GroupOperation(BucketOperation):
 
 
 class CentralizedOperation(GroupOperation):
-    """Sum or average over a group; see :meth:`BaguaBucket.append_centralized_synchronous_op`."""
+    """Sum or average over a group; see ``BaguaBucket.append_centralized_synchronous_op``."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ def write(caller: str, tensor: torch.Tensor, result: torch.Tensor) -> None:
 
 
 def send(tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
-    """Send a tensor to a rank, which calls :func:`recv`."""
+    """Send a tensor to a rank, which calls ``recv``."""
     if (members := member(comm)) is not None:
         _send(tensor, members.world_rank("send", "dst", dst), group=members.group)
 

@@ -30,7 +30,7 @@ class ReduceOp(IntEnum):
 
 
 def operator_of(op: Any) -> LibraryReduceOp:
-    """Return the library's operator of one of :class:`ReduceOp`, or of its number."""
+    """Return the library's operator of one of ``ReduceOp``, or of its number."""
     if op not in list(ReduceOp):
         known = ", ".join(f"{one.name} ({one.value})" for one in ReduceOp)
         raise ArgumentError(f"argument op: expected one of {known}, got {op!r}")

@@ -35,7 +35,7 @@ _LOW_PRECISION = "append_low_precision_decentralized_synchronous_op"
 
 
 class DecentralizedOperation(GroupOperation):
-    """Average with all or one peer; see :meth:`BaguaBucket.append_decentralized_synchronous_op`.
+    """Average with all or one peer; see ``BaguaBucket.append_decentralized_synchronous_op``.
 
     Attributes:
         peer_weight: Flat tensor that gets the average.

@@ -36,10 +36,10 @@ class OverlappingWrapper(TransparentModuleWrapper):
         decentralize_reduce: Whether the whole model is sent once in each iteration, with the first
             gradient; the first iteration sends nothing.
         parameter_manager: Has no effect.
-        align_bytes: As of :class:`Reducer`, like the arguments below.
+        align_bytes: As of ``Reducer``, like the arguments below.
         chunking: Whether each rank reduces a part.
         fusion: Whether weights and gradients of a bucket are moved to flat tensors.
-        **kwargs: Further arguments of :class:`Reducer`.
+        **kwargs: Further arguments of ``Reducer``.
 
     Attributes:
         reducer: The reducer.

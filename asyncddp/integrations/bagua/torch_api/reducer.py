@@ -181,7 +181,7 @@ class Reducer:
         return communicated
 
     def register_bagua_buckets(self) -> None:
-        """Make buckets of :attr:`param_buckets` with the module's operations."""
+        """Make buckets of ``param_buckets`` with the module's operations."""
         made = []
         for number, parameters in enumerate(self.param_buckets):
             names = [self.param_name[id(one)] for one in parameters]
@@ -224,7 +224,7 @@ class Reducer:
     def mark_bucket_ready(
         self, bucket: Sequence[torch.nn.Parameter], bucket_idx: int | None = None
     ) -> None:
-        """Say that all parameters of one of :attr:`param_buckets` are ready."""
+        """Say that all parameters of one of ``param_buckets`` are ready."""
         for param in bucket:
             self.mark_tensor_ready(param)
 

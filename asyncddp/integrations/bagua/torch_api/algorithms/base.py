@@ -146,7 +146,7 @@ class Algorithm:
     """
 
     def reify(self, process_group: BaguaProcessGroup) -> Any:
-        """Return what the algorithm does to one model: an :class:`AlgorithmImpl`."""
+        """Return what the algorithm does to one model: an ``AlgorithmImpl``."""
         raise NotImplementedError(f"{type(self).__name__} has no reify(process_group)")
 
     @classmethod
@@ -177,7 +177,7 @@ class AlgorithmRegistry:
         description: str = "",
         override: bool = False,
     ) -> Callable[..., Algorithm]:
-        """Register a subclass of :class:`Algorithm` under a name, and return it.
+        """Register a subclass of ``Algorithm`` under a name, and return it.
 
         Raises:
             AlgorithmNameError: The name is no string.
@@ -193,7 +193,7 @@ class AlgorithmRegistry:
         return algorithm
 
     def get(self, name: str) -> Callable[..., Algorithm]:
-        """Return the class of a name; the errors are those of :meth:`Algorithm.init`."""
+        """Return the class of a name; the errors are those of ``Algorithm.init``."""
         self._check(name)
         if name not in self._entries:
             known = self.available_algorithms()
@@ -214,4 +214,4 @@ class AlgorithmRegistry:
 
 
 GlobalAlgorithmRegistry = AlgorithmRegistry()
-"""The algorithms that :meth:`Algorithm.init` knows."""
+"""The algorithms that ``Algorithm.init`` knows."""
