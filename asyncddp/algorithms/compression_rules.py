@@ -42,6 +42,18 @@ def compressor_of(
         )
     if method.compression is CompressionUse.AVERAGES:
         return _with_feedback(compressor, error_feedback)
+    _check_without_feedback(method, compressor, error_feedback, plain_compression=plain_compression)
+    return compressor
+
+
+def _check_without_feedback(
+    method: Algorithm,
+    compressor: Compressor,
+    error_feedback: bool | None,
+    *,
+    plain_compression: bool,
+) -> None:
+    """Raise an ArgumentError where parameters, or differences of them, cannot be compressed so."""
     if error_feedback:
         sends = method.compression is CompressionUse.DIFFERENCES
         why = (
@@ -64,7 +76,6 @@ def compressor_of(
             f"{compressor!r}; give its inner one"
         )
     method.check_compressor(compressor)
-    return compressor
 
 
 def _refuse_alone(error_feedback: bool | None, *, plain_compression: bool) -> None:

@@ -16,7 +16,7 @@ from asyncddp.tensors.allocation import detached_copy
 from asyncddp.windows.compressed_staging import CompressedStaging, StoredForm
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.device_staging import DeviceStaging, DeviceStagingResources
-from asyncddp.windows.edge import EdgeReader, PublishedSnapshot, RefCountedBuffer
+from asyncddp.windows.edge import PublishedSnapshot, RefCountedBuffer
 from asyncddp.windows.mutex import WindowMutex
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
@@ -75,12 +75,9 @@ class Window:
             self._staging = DeviceStaging(self._pool, device, context.engine, self.lock, what)
         self._zero_init = zero_init
         self._unconfirmed: dict[int, UndeliveredMessage] = {}
+        form = self.shape, self.dtype, self.stored.read
+        self._receive_buffers = lambda edges, first: ReceiveBuffers(edges, first, *form)
         self._buffers = self._receive_buffers({}, None)
-
-    def _receive_buffers(
-        self, incoming: Mapping[int, EdgeReader], first: torch.Tensor | None
-    ) -> ReceiveBuffers:
-        return ReceiveBuffers(incoming, first, self.shape, self.dtype, self.stored.read)
 
     def open(self, edges: WindowEdges) -> None:
         """Set the edges, and publish the initial value."""
