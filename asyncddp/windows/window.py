@@ -75,8 +75,9 @@ class Window:
             self._staging = DeviceStaging(self._pool, device, context.engine, self.lock, what)
         self._zero_init = zero_init
         self._unconfirmed: dict[int, UndeliveredMessage] = {}
-        form = self.shape, self.dtype, self.stored.read
-        self._receive_buffers = lambda edges, first: ReceiveBuffers(edges, first, *form)
+        self._receive_buffers = partial(
+            ReceiveBuffers, shape=self.shape, dtype=self.dtype, read=self.stored.read
+        )
         self._buffers = self._receive_buffers({}, None)
 
     def open(self, edges: WindowEdges) -> None:
