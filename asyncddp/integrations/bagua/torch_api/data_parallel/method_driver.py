@@ -40,17 +40,13 @@ class BaguaOptimizer(DistributedOptimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients accumulate in the block, in which nothing is averaged.
-
-        Its backward passes do not count where a method averages after several.
-        """
+        """Let gradients accumulate in the block, in which nothing is averaged."""
         counter = self._phase.accumulation
-        before, counter.held = counter.current_passes, True
+        counter.held = True
         try:
             yield
         finally:
             counter.held = False
-            counter.carried_passes -= counter.current_passes - before
 
     @property
     def buckets(self) -> Sequence[AveragedBucket]:
