@@ -115,11 +115,11 @@ class GradientReadyPhase(CommunicationPhase):
     def _send_next_bucket(self) -> None:
         if self._round is not None:
             bucket = self._buckets[self._next_bucket]
+            averaged = self.config.averager.buckets[self._next_bucket]
             with torch.no_grad():
                 if self._compresses:
-                    bucket.flat.zero_()  # padding, too, of which compressors lose nothing then
+                    averaged.clear_padding()  # of which compressors lose nothing then
                 bucket.pack()
-            averaged = self.config.averager.buckets[self._next_bucket]
             if self._compresses and not is_finite(averaged.payload):
                 self._own_problems.append(averaged.describe_not_finite(bucket.flat))
             self._round.start(self._next_bucket)
