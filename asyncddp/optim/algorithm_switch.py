@@ -265,10 +265,14 @@ def require_equal_switch(
     except (AsyncDDPError, TopologyError) as error:
         problem = error
     asked = f"{settings.describe()} and replicas={replicas!r}"
-    facts = [asked if problem is None else str(problem), f"step {steps}"]
-    require_equal_on_all_ranks(context, "switch_to needs the same arguments on all ranks", facts)
-    if problem is not None:
-        raise problem
+    facts = [asked if problem is None else f"an error: {problem}", f"step {steps}"]
+    try:
+        require_equal_on_all_ranks(
+            context, "switch_to needs the same arguments on all ranks", facts
+        )
+    finally:
+        if problem is not None:
+            raise problem
 
 
 def _refuse_search(settings: MethodSettings) -> None:

@@ -183,14 +183,6 @@ DISAGREEMENTS = {
         lambda rank: ("bytegrad", {"replicas": "rank0" if rank else "average"}),
         "rank 0 has .*replicas='average', and rank 1 has .*replicas='rank0'",
     ),
-    "a name that is none": (
-        lambda rank: ("bytegrat" if rank == 1 else "bytegrad", {}),
-        "rank 0 has bytegrad.* rank 1 has .*'bytegrat'.*Did you mean 'bytegrad'",
-    ),
-    "an option that is none": (
-        lambda rank: ("choco_sgd", {"consensus_step": -1.0 if rank == 0 else 0.5}),
-        "rank 0 has argument consensus_step: .* got -1.0, and rank 1 has choco_sgd",
-    ),
 }
 
 
@@ -216,6 +208,35 @@ def test_ranks_that_disagree(name):
 def test_processes_that_disagree(world):
     """The same between processes."""
     assert all_equal(world.run(disagree, "algorithm"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"algorithm": "bytegrat"}, "UnknownNameError", "Did you mean 'bytegrad'"),
+        ({"algorithm": "choco_sgd", "consensus_step": -1.0}, "ArgumentError", "got -1.0"),
+        ({"algorithm": "choco_sgd", "compression": "none"}, "UnknownNameError", "minmax_uint8"),
+        (
+            {"algorithm": "decentralized", "peer_selection_mode": "shift_one"},
+            "TopologyError",
+            "got n=3",
+        ),
+    ],
+)
+def test_a_mistake_on_one_rank(arguments, kind, words):
+    """It raises what is wrong; the others hear of it at once, as MismatchError with its words."""
+
+    def case():
+        run = Run("decentralized", alike=True)
+        algorithm = arguments["algorithm"] if bf.rank() == 1 else "bytegrad"
+        own = {key: value for key, value in arguments.items() if key != "algorithm"}
+        run.optimizer.switch_to(algorithm, **(own if bf.rank() == 1 else {}))
+
+    outcomes = LoopbackWorld(3).outcomes(case)
+    assert [one.error for one in outcomes] == ["MismatchError", kind, "MismatchError"]
+    assert all(words in one.message for one in outcomes)
+    assert "rank 0 has bytegrad" in outcomes[2].message
+    assert "rank 1 has an error" in outcomes[2].message
 
 
 def test_ranks_at_different_steps():
