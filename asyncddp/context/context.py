@@ -114,6 +114,7 @@ class Context:
         self.engine = ProgressEngine(transport, config, self.tracer)
         self._clock = ClockSync(self.engine, self.tracer, first) if recording else None
         self.extensions: dict[str, Any] = {}  # per-rank state of higher layers, by their name
+        self.failures: dict[int, str] = {}
         self.parts: list[tuple[Sequence[int], Context]] = []  # of groups, with their ranks here
         # of higher layers, which wait for pending messages before this rank leaves
         self.exit_callbacks: list[Callable[[], None]] = []
@@ -141,12 +142,19 @@ class Context:
     def mark_failed(self, rank: int, reason: str) -> None:
         """Let operations end that need a rank which has failed, in all groups."""
         self.engine.lost_peers.mark_failed(rank, reason)
+        self.failures[rank] = reason
+        self.tell_parts_of_failures()
+
+    def tell_parts_of_failures(self) -> None:
+        """Tell groups of ranks that have failed, also one that was made meanwhile."""
         for ranks, part in self.parts:
-            if rank in ranks:
-                part.mark_failed(ranks.index(rank), reason)
+            for rank, reason in list(self.failures.items()):
+                if rank in ranks:
+                    part.mark_failed(ranks.index(rank), reason)
 
     def readmit_peers(self) -> None:
         """Forget which ranks have exited, in all groups."""
+        self.failures.clear()
         self.engine.readmit_peers()
         for _, part in self.parts:
             part.readmit_peers()

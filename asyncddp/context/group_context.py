@@ -41,4 +41,5 @@ def split_context(context: Context, ranks: Sequence[int]) -> Context | None:
     part = Context(transport, config, context.machines.restricted_to(ranks))
     context.exit_callbacks.append(lambda: part.close("its world has ended"))
     context.parts.append((tuple(ranks), part))
+    context.tell_parts_of_failures()
     return part
