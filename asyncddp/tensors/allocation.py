@@ -52,10 +52,10 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _HOST
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
 
 
-def zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Make a tensor of zeros with the same shape, strides, dtype and device."""
+def zeros_like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Make a tensor of zeros with the same shape, strides, device, and dtype unless another is given."""
     with normal_mode():
-        return torch.zeros_like(tensor)
+        return torch.zeros_like(tensor, dtype=dtype)
 
 
 def detached_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from asyncddp.tensors.allocation import zeros
+from asyncddp.tensors.allocation import zeros, zeros_like
 
 TensorFactory: TypeAlias = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -83,7 +83,7 @@ class FlatBucket:
     @cached_property
     def _padding(self) -> torch.Tensor:
         """Indices of the elements that belong to no tensor, nor to the tail."""
-        taken = zeros(self.flat.shape, torch.bool, self.flat.device)
+        taken = zeros_like(self.flat, torch.bool)
         for view in [*self.views_of(taken), taken[taken.numel() - self.tail.numel() :]]:
             view.fill_(True)
         return taken.logical_not_().nonzero().squeeze(1)
