@@ -114,7 +114,11 @@ def test_another_bench_follows_windows_in_the_same_run(without_gloo):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "There are: ops windows step timeline network scale memory compression gpu"),
+        (
+            (),
+            "There are: ops windows step timeline network network-steps network-methods scale "
+            "memory compression gpu",
+        ),
         (("nope",), "no bench 'nope'; there are: ops windows step timeline"),
         (("ops", "--ranks", "1"), "--ranks needs a number of at least 2"),
         (("ops", "--json", "/no/such/folder/x"), "--json needs a file in a folder that exists"),
@@ -143,11 +147,13 @@ def test_benches_with_ranks_of_their_own_run_after_the_others_with_files_of_thei
     (tmp_path / "a.b").mkdir()
     done = run_bench(*names, *files, "--quick", cwd=tmp_path, ASYNCDDP_VENV=str(tmp_path))
     assert done.code == 0, done
-    run, with_scale, with_network = (tmp_path / "calls").read_text().splitlines()
+    run, with_scale, with_steps, with_methods = (tmp_path / "calls").read_text().splitlines()
     assert run.endswith("-m benchmarks step ops --quick --json a.b/out.json --plot out")
     start = "python -m benchmarks."
     assert with_scale == f"{start}scale --quick --json a.b/out-scale.json --plot out-scale"
-    assert with_network == f"{start}network --quick --json a.b/out-network.json --plot out-network"
+    for part, call in (("steps", with_steps), ("methods", with_methods)):
+        own = f"--json a.b/out-network-{part}.json --plot out-network-{part}"
+        assert call == f"{start}network.{part} --quick {own}"
 
 
 class OneRank:

@@ -18,7 +18,7 @@ from tests.support.processes import REPO, environment, run_to_end, warm_python, 
 
 SCRIPTS = str(REPO / "scripts")
 PATH = os.pathsep.join((SCRIPTS, str(REPO)))
-COMMAND = [sys.executable, "-m", "benchmarks.network", "--quick"]
+COMMAND = [sys.executable, "-m", "benchmarks.network.steps", "--quick"]
 PNG = b"\x89PNG\r\n\x1a\n"
 OURS = ("gradient_allreduce", "one-peer AWC", "one-peer ATC", "one-peer ATC in backward")
 METHODS = ("DDP gloo", "MPI Allreduce after backward", *OURS)
@@ -104,7 +104,7 @@ def running() -> list[int]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "benchmarks.network.network_rank" in process.cmdline():
+            if "benchmarks.network.steps.step_rank" in process.cmdline():
                 found.append(process.pid)
     return found
 
@@ -124,8 +124,8 @@ def test_where_no_hosts_can_be_made_it_says_why_and_ends_with_1(tmp_path):
 def test_the_bench_s_own_process_joins_no_mpi(tmp_path):
     """Whoever starts mpirun must not be a rank of anything."""
     script = (
-        "import sys, benchmarks.network.__main__, benchmarks.scale.__main__\n"
-        "import benchmarks.memory.__main__\n"
+        "import sys, benchmarks.network.steps.__main__, benchmarks.network.methods.__main__\n"
+        "import benchmarks.memory.__main__, benchmarks.scale.__main__\n"
         "sys.exit('mpi4py.MPI' in sys.modules)"
     )
     command = [sys.executable, "-c", script]
@@ -134,8 +134,8 @@ def test_the_bench_s_own_process_joins_no_mpi(tmp_path):
 
 def measured(hosts: int, **milliseconds: float):
     """A run with a model of 4 MiB over 100 Mbit/s, whose wire time is 335.5 ms."""
-    from benchmarks.network.network_tables import NetworkLink, NetworkMeasurement
-    from benchmarks.network.synthetic_model import SyntheticWorkload
+    from benchmarks.network.steps.step_tables import NetworkLink, NetworkMeasurement
+    from benchmarks.network.steps.synthetic_model import SyntheticWorkload
     from benchmarks.tables import TimingRow
 
     names = {
@@ -173,7 +173,7 @@ def test_overlap_is_the_part_of_the_communication_that_the_step_does_not_show():
 )
 def test_steps_are_judged_on_four_hosts_where_ddp_mostly_communicates(hosts, ddp, awc, targets):
     """Step ≤ 1.15 max(compute, wire) = 385.9 ms; DDP's step ≥ 1.5 times the fastest one-peer."""
-    from benchmarks.network.network_tables import step_lines
+    from benchmarks.network.steps.step_tables import step_lines
 
     found = measured(hosts, local=200, ddp=ddp, awc=awc, atc=500, mix=350)
     judged = {line.cells[0]: line.met for line in step_lines(found) if line.aim}

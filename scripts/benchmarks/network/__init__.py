@@ -1,1 +1,1 @@
-"""Benchmark ``network``: training steps on several hosts over slow links."""
+"""Benchmarks ``network``: training on several hosts with slow links between them."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from benchmarks.subprocess_runs import RunFailedError, python_path
@@ -16,6 +16,8 @@ from benchmarks.subprocess_runs import RunFailedError, python_path
 __all__ = ["command", "hosts", "refusal"]
 
 _SCRIPT = Path(__file__).parents[2] / "testhosts"
+_DELAY_LINE = Path(__file__).with_name("delay_line.py")
+_LINK = "asyncddp-v"  # of each link's end outside its host, as the script names them
 _NETWORK = "10.77.0.0/24"
 _LIMIT = 1800  # seconds for a run
 _YIELD = "OMPI_MCA_mpi_yield_when_idle"  # the hosts share few cores, and do not know it
@@ -43,12 +45,13 @@ def refusal() -> str | None:
 
 
 @contextmanager
-def hosts(count: int, rate: str) -> Iterator[None]:
+def hosts(count: int, rate: str, latency: float = 0.0) -> Iterator[None]:
     """Make hosts, and take them down again whatever happens.
 
     Args:
         count: How many.
         rate: Of each host's link, in tc's words, or ``"unlimited"``.
+        latency: Seconds that everything takes from host to host, besides.
 
     Raises:
         RunFailedError: They cannot be made.
@@ -57,16 +60,40 @@ def hosts(count: int, rate: str) -> Iterator[None]:
         made = _call("up", str(count), rate)
         if made.returncode != 0:
             raise RunFailedError(f"the hosts cannot be made: {made.stderr.strip()}")
-        yield
+        with _delayed(count, latency) if latency else nullcontext():
+            yield
     finally:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop this
         _call("down")
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def _delayed(count: int, latency: float) -> Iterator[None]:
+    """Hand frames over after a delay, in place of the bridge."""
+    words = [sys.executable, str(_DELAY_LINE), "--delay", str(latency)]
+    words += [f"{_LINK}{number}" for number in range(1, count + 1)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        words, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as line:
+        assert line.stdout is not None
+        assert line.stderr is not None
+        try:
+            if not line.stdout.readline():
+                raise RunFailedError(f"nothing can be delayed here: {line.stderr.read().strip()}")
+            yield
+        finally:
+            line.terminate()
+
+
 def command(count: int, module: str, *arguments: str) -> list[str]:
     """The command that runs a module of this package with a rank on every host, from the first."""
-    wanted = {name: value for name, value in os.environ.items() if name.startswith("ASYNCDDP_")}
+    wanted = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("ASYNCDDP_", "OMPI_MCA_"))
+    }
     wanted |= {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", _YIELD: "1"}
     wanted["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     names = ",".join(f"h{number}:1" for number in range(1, count + 1))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from benchmarks.network.method_names import ALONE, DDP, LOCAL, ONE_PEER
-from benchmarks.network.synthetic_model import BATCH, SyntheticWorkload
+from benchmarks.network.steps.method_names import ALONE, DDP, LOCAL, ONE_PEER
+from benchmarks.network.steps.synthetic_model import BATCH, SyntheticWorkload
 from benchmarks.tables import FigureRow, TimingRow
 from benchmarks.unit_text import size_text, time_text
 

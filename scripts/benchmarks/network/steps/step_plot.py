@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.network.method_names import ALONE
-from benchmarks.network.network_tables import NetworkMeasurement
+from benchmarks.network.steps.method_names import ALONE
+from benchmarks.network.steps.step_tables import NetworkMeasurement
 from benchmarks.unit_text import time_text
 
 __all__ = ["draw"]

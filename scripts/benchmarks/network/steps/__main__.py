@@ -1,16 +1,13 @@
-"""``network``: a training step on 2, 4 and 8 hosts, over links slower than computing."""
+"""``network-steps``: a training step on 2, 4 and 8 hosts, over links slower than computing."""
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 
-from benchmarks.network.namespaces import command as on_hosts
-from benchmarks.network.namespaces import hosts, refusal
-from benchmarks.network.network_tables import (
+from benchmarks.network.host_runs import HostNetwork, check_hosts, run_on_hosts
+from benchmarks.network.steps.step_plot import draw
+from benchmarks.network.steps.step_tables import (
     BYTES_COLUMNS,
     STEP_COLUMNS,
     NetworkLink,
@@ -18,10 +15,8 @@ from benchmarks.network.network_tables import (
     byte_lines,
     step_lines,
 )
-from benchmarks.network.step_plot import draw
-from benchmarks.network.synthetic_model import SyntheticWorkload
+from benchmarks.network.steps.synthetic_model import SyntheticWorkload
 from benchmarks.standalone_command import BenchFigures, BenchOptions, command, finished
-from benchmarks.subprocess_runs import RunFailedError, run
 from benchmarks.tables import TimingRow
 
 __all__ = ["main", "measure"]
@@ -54,16 +49,14 @@ _BYTES_NOTE = (
 def measure(
     count: int, link: NetworkLink, rounds: int, advance: Callable[[str], None]
 ) -> NetworkMeasurement:
-    """Make hosts, run all methods on them, and take them down."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, hosts(count, link.rate):
-        out = Path(folder) / "found.json"
-        given = {**asdict(link.workload), "rounds": rounds, "steps": _STEPS, "out": out}
-        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        run(
-            on_hosts(count, "network.network_rank", *words),
-            advance=lambda text: advance(f"{count} hosts, {link.name}, {text}"),
-        )
-        read = json.loads(out.read_text(encoding="utf-8"))
+    """Run all methods on so many hosts."""
+    given = {**asdict(link.workload), "rounds": rounds, "steps": _STEPS}
+    read = run_on_hosts(
+        HostNetwork(count, link.rate),
+        "network.steps.step_rank",
+        [word for key, value in given.items() for word in (f"--{key}", str(value))],
+        lambda text: advance(f"{count} hosts, {link.name}, {text}"),
+    )
     rows = [TimingRow(**{**row, "seconds": tuple(row["seconds"])}) for row in read["rows"]]
     return NetworkMeasurement(count, link, rows, read["sent"], read["missing"], read["header"])
 
@@ -74,9 +67,7 @@ def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigur
     Raises:
         RunFailedError: Hosts cannot be made here, or a run on them failed.
     """
-    problem = refusal()
-    if problem is not None:
-        raise RunFailedError(f"network measures between hosts of its own, and {problem}")
+    check_hosts()
     rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS)
     links, counts = ((_QUICK,), (2,)) if options.quick else (_LINKS, _HOSTS)
     found = [measure(count, link, rounds, advance) for link in links for count in counts]
@@ -107,7 +98,7 @@ def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigur
     return BenchFigures(facts, figure_tables, lambda path: draw(path, found), rows, missing)
 
 
-main = command("network", figures)
+main = command("network-steps", figures)
 
 if __name__ == "__main__":
     main()

@@ -2,60 +2,26 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from mpi4py import MPI
 
 import asyncddp as bf
 from benchmarks.harness import measure
-from benchmarks.network.method_set import MethodSet
-from benchmarks.network.synthetic_model import SyntheticWorkload
+from benchmarks.network.host_ranks import join_hosts, transmitted, wait_until_quiet
+from benchmarks.network.steps.method_set import MethodSet
+from benchmarks.network.steps.synthetic_model import SyntheticWorkload
 from benchmarks.run_header import facts_of_run
 from benchmarks.tables import RankGroup, TimingRow, TimingTable
 
 __all__ = ["main"]
-
-_PORT = 29500  # nobody else lives on these hosts
-_TIMEOUT = datetime.timedelta(seconds=120)
-
-
-def _join(interface: str) -> RankGroup:
-    """MPI and, over the same interface, gloo, met over TCP at rank 0's host."""
-    comm = MPI.COMM_WORLD.Dup()
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    first = comm.bcast(os.uname().nodename)
-    why = None
-    try:
-        torch.distributed.init_process_group(
-            "gloo",
-            init_method=f"tcp://{first}:{_PORT}",
-            rank=comm.rank,
-            world_size=comm.size,
-            timeout=_TIMEOUT,
-        )
-    except (RuntimeError, ValueError) as error:
-        why = f"gloo does not start: {str(error).splitlines()[0]}"
-    reasons = comm.allgather(why)
-    return RankGroup(comm, next((reason for reason in reasons if reason is not None), None))
-
-
-def _quiet(world: RankGroup) -> None:
-    """Wait until nothing is under way between the ranks any more, and leave the cores alone."""
-    for _ in range(2):
-        gathered = world.comm.Ibarrier()
-        while not gathered.Test():
-            time.sleep(0.0005)
-    time.sleep(0.05)
 
 
 def _sent(interface: str) -> dict[str, int]:
@@ -64,8 +30,7 @@ def _sent(interface: str) -> dict[str, int]:
     The interface counts a packet of many segments with one header, as it comes from the system; the
     limiter counts the headers of each segment, as they go over a wire. Nothing is subtracted.
     """
-    counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
-    found = {"interface": int(counter.read_text(encoding="ascii"))}
+    found = {"interface": transmitted(interface)}
     tool = shutil.which("tc", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or "tc"
     ask = [tool, "-s", "-j", "qdisc", "show", "dev", interface]
     answer = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
@@ -84,7 +49,7 @@ def _bytes_of(methods: MethodSet, interface: str, steps: int) -> dict[str, dict[
         for count in (0, steps):
             for _ in range(count):
                 step()
-            _quiet(methods.world)
+            wait_until_quiet(methods.world)
             wrapper = methods.wrappers.get(name)
             ours = {"payload": wrapper.bytes_sent} if wrapper else {}
             readings.append({**_sent(interface), **ours})
@@ -122,7 +87,7 @@ def main(rounds: int, steps: int, interface: str, out: Path, **workload: Any) ->
     """Measure on this run's ranks; rank 0 writes what was found and says how far it is."""
     torch.set_num_threads(1)
     bf.init()
-    world = _join(interface)
+    world = join_hosts(interface)
     methods = MethodSet(world, SyntheticWorkload(**workload))
     say = _print_progress if world.rank == 0 else _ignore_progress
     facts = facts_of_run()

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import asyncddp as bf
 import topology
-from benchmarks.network.method_names import (
+from benchmarks.network.steps.method_names import (
     ATC,
     ATC_BACKWARD,
     AWC,
@@ -24,7 +24,7 @@ from benchmarks.network.method_names import (
     OUR_MIX,
     OUR_SUM,
 )
-from benchmarks.network.synthetic_model import SyntheticWorkload, build
+from benchmarks.network.steps.synthetic_model import SyntheticWorkload, build
 from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, TimingTable
 
 __all__ = ["MethodSet"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
+from benchmarks.network.simulated_accelerator import SimulatedAccelerator
 
 __all__ = ["BATCH", "SyntheticWorkload", "build"]
 
@@ -40,38 +40,6 @@ class SyntheticWorkload:
     def bucket_mb(self) -> float:
         """Size of a bucket in MiB."""
         return self.nbytes / self.buckets / 2**20
-
-
-class _SleepFunction(torch.autograd.Function):
-    """Identity function that sleeps: once in forward, twice in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradients[0], None
-
-
-class SimulatedAccelerator(torch.nn.Module):
-    """Layer that simulates computing on an accelerator by sleeping.
-
-    Args:
-        seconds: For forward; backward takes twice as long.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """Give the value back, later."""
-        waited: torch.Tensor = _SleepFunction.apply(value, self._seconds)  # type: ignore[no-untyped-call]
-        return waited
 
 
 def build(workload: SyntheticWorkload, rank: int) -> tuple[torch.nn.Sequential, torch.Tensor]:

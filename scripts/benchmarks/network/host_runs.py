@@ -1,0 +1,68 @@
+"""Runs of a benchmark's program on hosts made for it, and what its first rank writes."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.network.namespaces import command, hosts, refusal
+from benchmarks.subprocess_runs import RunFailedError, run
+
+__all__ = ["HostNetwork", "check_hosts", "run_on_hosts"]
+
+
+@dataclass(frozen=True)
+class HostNetwork:
+    """Hosts with equal links between them.
+
+    Attributes:
+        hosts: How many.
+        rate: Of each host's link, as ``scripts/testhosts`` is told.
+        latency: Seconds from host to host, besides.
+    """
+
+    hosts: int
+    rate: str
+    latency: float = 0.0
+
+
+def check_hosts() -> None:
+    """Make sure that hosts can be made.
+
+    Raises:
+        RunFailedError: They cannot; the message says why.
+    """
+    problem = refusal()
+    if problem is not None:
+        raise RunFailedError(f"network measures between hosts of its own, and {problem}")
+
+
+def run_on_hosts(
+    network: HostNetwork, module: str, words: Sequence[str], advance: Callable[[str], None]
+) -> dict[str, Any]:
+    """Make hosts, run a module of this package with a rank on each, and take them down.
+
+    Args:
+        network: The hosts.
+        module: Its name after ``benchmarks.``; it writes JSON to the file that ``--out`` names.
+        words: The module's other arguments.
+        advance: Told each line that its first rank prints.
+
+    Returns:
+        What the module wrote.
+
+    Raises:
+        RunFailedError: Hosts cannot be made, or the run failed.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        hosts(network.hosts, network.rate, network.latency),
+    ):
+        out = Path(folder) / "found.json"
+        run(command(network.hosts, module, *words, "--out", str(out)), advance=advance)
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,1 @@
+"""Benchmark ``network-methods``: methods and compressors over slow and long links."""

@@ -1,0 +1,114 @@
+"""Tables of what methods cost over slow and long links, and when they reach an accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.network.methods.digits_training import NBYTES
+from benchmarks.network.methods.measurements import MethodsMeasurement
+from benchmarks.network.methods.method_names import ASYNC, DDP, GOSSIP, LOCAL, METHODS
+from benchmarks.tables import FigureRow
+from benchmarks.unit_text import time_text
+
+__all__ = [
+    "CURVE_COLUMNS",
+    "STRAGGLER_COLUMNS",
+    "TARGET",
+    "bytes_lines",
+    "curve_lines",
+    "speed_lines",
+    "straggler_lines",
+]
+
+TARGET = 0.9
+"""Share of test images that must be named rightly."""
+
+_WINS, _FLAT = 1.5, 1.15
+STRAGGLER_COLUMNS = ("method", "a step", "a step, one rank slow", "÷", "samples/s left")
+CURVE_COLUMNS = ("method", f"{TARGET:.0%} after", "steps", "÷ DDP's time", "at the end", "after")
+
+
+def speed_lines(found: Sequence[MethodsMeasurement]) -> Iterator[FigureRow]:
+    """Samples per second over DDP's: a line for each method, a column for each link."""
+    for name in (LOCAL, *METHODS):
+        ratios = [one.against_ddp(name) for one in found]
+        cells = (name, *("" if ratio is None else ratio for ratio in ratios))
+        yield FigureRow(cells, *_speed_aim(name, found))
+    steps = [one.steps().get(DDP) for one in found]
+    yield FigureRow(("a step of DDP's", *(time_text(one) if one else "" for one in steps)))
+
+
+def _speed_aim(name: str, found: Sequence[MethodsMeasurement]) -> tuple[str | None, bool | None]:
+    """Where a method must win: compression on slow links, one peer on long ones."""
+    slow = [one for one in found if one.network.rate == "100mbit" and not one.network.latency]
+    long = [one for one in found if one.network.rate != "100mbit" and one.network.latency]
+    places, least = {_compressing(found): (slow, _WINS), GOSSIP: (long, 1.0)}.get(name, ([], 0.0))
+    ratios = [ratio for one in places if (ratio := one.against_ddp(name)) is not None]
+    if not ratios:
+        return None, None
+    links = " and ".join(one.link for one in places)
+    return f"≥ {least:g} at {links}", min(ratios) >= least
+
+
+def _compressing(found: Sequence[MethodsMeasurement]) -> str | None:
+    """The fastest of our methods that compress what all ranks average, on the slowest link."""
+    samples = found[0].samples()
+    names = [name for name in _COMPRESSING if name in samples]
+    return max(names, key=samples.__getitem__, default=None)
+
+
+_COMPRESSING = ("gradient_allreduce, fp16", "gradient_allreduce, power_sgd", "bytegrad", "qadam")
+
+
+def bytes_lines(found: Sequence[MethodsMeasurement]) -> Iterator[FigureRow]:
+    """Bytes that leave a host in a step over those of the model: a column for each measurement."""
+    for name in METHODS:
+        sent = [
+            next((turn.nbytes for turn in one.turns if turn.name == name), None) for one in found
+        ]
+        yield FigureRow((name, *("" if nbytes is None else nbytes / NBYTES for nbytes in sent)))
+
+
+def straggler_lines(measured: MethodsMeasurement) -> Iterator[FigureRow]:
+    """A step of the ranks that are not slow, with and without one that is."""
+    slower = measured.slowness
+    plain, slowed = measured.steps(), measured.steps(slower)
+    before, after = measured.samples(), measured.samples(slower)
+    for name in (name for name in (LOCAL, *METHODS) if name in plain):
+        ratio = slowed[name] / plain[name]
+        cells = (
+            name,
+            time_text(plain[name]),
+            time_text(slowed[name]),
+            ratio,
+            f"{after[name] / before[name]:.0%}",
+        )
+        if name == ASYNC:
+            yield FigureRow(cells, f"≤ {_FLAT:g} times a step", ratio <= _FLAT)
+        else:
+            yield FigureRow(cells)
+
+
+def curve_lines(measured: MethodsMeasurement, slower: float = 1.0) -> Iterator[FigureRow]:
+    """When each method was at the accuracy, on the mean of all ranks' own models."""
+    curves = {one.name: one for one in measured.curves if one.slower == slower}
+    reached = {name: one.reached(TARGET) for name, one in curves.items()}
+    ddp = reached.get(DDP)
+    times = {name: when[0] for name, when in reached.items() if when is not None}
+    ours = [name for name in times if METHODS.get(name) is not None]
+    first = min(ours, key=times.__getitem__, default=None)
+    for name, one in curves.items():
+        when = reached[name]
+        cells = (
+            name,
+            "never" if when is None else time_text(when[0]),
+            "" if when is None else str(when[1]),
+            "" if when is None or ddp is None else when[0] / ddp[0],
+            f"{one.accuracy[-1]:.1%}",
+            time_text(one.seconds[-1]),
+        )
+        if name == first and ddp is not None and slower == 1:
+            aim = f"≤ 1/{_WINS:g} of DDP's time"
+            yield FigureRow(cells, aim, times[name] * _WINS <= ddp[0])
+        else:
+            yield FigureRow(cells)
