@@ -13,8 +13,9 @@ from asyncddp.errors import ArgumentError
 _OPEN_MPI = {
     # Else a tensor is sent in one piece over TCP, and later messages to the peer wait behind it.
     "OMPI_MCA_btl_tcp_rdma_pipeline_frag_size": "65536",
-    # Else megabytes wait in a socket's buffer while messages to the next peer get half of the link.
-    "OMPI_MCA_btl_tcp_sndbuf": "131072",
+    # So many of these may be on their way: more than the default's 3, each of 64 KB, on long links.
+    "OMPI_MCA_pml_ob1_send_pipeline_depth": "64",
+    "OMPI_MCA_pml_ob1_recv_pipeline_depth": "64",
 }
 """Settings of one process. What must be the same on all ranks is no variable, since a rank may have
 started MPI before it reads them: see :mod:`asyncddp.transport.mpi.iallreduce_tuning`."""
@@ -24,10 +25,10 @@ def tune_open_mpi(environ: MutableMapping[str, str]) -> None:
     """Set Open MPI's TCP options that are not set yet; effective only before MPI starts.
 
     Example:
-        >>> environ = {"OMPI_MCA_btl_tcp_sndbuf": "0"}
+        >>> environ = {"OMPI_MCA_pml_ob1_send_pipeline_depth": "3"}
         >>> tune_open_mpi(environ)
-        >>> environ["OMPI_MCA_btl_tcp_sndbuf"]
-        '0'
+        >>> environ["OMPI_MCA_pml_ob1_send_pipeline_depth"]
+        '3'
     """
     for name, value in _OPEN_MPI.items():
         environ.setdefault(name, value)

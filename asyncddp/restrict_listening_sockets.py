@@ -8,20 +8,15 @@ device accepts connections from this machine alone. On other systems nothing is 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import ipaddress
 import os
 import select
 import shutil
 import socket
-import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
-_LISTEN_STATE = "0A"  # the state in /proc/net/tcp
-_PIDFD_GETFD = 438  # number of the system call, which Python does not offer
+from asyncddp.tcp_sockets import TCPSocket, copy_of, tcp_sockets
+
 _LOOPBACK_DEVICE = b"lo\0"
 _FIRST_PAUSE, _LAST_PAUSE = 0.001, 1.0  # seconds between two scans, growing
 _SEGMENT_BYTES = 18 << 20  # bytes of /dev/shm that Open MPI's shared memory wants for each rank
@@ -32,47 +27,9 @@ _SIZE_VARIABLES = (  # pairs: the number of ranks, and that on this machine
 )
 
 
-@dataclass(frozen=True)
-class ListeningSocket:
-    """Listening TCP socket of a process, identified on its machine by its inode number."""
-
-    descriptor: int
-    inode: int
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        """True if the socket is bound to a loopback address, which no other machine can reach."""
-        mapped = getattr(self.address, "ipv4_mapped", None)
-        return bool((mapped or self.address).is_loopback)
-
-
-def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
-    """Parse ``0100007F:1F90``, whose 32-bit words are in the byte order of the processor."""
-    host, _, port = text.partition(":")
-    words = [int(host[start : start + 8], 16) for start in range(0, len(host), 8)]
-    packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
-    return ipaddress.ip_address(packed), int(port, 16)
-
-
-def listeners(process: int | None = None) -> list[ListeningSocket]:
+def listeners(process: int | None = None) -> list[TCPSocket]:
     """List the TCP sockets on which a process of this user listens, by default this process."""
-    folder = Path("/proc") / ("self" if process is None else str(process))
-    found = {}
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            for line in (folder / "net" / table).read_text().splitlines()[1:]:
-                words = line.split()
-                if words[3] == _LISTEN_STATE:
-                    found[f"socket:[{words[9]}]"] = int(words[9]), *_address(words[1])
-    sockets = []
-    for entry in (folder / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            link = str(entry.readlink())
-            if link in found:
-                sockets.append(ListeningSocket(int(entry.name), *found[link]))
-    return sockets
+    return [found for found in tcp_sockets(process) if found.peer_port is None]
 
 
 def inodes() -> frozenset[int]:
@@ -92,24 +49,10 @@ def confine(process: int | None = None, known: frozenset[int] = frozenset()) -> 
     for listener in listeners(process):
         if listener.inode in known or listener.is_loopback:
             continue
-        with socket.socket(fileno=_duplicate(process, listener.descriptor)) as copy:
+        with copy_of(listener, process) as copy:
             copy.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LOOPBACK_DEVICE)
         found.add(listener.inode)
     return found
-
-
-def _duplicate(process: int | None, descriptor: int) -> int:
-    if process is None:
-        return os.dup(descriptor)
-    pidfd = os.pidfd_open(process)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        copy = int(libc.syscall(_PIDFD_GETFD, pidfd, descriptor, 0))
-    finally:
-        os.close(pidfd)
-    if copy < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return copy
 
 
 def confine_while_it_runs(process: int) -> None:

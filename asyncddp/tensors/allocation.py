@@ -53,7 +53,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _HOST
 
 
 def zeros_like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Make a tensor of zeros with the same shape, strides, device, and dtype unless another is given."""
+    """Make a tensor of zeros with the same shape, strides, device, and dtype if none is given."""
     with normal_mode():
         return torch.zeros_like(tensor, dtype=dtype)
 

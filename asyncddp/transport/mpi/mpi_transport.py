@@ -26,6 +26,7 @@ from asyncddp.transport.mpi.communicator_pair import (
 from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest, MPIReceiveRequest, MPIRequest
 from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
 from asyncddp.transport.mpi.startup import start_and_synchronize
+from asyncddp.transport.mpi.tcp_send_queue import TCPSendQueueLimit, listening_ports
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 _EAGER_BYTES = 60 << 10  # bytes that MPI libraries send over TCP by the eager protocol
@@ -68,6 +69,7 @@ class MPITransport(Transport):
         self._pending_sends: list[tuple[MPI.Request, bytes]] = []
         self._status = MPI.Status()
         self._same_host: frozenset[int] | None = None
+        self._send_queues: TCPSendQueueLimit | None = None
         self._spin_attempts, self._awake_attempts = _SHARED_CORES  # until machine_id() knows more
         self._closed = False
 
@@ -95,6 +97,8 @@ class MPITransport(Transport):
             found.Recv([message, MPI.BYTE])
             self._pair.received[0][source] += 1
             came.append((source, bytes(message)))
+            if self._send_queues is not None:
+                self._send_queues.connected(source)
         if self._pair.abandoned:
             self._release_completed()
         return came
@@ -216,9 +220,17 @@ class MPITransport(Transport):
         self.cores_shared = len(set().union(*near.values())) < len(near)
         attempts = _SHARED_CORES if self.cores_shared else _OWN_CORES
         self._spin_attempts, self._awake_attempts = attempts
-        fabric = any(allgather_records(self._comm, _FABRIC.is_dir(), bool))
-        self._same_host = None if fabric else frozenset(near)
+        self._find_network(frozenset(near))
         return min(near)
+
+    def _find_network(self, near: frozenset[int]) -> None:
+        """Learn whether other machines are reached by TCP, and by which ports."""
+        own = _FABRIC.is_dir(), listening_ports()
+        every = allgather_records(self._comm, own, tuple[bool, list[int]])
+        if not any(fabric for fabric, _ in every):
+            self._same_host = near
+            far = {peer: ports for peer, (_, ports) in enumerate(every) if peer not in near}
+            self._send_queues = TCPSendQueueLimit(own[1], far) if far else None
 
     def backoff(self, attempt: int, *, background: bool = False) -> None:
         """Spin if no core is shared, then yield, then sleep; in the background only sleep."""
