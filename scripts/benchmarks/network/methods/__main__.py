@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.network.host_runs import HostNetwork, check_hosts, run_on_hosts
 from benchmarks.network.methods.digits_training import BATCH, NBYTES
 from benchmarks.network.methods.measurements import MethodsMeasurement
+from benchmarks.network.methods.method_names import ASYNC, BYTEGRAD, DDP, GOSSIP, LOCAL
 from benchmarks.network.methods.method_tables import (
     CURVE_COLUMNS,
     STRAGGLER_COLUMNS,
@@ -26,11 +27,13 @@ _HOSTS = (4, 8)
 _RATES = ("100mbit", "1gbit", "unlimited")
 _LATENCIES = (0.0, 0.020)
 _QUICK = HostNetwork(2, "1gbit", 0.005)
+_QUICK_METHODS = (LOCAL, DDP, BYTEGRAD, GOSSIP, ASYNC)
 _SLOW_RANK = HostNetwork(4, "1gbit")  # where the last rank is slow besides
 _TRAINED = (HostNetwork(4, "100mbit"), HostNetwork(4, "100mbit", 0.020))
 _SLOWER = 6.0
 _ACCELERATOR = 0.030  # seconds of a step
 _ROUNDS, _QUICK_ROUNDS = 5, 2
+_LEARN_SECONDS, _QUICK_SECONDS = 20, 2
 _SPEED_NOTE = (
     f"Hosts are network namespaces of this machine and share its cores. Each trains the same model "
     f"of {size_text(NBYTES)} on scikit-learn's digits, {BATCH} images a step, whose layers sleep "
@@ -61,7 +64,9 @@ def measure(
     if network == _SLOW_RANK or quick:
         words += ["--slower", str(_SLOWER)]
     if network in _TRAINED or quick:
-        words += ["--learn"]
+        words += ["--learn", str(_QUICK_SECONDS if quick else _LEARN_SECONDS)]
+    for name in _QUICK_METHODS if quick else ():
+        words += ["--method", name]
     place = f"{network.hosts} hosts, {network.rate}, {1000 * network.latency:.0f} ms"
     found = run_on_hosts(
         network, "network.methods.methods_rank", words, lambda text: advance(f"{place}, {text}")

@@ -16,8 +16,8 @@ from benchmarks.tables import RankGroup
 
 __all__ = ["learn"]
 
-_MOST_STEPS, _MOST_SECONDS = 60, 20.0
-_FREE_SECONDS = 8.0  # where nobody waits, and steps are cheap
+_MOST_STEPS = 60
+_FREE = 0.4  # of the time, where nobody waits, and steps are cheap
 _MARKS, _EVERY = 40, 0.05  # models kept of a training, and the least seconds between two
 
 
@@ -35,6 +35,7 @@ def learn(
     judge: DigitsTraining,
     step: float,
     slower: float,
+    most: float,
 ) -> LearningCurve:
     """Train a model that nobody has trained before. Collective.
 
@@ -45,11 +46,12 @@ def learn(
         judge: Another model, into which parameters are put to be judged.
         step: Seconds of a step as measured before; equal on all ranks.
         slower: How many times slower the last rank's accelerator is.
+        most: Seconds of training at most.
     """
     if world.rank == world.size - 1:
         training.digits.slow_down(slower)
-    steps = min(_MOST_STEPS, max(3, round(_MOST_SECONDS / step))) if training.waits else None
-    seconds = _FREE_SECONDS if steps is None else steps * step
+    steps = min(_MOST_STEPS, max(3, round(most / step))) if training.waits else None
+    seconds = _FREE * most if steps is None else steps * step
     marks = _marks(world, training, steps, seconds)
     own = [(mark.seconds, mark.steps, judge.accuracy(mark.parameters)) for mark in marks]
     every: list[list[tuple[float, int, float]]] = world.comm.allgather(own)

@@ -28,9 +28,15 @@ STRAGGLER_COLUMNS = ("method", "a step", "a step, one rank slow", "÷", "samples
 CURVE_COLUMNS = ("method", f"{TARGET:.0%} after", "steps", "÷ DDP's time", "at the end", "after")
 
 
+def _measured(found: Sequence[MethodsMeasurement]) -> list[str]:
+    """Names of what was measured anywhere, in the order of ``METHODS``."""
+    known = {turn.name for one in found for turn in one.turns}
+    return [name for name in (LOCAL, *METHODS) if name in known]
+
+
 def speed_lines(found: Sequence[MethodsMeasurement]) -> Iterator[FigureRow]:
     """Samples per second over DDP's: a line for each method, a column for each link."""
-    for name in (LOCAL, *METHODS):
+    for name in _measured(found):
         ratios = [one.against_ddp(name) for one in found]
         cells = (name, *("" if ratio is None else ratio for ratio in ratios))
         yield FigureRow(cells, *_speed_aim(name, found))
@@ -62,7 +68,9 @@ _COMPRESSING = ("gradient_allreduce, fp16", "gradient_allreduce, power_sgd", "by
 
 def bytes_lines(found: Sequence[MethodsMeasurement]) -> Iterator[FigureRow]:
     """Bytes that leave a host in a step over those of the model: a column for each measurement."""
-    for name in METHODS:
+    for name in _measured(found):
+        if name == LOCAL:
+            continue
         sent = [
             next((turn.nbytes for turn in one.turns if turn.name == name), None) for one in found
         ]

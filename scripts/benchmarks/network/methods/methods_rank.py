@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ import torch
 import asyncddp as bf
 from benchmarks.network.host_ranks import join_hosts
 from benchmarks.network.methods.digits_training import DigitsTraining, read_digits
-from benchmarks.network.methods.learning_curves import learn
+from benchmarks.network.methods.learning_curves import learn as learn_digits
 from benchmarks.network.methods.measurements import LearningCurve, MethodTurns
 from benchmarks.network.methods.method_names import LOCAL, METHODS, RATE, RATES
 from benchmarks.network.methods.method_training import ComparedTraining, prepare
@@ -39,6 +39,7 @@ class _Run:
     accelerator: float
     interface: str
     say: Callable[[str], None]
+    names: Sequence[str]
     missing: dict[str, str] = field(default_factory=dict)
 
     def fresh(self) -> DigitsTraining:
@@ -48,7 +49,7 @@ class _Run:
     def trainings(self) -> dict[str, ComparedTraining]:
         """All methods that can run, warmed up."""
         found = {}
-        for name in (LOCAL, *METHODS):
+        for name in self.names:
             self.say(f"preparing {name}")
             try:
                 training = prepare(name, self.fresh(), self.world.gloo, _TURNS_PLAIN, _STANDING)
@@ -68,29 +69,31 @@ class _Run:
             self.say(f"turns, last rank {slower:g} times slower")
             yield from measure_turns(self.world, trainings, rounds, self.interface, slower)
 
-    def curves(self, turns: list[MethodTurns]) -> Iterator[LearningCurve]:
-        """A training from the start for everything that took turns."""
+    def curves(self, turns: list[MethodTurns], most: float) -> Iterator[LearningCurve]:
+        """A training from the start, of so many seconds at most, for everything that took turns."""
         judge = self.fresh()
         for turn in turns:
             self.say(f"training {turn.name}, last rank {turn.slower:g} times slower")
             rate = RATES.get(turn.name, RATE)
             training = prepare(turn.name, self.fresh(), self.world.gloo, _LEARNING_PLAIN, rate)
             step = median(turn.seconds)
-            yield learn(self.world, turn.name, training, judge, step, turn.slower)
+            yield learn_digits(self.world, turn.name, training, judge, step, turn.slower, most)
 
 
 @click.command()
 @click.option("--accelerator", type=float, required=True, help="Seconds of a step.")
 @click.option("--rounds", type=int, required=True)
 @click.option("--slower", type=float, multiple=True, default=(1.0,), help="The last rank, times.")
-@click.option("--learn/--no-learn", "learns", default=False, help="Also train to an accuracy.")
+@click.option("--learn", type=float, default=0.0, help="Also train, so many seconds at most.")
+@click.option("--method", "names", multiple=True, default=(LOCAL, *METHODS), help="Only these.")
 @click.option("--interface", default="e0")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(
     accelerator: float,
     rounds: int,
     slower: tuple[float, ...],
-    learns: bool,
+    learn: float,
+    names: tuple[str, ...],
     interface: str,
     out: Path,
 ) -> None:
@@ -100,10 +103,11 @@ def main(
     world = join_hosts(interface)
     first = world.rank == 0
     digits = bf.broadcast_object(read_digits() if first else None, root_rank=0)
-    run = _Run(world, digits, accelerator, interface, click.echo if first else lambda text: None)
+    say = click.echo if first else lambda text: None
+    run = _Run(world, digits, accelerator, interface, say, names)
     facts = facts_of_run()
     turns = list(run.turns(rounds, list(slower)))
-    curves = list(run.curves(turns)) if learns else []
+    curves = list(run.curves(turns, learn)) if learn else []
     if first:
         found = {
             "header": facts,

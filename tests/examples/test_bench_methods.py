@@ -1,0 +1,156 @@
+"""scripts/bench network-methods: steps, bytes, a slow rank and accuracy between hosts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.examples.test_bench_network import PATH, PNG, SCRIPTS, spaces
+from tests.support.processes import REPO, run_to_end, warm_python
+
+METHODS = ["DDP gloo", "bytegrad", "decentralized, shift_one", "async_model_average"]
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+
+
+@pytest.mark.hosts
+@pytest.mark.slow
+def test_a_quick_run_measures_and_trains_over_a_long_link(tmp_path):
+    """Nothing that waits for a host 5 ms away is faster than that; the hosts are gone afterwards."""
+    from benchmarks.network.namespaces import refusal
+
+    if problem := refusal():
+        pytest.skip(problem)
+    files = ["--json", "out.json", "--plot", "out.png"]
+    command = [warm_python(), "-m", "benchmarks.network.methods", "--quick", *files]
+    done = run_to_end(command, cwd=tmp_path, timeout=200, environ={"PYTHONPATH": PATH})
+    assert done.code == 0, done
+    assert not spaces()
+    found = json.loads((tmp_path / "out.json").read_text())
+    speed, sent, slow, accuracy = (
+        {line["cells"][0]: line["cells"][1:] for line in sheet["lines"]}
+        for sheet in found["sheets"]
+    )
+    assert list(speed) == ["local step", *METHODS, "a step of DDP's"]
+    assert speed["DDP gloo"] == [1]
+    assert list(slow) == list(accuracy) == ["local step", *METHODS]
+    assert 0.25 <= sent["bytegrad"][0] < 0.27
+    assert 1 <= sent["decentralized, shift_one"][0] < 1.05
+    timed = {(row["table"], row["rival"]): row["median"] for row in found["results"]}
+    place = "methods, 2 hosts, 1 Gbit/s, 5 ms, "
+    assert all(timed[f"{place}1", name] >= 0.035 for name in METHODS[:3])
+    assert timed[f"{place}6", "bytegrad"] > 0.18 > timed[f"{place}6", "async_model_average"]
+    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+
+
+CONNECT = """
+import socket, sys, time
+if sys.argv[1] == "serve":
+    with socket.create_server(("0.0.0.0", 7000)) as server:
+        print("ready", flush=True)
+        for _ in range(5):
+            server.accept()[0].close()
+else:
+    for _ in range(5):
+        start = time.perf_counter()
+        socket.create_connection((sys.argv[1], 7000)).close()
+        print(time.perf_counter() - start)
+"""
+
+
+@pytest.mark.hosts
+def test_frames_take_their_time_in_each_direction(tmp_path):
+    """To connect is to wait for an answer: 10 ms where a frame takes 5, and not much more."""
+    from benchmarks.network import namespaces
+
+    if problem := namespaces.refusal():
+        pytest.skip(problem)
+    script = tmp_path / "connect.py"
+    script.write_text(CONNECT)
+    on_host = [str(REPO / "scripts" / "testhosts")]
+    with namespaces.hosts(2, "unlimited", 0.005):
+        words = [*on_host, "h1", f"{sys.executable} {script} serve"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            done = run_to_end([*on_host, "h2", f"{sys.executable} {script} h1"], cwd=tmp_path)
+            server.wait(10)
+    assert done.code == 0, done
+    taken = sorted(map(float, done.stdout.split()))
+    assert len(taken) == 5
+    assert taken[0] >= 0.010
+    assert taken[2] < 0.050
+    assert not spaces()
+
+
+def measurement(rate="100mbit", latency=0.0, curves=(), slowed=None, **steps):
+    """A run with steps in milliseconds, on 4 hosts of 16 images a step."""
+    from benchmarks.network.host_runs import HostNetwork
+    from benchmarks.network.methods.measurements import MethodsMeasurement, MethodTurns
+
+    names = {
+        "local": "local step",
+        "ddp": "DDP gloo",
+        "fp16": "gradient_allreduce, fp16",
+        "bytegrad": "bytegrad",
+        "gossip": "decentralized, shift_one",
+        "free": "async_model_average",
+    }
+    turns = [
+        MethodTurns(names[key], slower, [step / 1e3], [64e3 / step], 4e6, None)
+        for slower, given in ((1.0, steps), (6.0, slowed or {}))
+        for key, step in given.items()
+    ]
+    return MethodsMeasurement(HostNetwork(4, rate, latency), turns, curves, {}, {})
+
+
+def judged(lines):
+    return {line.cells[0]: line.met for line in lines if line.aim}
+
+
+def test_compression_must_win_on_slow_links_and_one_peer_on_long_ones():
+    """The better of those that compress a central average, and pairs, against DDP's samples."""
+    from benchmarks.network.methods.method_tables import speed_lines
+
+    slow = measurement(local=30, ddp=600, fp16=500, bytegrad=300, gossip=500)
+    long = measurement("1gbit", 0.02, local=30, ddp=300, fp16=400, bytegrad=500, gossip=310)
+    lines = list(speed_lines([slow, long]))
+    assert judged(lines) == {"bytegrad": True, "decentralized, shift_one": False}
+    cells = {line.cells[0]: line.cells[1:] for line in lines}
+    assert cells["bytegrad"] == pytest.approx((2.0, 0.6))
+    assert cells["a step of DDP's"] == ("600 ms", "300 ms")
+
+
+def test_who_waits_for_nobody_must_not_be_slowed():
+    """A step of the others with a slow rank, over that without."""
+    from benchmarks.network.methods.method_tables import straggler_lines
+
+    found = measurement(ddp=100, free=40, slowed={"ddp": 300, "free": 44})
+    lines = {line.cells[0]: line for line in straggler_lines(found)}
+    assert lines["DDP gloo"].cells[3] == pytest.approx(3.0)
+    assert lines["async_model_average"].met is True
+    assert not judged(straggler_lines(measurement(free=40, slowed={"free": 60})))[
+        "async_model_average"
+    ]
+
+
+def test_the_first_of_ours_at_the_accuracy_is_judged_beside_ddp():
+    """By seconds, not by steps; who never gets there is said to."""
+    from benchmarks.network.methods.measurements import LearningCurve
+    from benchmarks.network.methods.method_tables import curve_lines
+
+    curves = [
+        LearningCurve("DDP gloo", 1.0, [0, 6, 12], [0, 10, 20], [0.1, 0.8, 0.95]),
+        LearningCurve("bytegrad", 1.0, [0, 3, 6], [0, 10, 20], [0.1, 0.8, 0.9]),
+        LearningCurve("choco_sgd", 1.0, [0, 3], [0, 10], [0.1, 0.5]),
+    ]
+    lines = {line.cells[0]: line for line in curve_lines(measurement(curves=curves, ddp=600))}
+    assert lines["bytegrad"].cells[1:4] == ("6 s", "20", 0.5)
+    assert lines["bytegrad"].met is True
+    assert lines["choco_sgd"].cells[1] == "never"
