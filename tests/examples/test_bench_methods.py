@@ -22,7 +22,7 @@ def _benchmarks(monkeypatch):
 @pytest.mark.hosts
 @pytest.mark.slow
 def test_a_quick_run_measures_and_trains_over_a_long_link(tmp_path):
-    """Nothing that waits for a host 5 ms away is faster than that; the hosts are gone afterwards."""
+    """Nobody who waits for a host 5 ms away is faster than that; the hosts are gone afterwards."""
     from benchmarks.network.namespaces import refusal
 
     if problem := refusal():
