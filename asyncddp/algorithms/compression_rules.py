@@ -41,7 +41,7 @@ def compressor_of(
             "are; expected None, or a method that sends messages, such as 'choco_sgd'"
         )
     if method.compression is CompressionUse.AVERAGES:
-        return _with_feedback(compressor, error_feedback)
+        return with_error_feedback(compressor, error_feedback)
     _check_without_feedback(method, compressor, error_feedback, plain_compression=plain_compression)
     return compressor
 
@@ -89,8 +89,12 @@ def _refuse_alone(error_feedback: bool | None, *, plain_compression: bool) -> No
             )
 
 
-def _with_feedback(compressor: Compressor, error_feedback: bool | None) -> Compressor:
-    """Wrap a compressor by error feedback, where that is asked for or needed."""
+def with_error_feedback(compressor: Compressor, error_feedback: bool | None) -> Compressor:
+    """Wrap a compressor by error feedback, where that is asked for or needed.
+
+    Raises:
+        ArgumentError: It has error feedback, which is not wanted.
+    """
     has = isinstance(compressor, ErrorFeedback)
     if has and error_feedback is False:
         raise ArgumentError(

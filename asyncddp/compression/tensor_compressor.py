@@ -90,6 +90,12 @@ class TensorCompressor:
                 self.decode(encoded, empty(chunks.shape, dtype, chunks.device)), alpha=weight
             )
 
+    def forget(self) -> None:
+        """Begin anew with what is remembered of the tensor; the seeds go on."""
+        self.state, self._form, self._loaded = {}, None, False
+        if "second_message" in self.__dict__:
+            self.second_message.forget()
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that later bytes depend on, beside the tensors: for a checkpoint."""
         found = {"state": self.state, "shape": self._form, "uses": self.uses}

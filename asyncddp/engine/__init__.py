@@ -7,7 +7,7 @@ the rank that receives it checks that header against its own exchange request.
 from asyncddp.engine.chunked_exchange import ChunkedExchange
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import AnyTensorSignature, ExchangeSignature
-from asyncddp.engine.operation_exchanges import OperationExchanges
+from asyncddp.engine.operation_exchanges import OperationExchanges, PeerExchanges
 from asyncddp.engine.progress_engine import ProgressEngine
 from asyncddp.engine.work import OperationSpec, Steps
 
@@ -18,6 +18,7 @@ __all__ = [
     "Handle",
     "OperationExchanges",
     "OperationSpec",
+    "PeerExchanges",
     "ProgressEngine",
     "Steps",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 
@@ -46,6 +47,39 @@ class CollectiveWaitCondition:
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return all other ranks, since a collective does not tell who is late."""
         return [(peer, self._exchange.key) for peer in self._others]
+
+
+class PeerExchanges(Protocol):
+    """Exchanges of one operation with peers, over the engine or another group of processes."""
+
+    @property
+    def verb(self) -> str:
+        """Type of the operation, for messages."""
+        ...
+
+    @property
+    def key(self) -> MatchKey:
+        """Name of the operation, and how often it was used before."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        ...
+
+    def exchange(
+        self,
+        signature: ExchangeSignature,
+        sources: Iterable[int],
+        targets: Iterable[int],
+        streams: DeviceStreams | None = None,
+    ) -> ExchangeRequest:
+        """Open an exchange of tensors of one signature with peers."""
+        ...
+
+    def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
+        """Send a contiguous tensor to a target of an open exchange."""
+        ...
 
 
 class OperationExchanges:

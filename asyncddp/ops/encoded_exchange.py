@@ -13,7 +13,7 @@ from asyncddp.compression import Compressor, compressor_for
 from asyncddp.compression.compressor import require_compressible
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import ExchangeSignature, OperationExchanges, Steps
+from asyncddp.engine import ExchangeSignature, PeerExchanges, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.group_exchange import exchange_all_gather, exchange_all_to_all
@@ -67,7 +67,7 @@ def checked_compression(
     return checked
 
 
-def bound_to(op: OperationExchanges, compression: Compression) -> TensorCompressor:
+def bound_to(op: PeerExchanges, compression: Compression) -> TensorCompressor:
     """Return the tensor compressor of one call, seeded by rank, name and use where it has none."""
     if isinstance(compression, TensorCompressor):
         return compression
@@ -76,7 +76,7 @@ def bound_to(op: OperationExchanges, compression: Compression) -> TensorCompress
 
 
 def exchange_tensors(
-    op: OperationExchanges,
+    op: PeerExchanges,
     signature: ExchangeSignature,
     sources: Iterable[int],
     parts: Mapping[int, torch.Tensor],
@@ -103,7 +103,7 @@ def encoded_signature(verb: str, tensor: torch.Tensor, encoded: torch.Tensor) ->
 
 
 def average_encoded(
-    op: OperationExchanges,
+    op: PeerExchanges,
     tensor: torch.Tensor,
     row: WeightRow,
     dtype: torch.dtype,
@@ -130,7 +130,7 @@ def average_encoded(
 
 
 def sum_encoded_over_group(
-    op: OperationExchanges,
+    op: PeerExchanges,
     group: Sequence[int],
     tensor: torch.Tensor,
     codec: TensorCompressor | None,

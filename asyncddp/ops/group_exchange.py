@@ -8,7 +8,7 @@ import torch
 
 from asyncddp.device.stream_interfaces import DeviceStreams, empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import ExchangeSignature, OperationExchanges, Steps
+from asyncddp.engine import ExchangeSignature, OperationExchanges, PeerExchanges, Steps
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.ops.validation import signature_of
 from asyncddp.tensors.allocation import zeros
@@ -17,7 +17,7 @@ _DIRECT_BYTES = 1 << 14  # of a tensor that costs latency rather than bandwidth
 
 
 def exchange_all_to_all(
-    op: OperationExchanges,
+    op: PeerExchanges,
     group: Sequence[int],
     signature: ExchangeSignature,
     parts: Sequence[torch.Tensor],
@@ -52,7 +52,7 @@ def exchange_all_to_all(
 
 
 def exchange_all_gather(
-    op: OperationExchanges, group: Sequence[int], signature: ExchangeSignature, own: torch.Tensor
+    op: PeerExchanges, group: Sequence[int], signature: ExchangeSignature, own: torch.Tensor
 ) -> Steps[list[torch.Tensor]]:
     """Send a contiguous tensor to all ranks of a group, and return all ranks' in its order.
 

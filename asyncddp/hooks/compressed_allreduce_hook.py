@@ -1,0 +1,109 @@
+"""``compressed_allreduce_hook``: averages of gradients that travel encoded, both ways."""
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from typing_extensions import override
+
+from asyncddp.algorithms.compression_rules import with_error_feedback
+from asyncddp.compression import Compressor, ErrorFeedback, compressor_for
+from asyncddp.engine import Steps
+from asyncddp.hooks.bucket_codecs import BucketCodecs
+from asyncddp.hooks.gradient_state import GradientState
+from asyncddp.hooks.process_group_exchanges import ProcessGroupExchanges
+from asyncddp.hooks.registration import require_bucket
+from asyncddp.ops.encoded_exchange import sum_encoded_over_group
+
+_HOOK = "compressed_allreduce_hook"
+
+
+class CompressedAllreduceState(GradientState):
+    r"""State of :func:`compressed_allreduce_hook`.
+
+    Args:
+        module: The DistributedDataParallel on which the hook is to be registered.
+        compression: A compressor of ``asyncddp.compression``, with its options, or its name.
+        error_feedback: Whether to repay what compression leaves out; None where it is needed, as
+            for ``sign``, ``top_k`` and ``power_sgd``.
+
+    Raises:
+        UnknownNameError: No compressor has that name.
+        ArgumentError: An argument is wrong, as for :class:`HookState`.
+        MismatchError: The settings of two ranks differ, or another rank found a mistake.
+    """
+
+    codecs: BucketCodecs
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        compression: str | Compressor,
+        *,
+        error_feedback: bool | None = None,
+    ) -> None:
+        compressor = compressor_for(type(self).__name__, compression)
+        self.codecs = BucketCodecs(with_error_feedback(compressor, error_feedback))
+        super().__init__(module)
+
+    @override
+    def _settings(self) -> str:
+        return repr(self.codecs.compressor)
+
+    @override
+    def _average(self, operation: ProcessGroupExchanges, bucket: GradBucket) -> Steps[torch.Tensor]:
+        size = dist.get_world_size(self.group)
+        if size == 1:
+            return _nothing_to_send(bucket.buffer())
+        codec = self._codec_of(self.codecs, operation.rank, bucket)
+        return sum_encoded_over_group(
+            operation, range(size), bucket.buffer(), codec, operation.verb, size
+        )
+
+
+def _nothing_to_send(tensor: torch.Tensor) -> Steps[torch.Tensor]:
+    """Return a tensor, as the steps of the average of one rank."""
+    yield from ()
+    return tensor
+
+
+def compressed_allreduce_hook(
+    state: CompressedAllreduceState, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    r"""Average gradients over all ranks, encoded by any compressor on the way.
+
+    .. math:: \hat g_c = Q_2\Big(\frac1n \sum_i Q_1(g_{i,c})\Big), \qquad c = 1, \dots, n
+
+    Each bucket is cut into n parts; rank c averages part c of what all ranks have encoded, and
+    sends the encoded average to all, so that all ranks decode the same bytes and replicas stay
+    equal. With error feedback :math:`Q_1` and :math:`Q_2` have an error memory each. It begins anew
+    after a step whose gradients overflowed, which a GradScaler skips, and where DDP has put other
+    parameters into a bucket, as it does after the first backward pass.
+
+    Example::
+
+        ddp = DistributedDataParallel(model)
+        state = hooks.CompressedAllreduceState(ddp, "sign")
+        ddp.register_comm_hook(state, hooks.compressed_allreduce_hook)
+
+    Raises:
+        ArgumentError: It was registered with another state, or not on DistributedDataParallel, or a
+            bucket is too small for the compressor's options.
+        PeerError: A rank has left, or did not answer by the timeout of the process group.
+    """
+    require_bucket(_HOOK, state, CompressedAllreduceState, bucket)
+    return state.average(_HOOK, bucket)
+
+
+def error_feedback(compression: str | Compressor) -> Compressor:
+    """Return a compressor with error feedback, for any hook's state; also where none is needed.
+
+    Example:
+        >>> error_feedback("fp16")
+        ErrorFeedback(inner=FP16())
+
+    Raises:
+        UnknownNameError: No compressor has that name.
+        ArgumentError: It is none.
+    """
+    compressor = compressor_for("error_feedback", compression)
+    return compressor if isinstance(compressor, ErrorFeedback) else ErrorFeedback(compressor)

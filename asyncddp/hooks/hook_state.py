@@ -1,0 +1,162 @@
+"""Base class of the hooks' states: the process group, exchanges under way, and what is saved."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from asyncddp.engine import Steps
+from asyncddp.errors import ArgumentError
+from asyncddp.hooks.process_group_exchanges import BucketExchange, ProcessGroupExchanges
+from asyncddp.hooks.registration import USER_ERRORS, agree, check_device, require_ddp
+
+logger = logging.getLogger("asyncddp")
+_OF_THIS_PROCESS = ("_group", "_device", "_positions", "_exchanges", "_stream")
+
+
+class HookState(ABC):
+    """Base class of what a hook is registered with.
+
+    It is made on all ranks of the module's process group together, which compare its settings, and
+    uses that group alone: ``asyncddp.init()`` need not be called.
+
+    A pickled state has neither group nor module; call :meth:`bind` before it is registered.
+
+    Args:
+        module: The DistributedDataParallel on which the hook is to be registered.
+
+    Attributes:
+        replicas_differ: Whether ranks have different parameters with this hook. The broadcast of
+            buffers in each forward, which rank 0 would win, is turned off then.
+
+    Raises:
+        ArgumentError: The module is none, or is on a device that its group does not serve.
+        MismatchError: The settings of two ranks differ, or another rank found a mistake.
+    """
+
+    replicas_differ: ClassVar[bool] = False
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.step = 0
+        self.bind(module)
+
+    def bind(self, module: torch.nn.Module) -> None:
+        """Use the process group of a module, on all its ranks together."""
+        name = type(self).__name__
+        ddp = require_ddp(name, module)
+        group: dist.ProcessGroup = ddp.process_group
+        parameters = [p for p in ddp.module.parameters() if p.requires_grad]
+        device = parameters[0].device
+        mistake = None
+        try:
+            check_device(name, group, device)
+            self._check(dist.get_world_size(group))
+        except USER_ERRORS as error:
+            mistake = error
+        agree(group, device, f"{name}({self._settings()})" if mistake is None else "", mistake)
+        self._group: dist.ProcessGroup | None = group
+        self._device = device
+        self._positions = {id(p): place for place, p in enumerate(parameters)}
+        self._exchanges: deque[BucketExchange[Any]] = deque()
+        self._stream: torch.cuda.Stream | None = None
+        if self.replicas_differ:
+            self._keep_buffers_apart(ddp)
+
+    def _keep_buffers_apart(self, ddp: torch.nn.parallel.DistributedDataParallel) -> None:
+        """Turn off DDP's broadcast of buffers, and say that replicas differ."""
+        had_buffers = ddp.broadcast_buffers and any(True for _ in ddp.module.buffers())
+        ddp.broadcast_buffers = False
+        if dist.get_rank(self.group) == 0:
+            logger.log(
+                logging.WARNING if had_buffers else logging.INFO,
+                "%s lets the replicas of DistributedDataParallel differ: each rank has parameters "
+                "of its own%s. Average them before you evaluate or save one model",
+                type(self).__name__,
+                ", and buffers, whose broadcast is off now" if had_buffers else "",
+            )
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group of the module.
+
+        Raises:
+            ArgumentError: The state was unpickled, and not bound to a module since.
+        """
+        if self.__dict__.get("_group") is None:
+            raise ArgumentError(
+                f"{type(self).__name__}: it was unpickled, and has no process group; call "
+                "state.bind(ddp) on all ranks before ddp.register_comm_hook(state, ...)"
+            )
+        assert self._group is not None
+        return self._group
+
+    @abstractmethod
+    def _settings(self) -> str:
+        """Return what must be equal on all ranks, as text."""
+
+    def _check(self, size: int) -> None:  # noqa: B027 - most fit any group
+        """Raise what is wrong with the settings in a group of that size."""
+
+    def _begin(
+        self,
+        verb: str,
+        bucket: GradBucket,
+        steps: Callable[[ProcessGroupExchanges], Steps[torch.Tensor]],
+        finish: Callable[[torch.Tensor], None],
+    ) -> None:
+        """Begin a bucket's exchange, and let each earlier one go on to its next messages.
+
+        On a device all steps are queued at once, in a stream of their own.
+        """
+        index, device = bucket.index(), bucket.buffer().device
+        operation = ProcessGroupExchanges(self.group, device, verb, index, self.step)
+        if index == 0:
+            self._exchanges.clear()  # of a backward pass that failed
+        with torch.no_grad(), self._stream_of(device):
+            exchange = BucketExchange(operation, steps(operation), finish)
+            if device.type == "cuda":
+                while not exchange.advance():
+                    pass
+                return
+            for earlier in [*self._exchanges]:
+                if earlier.advance():
+                    self._exchanges.remove(earlier)
+            if not exchange.advance():
+                self._exchanges.append(exchange)
+
+    def _drain(self) -> None:
+        """Wait for all exchanges, in the order in which they began."""
+        with torch.no_grad():
+            while self._exchanges:
+                if self._exchanges[0].advance():
+                    self._exchanges.popleft()
+                else:
+                    self._exchanges.rotate(-1)
+
+    def _stream_of(self, device: torch.device) -> Any:
+        """Return a context in which work is queued behind that of the current stream."""
+        if device.type != "cuda":
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        return torch.cuda.stream(self._stream)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that later steps depend on, for a checkpoint of this rank."""
+        return {"step": self.step}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave on this rank."""
+        self.step = int(saved["step"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: one for name, one in vars(self).items() if name not in _OF_THIS_PROCESS}

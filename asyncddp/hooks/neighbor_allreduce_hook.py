@@ -1,0 +1,106 @@
+"""``neighbor_allreduce_hook``: gossip of gradients over a graph or schedule."""
+
+from typing import ClassVar
+
+import torch
+from torch._C._distributed_c10d import GradBucket
+from typing_extensions import override
+
+import topology as graphs
+from asyncddp.algorithms.compression_rules import with_error_feedback
+from asyncddp.compression import Compressor, compressor_for
+from asyncddp.engine import Steps
+from asyncddp.hooks.bucket_codecs import BucketCodecs
+from asyncddp.hooks.gradient_state import GradientState
+from asyncddp.hooks.neighbor_average import (
+    average_with_neighbors,
+    check_size,
+    fingerprint,
+    row_of,
+)
+from asyncddp.hooks.process_group_exchanges import ProcessGroupExchanges
+from asyncddp.hooks.registration import require_bucket
+from asyncddp.ops.encoded_exchange import average_encoded
+from asyncddp.tensors.dtypes import DTYPES
+
+_HOOK = "neighbor_allreduce_hook"
+
+
+class NeighborAllreduceState(GradientState):
+    r"""State of :func:`neighbor_allreduce_hook`.
+
+    Args:
+        module: The DistributedDataParallel on which the hook is to be registered.
+        topology: A graph or schedule on the ranks of its process group, whose round is the number
+            of backward passes that communicated before.
+        compression: A compressor of ``asyncddp.compression``, or its name; None sends gradients as
+            they are.
+        error_feedback: Whether to repay what compression leaves out; None where it is needed.
+
+    Raises:
+        TopologyError: The graph is none, or for another number of ranks.
+        ArgumentError: An argument is wrong, as for :class:`HookState`.
+        MismatchError: The settings of two ranks differ, or another rank found a mistake.
+    """
+
+    replicas_differ: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        topology: graphs.GraphOrSchedule,
+        *,
+        compression: str | Compressor | None = None,
+        error_feedback: bool | None = None,
+    ) -> None:
+        self.schedule = graphs.as_schedule(topology)
+        self.codecs: BucketCodecs | None = None
+        if compression is not None:
+            compressor = compressor_for(type(self).__name__, compression)
+            self.codecs = BucketCodecs(with_error_feedback(compressor, error_feedback))
+        super().__init__(module)
+
+    @override
+    def _settings(self) -> str:
+        compressor = self.codecs and self.codecs.compressor
+        return f"{fingerprint(self.schedule)}, compression={compressor!r}"
+
+    @override
+    def _check(self, size: int) -> None:
+        check_size(type(self).__name__, self.schedule, size)
+
+    @override
+    def _average(self, operation: ProcessGroupExchanges, bucket: GradBucket) -> Steps[torch.Tensor]:
+        gradient = bucket.buffer()
+        row = row_of(self.schedule, operation.rank, self.step)
+        if self.codecs is None:
+            return average_with_neighbors(operation, gradient, row)
+        codec = self._codec_of(self.codecs, operation.rank, bucket)
+        return average_encoded(operation, gradient, row, DTYPES[gradient.dtype].accumulate, codec)
+
+
+def neighbor_allreduce_hook(
+    state: NeighborAllreduceState, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    r"""Average gradients with the neighbours in a graph, in place of all ranks.
+
+    .. math:: \hat g_i = \sum_j w_{ij} g_j
+
+    One message of a bucket's size goes to each neighbour while backward runs. The replicas differ
+    from the first step on, and nothing brings them together again but the data: gradients alone are
+    averaged. Where parameters are to stay near each other, take :func:`gossip_parameters_hook`, or
+    average parameters now and then by ``PeriodicModelAverager`` of torch. On a complete graph it
+    is ``allreduce_hook``.
+
+    Example::
+
+        ddp = DistributedDataParallel(model)
+        state = hooks.NeighborAllreduceState(ddp, topology.ring(4))
+        ddp.register_comm_hook(state, hooks.neighbor_allreduce_hook)
+
+    Raises:
+        ArgumentError: It was registered with another state, or not on DistributedDataParallel.
+        PeerError: A neighbour has left, or did not answer by the timeout of the process group.
+    """
+    require_bucket(_HOOK, state, NeighborAllreduceState, bucket)
+    return state.average(_HOOK, bucket)

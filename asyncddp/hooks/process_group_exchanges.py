@@ -1,0 +1,184 @@
+"""Exchanges with peers over a process group of torch.distributed, by isend and irecv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from asyncddp.device.stream_interfaces import DeviceStreams
+from asyncddp.engine import ExchangeSignature, Steps
+from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendWaitCondition
+from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.work import WaitCondition
+from asyncddp.errors import PeerError, PeerLeftError, WaitTimeoutError
+from asyncddp.tensors.allocation import empty
+
+R = TypeVar("R")
+_FIRST_TAG, _TAGS = 24_000, 8_000  # below 2¹⁵, which every MPI library allows
+_PHASES = 4  # exchanges of one bucket, at most
+
+
+class WorkRequest:
+    """Works of torch.distributed as a request, which is done once it was waited for.
+
+    A work of gloo does not tell whether a message has arrived without waiting for it.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._works: Sequence[Any] | None = None  # None before they have begun
+
+    def begin(self, works: Sequence[Any]) -> None:
+        """Note the works, now that they have begun."""
+        self._works = works
+
+    def wait(self) -> None:
+        """Wait for the works: in the current stream where they are a device's.
+
+        Raises:
+            WaitTimeoutError: The peer did not answer by the process group's timeout.
+            PeerLeftError: The peer has closed the connection.
+            PeerError: The transfer failed otherwise.
+        """
+        for work in self._works or ():
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise _peer_error(self._what, error) from error
+        self._works = ()
+
+    def done(self) -> bool:
+        """Tell whether :meth:`wait` has returned."""
+        return self._works is not None and not self._works
+
+    def abandon(self) -> None:
+        """Forget the works."""
+        self._works = ()
+
+
+def _peer_error(what: str, error: RuntimeError) -> PeerError:
+    """Translate an error of a transfer."""
+    text = str(error)
+    lowered = text.lower()
+    if "timed out" in lowered or "timeout" in lowered:
+        return WaitTimeoutError(
+            f"{what} did not end by the timeout of the process group: {text}. See whether that "
+            "rank still trains, and has registered the same hook with the same graph"
+        )
+    if "closed" in lowered or "reset" in lowered or "broken pipe" in lowered:
+        return PeerLeftError(
+            f"{what} failed, as that rank has ended or closed the connection: {text}. Look for the "
+            "first error in its output"
+        )
+    return PeerError(f"{what} failed: {text}")
+
+
+class ProcessGroupExchanges:
+    """Exchanges of one bucket's operation; implements ``PeerExchanges`` of the engine.
+
+    Args:
+        group: The process group.
+        device: Where received tensors are made.
+        verb: The hook, for messages.
+        index: The bucket, whose messages have tags of their own.
+        step: How often the bucket was exchanged before.
+
+    Attributes:
+        rank: This rank in the group; peers are ranks of the group as well.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, verb: str, index: int, step: int
+    ) -> None:
+        self.verb, self.key = verb, MatchKey(f"bucket {index}", step)
+        self.rank = dist.get_rank(group)
+        self._group, self._device = group, device
+        self._tag = _FIRST_TAG + index * _PHASES % _TAGS - 1
+        self._queued: list[tuple[dist.P2POp, WorkRequest]] = []
+
+    def exchange(
+        self,
+        signature: ExchangeSignature,
+        sources: Iterable[int],
+        targets: Iterable[int],
+        streams: DeviceStreams | None = None,
+    ) -> ExchangeRequest:
+        """Open an exchange, which begins with all that is sent in it at :meth:`begin`."""
+        self._tag += 1
+        request = ExchangeRequest(self.key, signature, sources, targets)
+        request.streams = streams
+        shape = [size for size in signature.shape if size is not None]
+        for peer, receive in request.receives.items():
+            receive.tensor = empty(shape, getattr(torch, signature.dtype), self._device)
+            receive.request = self._queue(dist.irecv, receive.tensor, peer, "receiving from")
+        return request
+
+    def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
+        """Queue a contiguous tensor for a target of the exchange that was opened last."""
+        exchange.sends.append(self._queue(dist.isend, tensor, peer, "sending to"))
+
+    def _queue(
+        self, verb: Callable[..., Any], tensor: torch.Tensor, peer: int, doing: str
+    ) -> WorkRequest:
+        there = dist.get_global_rank(self._group, peer)
+        operation = dist.P2POp(verb, tensor, there, self._group, self._tag)
+        request = WorkRequest(f"{self.verb}, {self.key.name} on rank {self.rank}: {doing} {peer}")
+        self._queued.append((operation, request))
+        return request
+
+    def begin(self) -> bool:
+        """Begin all that is queued, as one batch; tells whether there was something."""
+        if not self._queued:
+            return False
+        operations, requests = zip(*self._queued, strict=True)
+        self._queued = []
+        works = dist.batch_isend_irecv(list(operations))
+        for place, request in enumerate(requests):  # a batch that was coalesced is one work
+            alone = len(works) == len(requests)
+            request.begin([works[place]] if alone else works)
+        return True
+
+
+class BucketExchange(Generic[R]):
+    """Steps of the exchange of one bucket, from one batch of messages to the next.
+
+    Args:
+        operation: With which the steps exchange.
+        steps: The steps.
+        finish: Is given their result.
+    """
+
+    def __init__(
+        self, operation: ProcessGroupExchanges, steps: Steps[R], finish: Callable[[R], None]
+    ) -> None:
+        self._operation, self._steps, self._finish = operation, steps, finish
+        self._waiting: WaitCondition | None = None
+
+    def advance(self) -> bool:
+        """Wait for the messages under way, and begin the next ones; tells whether all is done."""
+        while True:
+            if self._waiting is not None:
+                _wait(self._waiting)
+            try:
+                self._waiting = next(self._steps)
+            except StopIteration as stop:
+                self._operation.begin()
+                self._finish(stop.value)
+                return True
+            if self._operation.begin():
+                return False
+
+
+def _wait(condition: WaitCondition) -> None:
+    """Wait for the works behind a condition."""
+    if isinstance(condition, PendingReceive):
+        requests: list[Any] = [condition.request]
+    elif isinstance(condition, SendWaitCondition):
+        requests = list(condition.exchange.sends)
+    else:
+        raise TypeError(f"expected a condition of an exchange of tensors, got {condition!r}")
+    for request in requests:
+        request.wait()

@@ -1,0 +1,109 @@
+"""Checks of what a hook is registered on, by all ranks of the process group together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from asyncddp.errors import ArgumentError, AsyncDDPError, MismatchError
+from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.byte_views import from_bytes
+from topology import TopologyError
+
+_BYTES = 1024
+_AGREED, _MISTAKE = 0, 1
+
+
+def require_ddp(caller: str, module: object) -> DistributedDataParallel:
+    """Return the module, if it is a DistributedDataParallel.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    if isinstance(module, DistributedDataParallel):
+        return module
+    raise ArgumentError(
+        f"{caller}: argument module: expected a torch.nn.parallel.DistributedDataParallel, got "
+        f"{type(module).__name__}; wrap the model first, ddp = DistributedDataParallel(model), and "
+        "give ddp"
+    )
+
+
+def require_bucket(hook: str, state: object, kind: type[Any], bucket: object) -> None:
+    """Raise an ArgumentError unless a hook was called by DDP, with a state of its own kind."""
+    if not isinstance(state, kind):
+        raise ArgumentError(
+            f"{hook}: argument state: expected a {kind.__name__}, got {type(state).__name__}; "
+            f"register it by ddp.register_comm_hook({kind.__name__}(ddp, ...), {hook})"
+        )
+    if not isinstance(bucket, GradBucket):
+        raise ArgumentError(
+            f"{hook}: argument bucket: expected a torch.distributed.GradBucket, got "
+            f"{type(bucket).__name__}; the hook serves torch.nn.parallel.DistributedDataParallel, "
+            "and no other wrapper"
+        )
+
+
+def check_device(caller: str, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Raise an ArgumentError unless a group sends tensors of a device from rank to rank."""
+    try:
+        backend = group._get_backend(device).name()
+    except (RuntimeError, AttributeError):
+        backend = ""
+    if backend and not (backend == "gloo" and device.type != "cpu"):
+        return
+    serves = f"{backend!r}, which sends CPU tensors alone" if backend else "no backend for it"
+    raise ArgumentError(
+        f"{caller}: the module's parameters are on {device}, for which the process group has "
+        f"{serves}; expected a backend that sends tensors of that device from rank to rank. Start "
+        'the group by init_process_group("cpu:gloo,cuda:nccl") for GPUs, or move the model to the '
+        "CPU"
+    )
+
+
+def agree(
+    group: dist.ProcessGroup, device: torch.device, settings: str, mistake: Exception | None
+) -> None:
+    """Compare settings among all ranks of a group, and raise any rank's mistake on all of them.
+
+    Args:
+        group: The group.
+        device: One that its collectives serve.
+        settings: What must be equal on all ranks, as text.
+        mistake: What this rank found wrong.
+
+    Raises:
+        MismatchError: Another rank has other settings, or found a mistake.
+    """
+    own = mistake and f"{type(mistake).__name__}: {mistake}"
+    texts = _gather_texts(group, device, own or settings, _MISTAKE if own else _AGREED)
+    if mistake is not None:
+        raise mistake
+    for rank, (status, text) in enumerate(texts):
+        if status == _MISTAKE:
+            raise MismatchError(f"rank {rank} of the process group could not register: {text}")
+        if text != texts[0][1]:
+            raise MismatchError(
+                "the hook's settings differ: expected the same on all ranks of the process group, "
+                f"got {texts[0][1]} on rank 0 and {text} on rank {rank}; give the same on all"
+            )
+
+
+def _gather_texts(
+    group: dist.ProcessGroup, device: torch.device, text: str, status: int
+) -> list[tuple[int, str]]:
+    """Return every rank's status and text, of which only so many bytes travel."""
+    data = bytes([status]) + text.encode()[: _BYTES - 1]
+    row = from_bytes(data.ljust(_BYTES, b"\0"), torch.uint8, (_BYTES,))
+    rows = [empty((_BYTES,), torch.uint8, device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rows, row.to(device), group=group)
+    found = [bytes(one.tolist()) for one in rows]
+    return [(one[0], one[1:].rstrip(b"\0").decode(errors="replace")) for one in found]
+
+
+USER_ERRORS = (AsyncDDPError, TopologyError)
+"""Mistakes that one rank may find, of which the others are told."""
