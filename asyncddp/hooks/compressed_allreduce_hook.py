@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.compression_rules import with_error_feedback
 from asyncddp.compression import Compressor, ErrorFeedback, compressor_for
+from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.engine import Steps
 from asyncddp.hooks.bucket_codecs import BucketCodecs
 from asyncddp.hooks.gradient_state import GradientState
@@ -50,13 +51,17 @@ class CompressedAllreduceState(GradientState):
         return repr(self.codecs.compressor)
 
     @override
-    def _average(self, operation: ProcessGroupExchanges, bucket: GradBucket) -> Steps[torch.Tensor]:
+    def _average(
+        self,
+        operation: ProcessGroupExchanges,
+        gradients: torch.Tensor,
+        codec: TensorCompressor | None,
+    ) -> Steps[torch.Tensor]:
         size = dist.get_world_size(self.group)
         if size == 1:
-            return _nothing_to_send(bucket.buffer())
-        codec = self._codec_of(self.codecs, operation.rank, bucket)
+            return _nothing_to_send(gradients)
         return sum_encoded_over_group(
-            operation, range(size), bucket.buffer(), codec, operation.verb, size
+            operation, range(size), gradients, codec, operation.verb, size
         )
 
 
@@ -77,7 +82,7 @@ def compressed_allreduce_hook(
     sends the encoded average to all, so that all ranks decode the same bytes and replicas stay
     equal. With error feedback :math:`Q_1` and :math:`Q_2` have an error memory each. It begins anew
     after a step whose gradients overflowed, which a GradScaler skips, and where DDP has put other
-    parameters into a bucket, as it does after the first backward pass.
+    parameters into a bucket, as it does once, after the first backward pass.
 
     Example::
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.engine import Steps
-from asyncddp.hooks.bucket_codecs import BucketCodecs
+from asyncddp.hooks.bucket_codecs import BucketCodecs, Positions, elements_of
 from asyncddp.hooks.hook_state import HookState
 from asyncddp.hooks.process_group_exchanges import ProcessGroupExchanges
 
@@ -28,32 +28,73 @@ class GradientState(HookState):
     codecs: BucketCodecs | None
 
     @abstractmethod
-    def _average(self, operation: ProcessGroupExchanges, bucket: GradBucket) -> Steps[torch.Tensor]:
-        """Return the steps of a bucket's average."""
+    def _average(
+        self,
+        operation: ProcessGroupExchanges,
+        gradients: torch.Tensor,
+        codec: TensorCompressor | None,
+    ) -> Steps[torch.Tensor]:
+        """Return the steps of the average of flat gradients."""
 
     def average(self, hook: str, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket's gradients; the future has them in the bucket's own memory."""
-        gradient = bucket.buffer()
+        gradients = bucket.buffer()
         devices: list[int | str | torch.device] | None
-        devices = [gradient.device] if gradient.is_cuda else None
+        devices = [gradients.device] if gradients.is_cuda else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        positions = self._positions_in(bucket)
+        if self.codecs is not None and bucket.index() == 0:
+            self.codecs.forget_after_overflow()
 
         def finish(mean: torch.Tensor) -> None:
-            if mean is not gradient:
-                gradient.copy_(mean.view_as(gradient))
+            if mean is not gradients:
+                gradients.copy_(mean.view_as(gradients))
             if self.codecs is not None:
-                self.codecs.look_for_overflow(gradient)
-            future.set_result(gradient)
+                self.codecs.look_for_overflow(gradients)
+            future.set_result(gradients)
 
-        self._begin(hook, bucket, lambda operation: self._average(operation, bucket), finish)
+        def steps(operation: ProcessGroupExchanges) -> Steps[torch.Tensor]:
+            if self.codecs is None:
+                return self._average(operation, gradients, None)
+            return self._average_parts(operation, self.codecs, bucket, positions)
+
+        self._begin(hook, bucket, steps, finish)
         if bucket.is_last():
             self._drain()
             self.step += 1
         return future
 
-    def _codec_of(self, codecs: BucketCodecs, rank: int, bucket: GradBucket) -> TensorCompressor:
-        layout = tuple(self._positions[id(one)] for one in bucket.parameters())
-        return codecs.of_bucket(rank, bucket.index(), layout)
+    def _positions_in(self, bucket: GradBucket) -> Positions:
+        return tuple(self._positions[id(one)] for one in bucket.parameters())
+
+    def _average_parts(
+        self,
+        operation: ProcessGroupExchanges,
+        codecs: BucketCodecs,
+        bucket: GradBucket,
+        held: Positions,
+    ) -> Steps[torch.Tensor]:
+        """Average a bucket in parts that have a compressor each; mostly it is one."""
+        gradients, rank = bucket.buffer(), operation.rank
+        parts = codecs.parts_of(held)
+        if parts == [held]:
+            codec = codecs.of_part(rank, held)
+            return (yield from self._average(operation, gradients, codec))
+        sizes = [one.numel() for one in bucket.parameters()]
+        for part in parts:
+            views = elements_of(gradients, held, sizes, part)
+            codec = codecs.of_part(rank, part)
+            mean = yield from self._average(operation, torch.cat(views), codec)
+            means = torch.split(mean, [view.numel() for view in views])
+            for view, one in zip(views, means, strict=True):
+                view.copy_(one)
+        return gradients
+
+    @override
+    def bind(self, module: torch.nn.Module) -> None:
+        super().bind(module)
+        if self.codecs is not None:
+            self.codecs.expect_one_bucket()
 
     @override
     def state_dict(self) -> dict[str, Any]:

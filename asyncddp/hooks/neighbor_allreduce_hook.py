@@ -9,6 +9,7 @@ from typing_extensions import override
 import topology as graphs
 from asyncddp.algorithms.compression_rules import with_error_feedback
 from asyncddp.compression import Compressor, compressor_for
+from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.engine import Steps
 from asyncddp.hooks.bucket_codecs import BucketCodecs
 from asyncddp.hooks.gradient_state import GradientState
@@ -70,13 +71,17 @@ class NeighborAllreduceState(GradientState):
         check_size(type(self).__name__, self.schedule, size)
 
     @override
-    def _average(self, operation: ProcessGroupExchanges, bucket: GradBucket) -> Steps[torch.Tensor]:
-        gradient = bucket.buffer()
+    def _average(
+        self,
+        operation: ProcessGroupExchanges,
+        gradients: torch.Tensor,
+        codec: TensorCompressor | None,
+    ) -> Steps[torch.Tensor]:
         row = row_of(self.schedule, operation.rank, self.step)
-        if self.codecs is None:
-            return average_with_neighbors(operation, gradient, row)
-        codec = self._codec_of(self.codecs, operation.rank, bucket)
-        return average_encoded(operation, gradient, row, DTYPES[gradient.dtype].accumulate, codec)
+        if codec is None:
+            return average_with_neighbors(operation, gradients, row)
+        wide = DTYPES[gradients.dtype].accumulate
+        return average_encoded(operation, gradients, row, wide, codec)
 
 
 def neighbor_allreduce_hook(

@@ -97,7 +97,7 @@ class ProcessGroupExchanges:
         self.rank = dist.get_rank(group)
         self._group, self._device = group, device
         self._tag = _FIRST_TAG + index * _PHASES % _TAGS - 1
-        self._queued: list[tuple[dist.P2POp, WorkRequest]] = []
+        self._queued: list[tuple[dist.P2POp, WorkRequest, int]] = []
 
     def exchange(
         self,
@@ -120,22 +120,30 @@ class ProcessGroupExchanges:
         """Queue a contiguous tensor for a target of the exchange that was opened last."""
         exchange.sends.append(self._queue(dist.isend, tensor, peer, "sending to"))
 
+    @property
+    def _where(self) -> str:
+        return f"{self.verb}, {self.key.name} on rank {self.rank}"
+
     def _queue(
         self, verb: Callable[..., Any], tensor: torch.Tensor, peer: int, doing: str
     ) -> WorkRequest:
         there = dist.get_global_rank(self._group, peer)
         operation = dist.P2POp(verb, tensor, there, self._group, self._tag)
-        request = WorkRequest(f"{self.verb}, {self.key.name} on rank {self.rank}: {doing} {peer}")
-        self._queued.append((operation, request))
+        request = WorkRequest(f"{self._where}: {doing} {peer}")
+        self._queued.append((operation, request, peer))
         return request
 
     def begin(self) -> bool:
         """Begin all that is queued, as one batch; tells whether there was something."""
         if not self._queued:
             return False
-        operations, requests = zip(*self._queued, strict=True)
+        operations, requests, peers = zip(*self._queued, strict=True)
         self._queued = []
-        works = dist.batch_isend_irecv(list(operations))
+        try:
+            works = dist.batch_isend_irecv(list(operations))
+        except RuntimeError as error:  # a connection that has broken before
+            there = ", ".join(map(str, sorted({*peers})))
+            raise _peer_error(f"{self._where}: exchanging with {there}", error) from error
         for place, request in enumerate(requests):  # a batch that was coalesced is one work
             alone = len(works) == len(requests)
             request.begin([works[place]] if alone else works)

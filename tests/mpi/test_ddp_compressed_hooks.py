@@ -16,10 +16,10 @@ from tests.support.ddp_training import (
     Replica,
     Simulation,
     flat,
+    grouped,
     loss_of,
     make_ddp,
     make_model,
-    process_group,
     recorded,
 )
 
@@ -48,7 +48,7 @@ class Reference:
 
     def __init__(self, codec, layouts, *, memory):
         self.codec, self.layouts, self.memory = codec, layouts, memory
-        self.owed, self.seen = {}, {}
+        self.owed = {}
 
     def send(self, key, chunks):
         owed = self.owed.get(key, torch.zeros_like(chunks)) if self.memory else 0
@@ -59,30 +59,27 @@ class Reference:
     def __call__(self, step, gradients):
         n, parts = len(gradients), [torch.split(row, SIZES) for row in gradients]
         means = [torch.zeros(size) for size in SIZES]
-        for index, places in self.layouts[step].items():
-            if self.seen.setdefault(index, places) != places:
-                self.owed = {key: one for key, one in self.owed.items() if key[0] != index}
-                self.seen[index] = places
+        for places in map(tuple, self.layouts[step].values()):
             rows = torch.stack([torch.cat([row[place] for place in places]) for row in parts])
             numel, width = rows.shape[1], -(-rows.shape[1] // n)
             rows = torch.nn.functional.pad(rows, (0, n * width - numel)).view(n, n, width)
-            first = torch.stack([self.send((index, rank, 1), rows[rank]) for rank in range(n)])
-            mean = [self.send((index, rank, 2), first[:, rank].mean(0)[None]) for rank in range(n)]
+            first = torch.stack([self.send((places, rank, 1), rows[rank]) for rank in range(n)])
+            mean = [self.send((places, rank, 2), first[:, rank].mean(0)[None]) for rank in range(n)]
             whole = torch.cat(mean, 1)[0, :numel].split([SIZES[place] for place in places])
             for place, part in zip(places, whole, strict=True):
                 means[place] = part
         return [torch.cat(means)] * n
 
 
-def trains_as_simulated(backend, folder, name, memory):
-    with process_group(backend, folder):
-        ddp, layouts, codec = make_ddp(), [], compressor(name)
-        state = hooks.CompressedAllreduceState(ddp, codec, error_feedback=memory)
-        hook = hooks.compressed_allreduce_hook
-        if name == "minmax_uint8" and not memory:
-            state, hook = hooks.ByteGradState(ddp), hooks.bytegrad_hook
-        ddp.register_comm_hook(state, recorded(hook, ddp, layouts))
-        trained = Replica(ddp).train(0, STEPS)
+@grouped
+def trains_as_simulated(name, memory):
+    ddp, layouts, codec = make_ddp(), [], compressor(name)
+    state = hooks.CompressedAllreduceState(ddp, codec, error_feedback=memory)
+    hook = hooks.compressed_allreduce_hook
+    if name == "minmax_uint8" and not memory:
+        state, hook = hooks.ByteGradState(ddp), hooks.bytegrad_hook
+    ddp.register_comm_hook(state, recorded(hook, ddp, layouts))
+    trained = Replica(ddp).train(0, STEPS)
     assert len(layouts[-1]) > 1
     reference = Reference(codec, layouts, memory=memory)
     expected = Simulation(bf.size(), reference).train(0, STEPS)
@@ -103,19 +100,19 @@ def test_compressed_averages_are_as_simulated(world, backend, tmp_path, name, me
     assert all(torch.equal(ends[0], end) for end in ends)
 
 
-def trains(backend, folder, name):
-    with process_group(backend, folder):
-        ddp = make_ddp(bucket_cap_mb=25)
-        state = hooks.CompressedAllreduceState(ddp, hooks.error_feedback(compressor(name)))
-        ddp.register_comm_hook(state, hooks.compressed_allreduce_hook)
-        replica, losses = Replica(ddp), []
-        for _ in range(60):
-            replica.train(0, 1)
-            losses.append(float(loss_of(ddp, bf.rank(), 0)))
-        total = torch.tensor([losses[0], losses[-1]])
-        dist.all_reduce(total)
-        assert total[1] < 0.75 * total[0], total
-        return flat(ddp)
+@grouped
+def trains(name):
+    ddp = make_ddp(bucket_cap_mb=25)
+    state = hooks.CompressedAllreduceState(ddp, hooks.error_feedback(compressor(name)))
+    ddp.register_comm_hook(state, hooks.compressed_allreduce_hook)
+    replica, losses = Replica(ddp), []
+    for _ in range(60):
+        replica.train(0, 1)
+        losses.append(float(loss_of(ddp, bf.rank(), 0)))
+    total = torch.tensor([losses[0], losses[-1]])
+    dist.all_reduce(total)
+    assert total[1] < 0.75 * total[0], total
+    return flat(ddp)
 
 
 @on("mpi-2")
@@ -127,14 +124,14 @@ def test_every_compressor_trains_with_error_feedback(world, backend, tmp_path, n
     assert torch.equal(first, second)
 
 
-def gossips_compressed(backend, folder):
-    with process_group(backend, folder):
-        ddp = make_ddp()
-        graph = topology.ring(bf.size())
-        state = hooks.NeighborAllreduceState(ddp, graph, compression="bf16")
-        ddp.register_comm_hook(state, hooks.neighbor_allreduce_hook)
-        loss_of(ddp, bf.rank(), 0).backward()
-        found = torch.cat([one.grad.reshape(-1) for one in ddp.parameters()])
+@grouped
+def gossips_compressed():
+    ddp = make_ddp()
+    graph = topology.ring(bf.size())
+    state = hooks.NeighborAllreduceState(ddp, graph, compression="bf16")
+    ddp.register_comm_hook(state, hooks.neighbor_allreduce_hook)
+    loss_of(ddp, bf.rank(), 0).backward()
+    found = torch.cat([one.grad.reshape(-1) for one in ddp.parameters()])
     near, rows = topology.neighbors_of(graph, bf.rank()), []
     for rank in range(bf.size()):
         model = make_model()
@@ -153,20 +150,20 @@ def test_gossip_of_compressed_gradients(world, backend, tmp_path):
     world.run(gossips_compressed, backend, str(tmp_path))
 
 
-def overflows(backend, folder, name):
-    with process_group(backend, folder):
-        ddp, layouts, codec = make_ddp(bucket_cap_mb=25), [], compressor(name)
-        state = hooks.CompressedAllreduceState(ddp, codec)
-        hook = recorded(hooks.compressed_allreduce_hook, ddp, layouts)
-        ddp.register_comm_hook(state, hook)
-        replica = Replica(ddp)
-        replica.train(0, 2)
-        replica.optimizer.zero_grad()
-        loss = loss_of(ddp, bf.rank(), 2)
-        (loss * float("inf") if bf.rank() == 1 else loss).backward()
-        gradients = torch.cat([one.grad.reshape(-1) for one in ddp.parameters()])
-        assert not gradients.isfinite().all(), "all ranks see the overflow of one"
-        trained = replica.train(3, 5)  # the step was skipped, as a GradScaler does
+@grouped
+def overflows(name):
+    ddp, layouts, codec = make_ddp(bucket_cap_mb=25), [], compressor(name)
+    state = hooks.CompressedAllreduceState(ddp, codec)
+    hook = recorded(hooks.compressed_allreduce_hook, ddp, layouts)
+    ddp.register_comm_hook(state, hook)
+    replica = Replica(ddp)
+    replica.train(0, 2)
+    replica.optimizer.zero_grad()
+    loss = loss_of(ddp, bf.rank(), 2)
+    (loss * float("inf") if bf.rank() == 1 else loss).backward()
+    gradients = torch.cat([one.grad.reshape(-1) for one in ddp.parameters()])
+    assert not gradients.isfinite().all(), "all ranks see the overflow of one"
+    trained = replica.train(3, 5)  # the step was skipped, as a GradScaler does
     simulation = Simulation(bf.size(), Reference(codec, layouts, memory=True))
     simulation.train(0, 2)
     simulation.average.owed.clear()

@@ -14,7 +14,7 @@ import topology
 from asyncddp import hooks
 from asyncddp.errors import ArgumentError
 from tests.support import on
-from tests.support.ddp_training import BACKENDS, Replica, make_ddp, process_group
+from tests.support.ddp_training import BACKENDS, Replica, grouped, make_ddp
 
 HALF, END = 3, 6
 STATES = {
@@ -39,36 +39,36 @@ backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def begin(name):
-    ddp = make_ddp(bucket_cap_mb=25)  # of one bucket, which DDP does not arrange anew
+    ddp = make_ddp()
     state = STATES[name](ddp)
     return Replica(ddp), state
 
 
-def resumes(backend, folder, name, way):
-    with process_group(backend, folder):
-        replica, state = begin(name)
-        replica.ddp.register_comm_hook(state, HOOKS[name])
-        replica.train(0, HALF)
-        file = io.BytesIO()
-        saved = state.state_dict() if way == "state_dict" else pickle.dumps(state)
-        parts = [replica.ddp.module.state_dict(), replica.optimizer.state_dict(), saved]
-        torch.save(parts, file)
-        expected = replica.train(HALF, END)
+@grouped
+def resumes(name, way):
+    replica, state = begin(name)
+    replica.ddp.register_comm_hook(state, HOOKS[name])
+    replica.train(0, HALF)
+    file = io.BytesIO()
+    saved = state.state_dict() if way == "state_dict" else pickle.dumps(state)
+    parts = [replica.ddp.module.state_dict(), replica.optimizer.state_dict(), saved]
+    torch.save(parts, file)
+    expected = replica.train(HALF, END)
 
-        file.seek(0)
-        model, optimizer, saved = torch.load(file, weights_only=True)
-        again, state = begin(name)
-        if way == "state_dict":
-            state.load_state_dict(saved)
-        else:
-            state = pickle.loads(saved)
-            with pytest.raises(ArgumentError, match=r"call state\.bind\(ddp\) on all ranks"):
-                _ = state.group
-            state.bind(again.ddp)
-        again.ddp.register_comm_hook(state, HOOKS[name])
-        again.ddp.module.load_state_dict(model)
-        again.optimizer.load_state_dict(optimizer)
-        found = again.train(HALF, END)
+    file.seek(0)
+    model, optimizer, saved = torch.load(file, weights_only=True)
+    again, state = begin(name)
+    if way == "state_dict":
+        state.load_state_dict(saved)
+    else:
+        state = pickle.loads(saved)
+        with pytest.raises(ArgumentError, match=r"call state\.bind\(ddp\) on all ranks"):
+            _ = state.group
+        state.bind(again.ddp)
+    again.ddp.register_comm_hook(state, HOOKS[name])
+    again.ddp.module.load_state_dict(model)
+    again.optimizer.load_state_dict(optimizer)
+    found = again.train(HALF, END)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert not torch.equal(expected[-1], expected[-2])
 
@@ -82,17 +82,18 @@ def test_a_restored_state_trains_on_alike(world, backend, tmp_path, name, way):
     world.run(resumes, backend, str(tmp_path), name, way)
 
 
-def saved_state_is_used(backend, folder):
-    with process_group(backend, folder):
-        replica, state = begin("neighbor_allreduce")
-        replica.ddp.register_comm_hook(state, hooks.neighbor_allreduce_hook)
-        replica.train(0, HALF)
-        saved = copy.deepcopy(state.state_dict())
-        residual = saved["codecs"][0]["state"]["error_feedback.residual"]
-        assert residual.abs().max() > 0
-        assert saved["step"] == HALF
-        replica.train(HALF, END)
-        assert torch.equal(residual, saved["codecs"][0]["state"]["error_feedback.residual"])
+@grouped
+def saved_state_is_used():
+    replica, state = begin("neighbor_allreduce")
+    replica.ddp.register_comm_hook(state, hooks.neighbor_allreduce_hook)
+    replica.train(0, HALF)
+    saved = copy.deepcopy(state.state_dict())
+    residual = saved["codecs"][0]["state"]["error_feedback.residual"].clone()
+    assert residual.abs().max() > 0
+    assert [part["parameters"] for part in saved["codecs"]] == [[5, 4, 3, 2], [1, 0]]
+    assert saved["step"] == HALF
+    replica.train(HALF, END)
+    assert torch.equal(residual, saved["codecs"][0]["state"]["error_feedback.residual"])
 
 
 @on("mpi-2")

@@ -16,10 +16,10 @@ from tests.support.ddp_training import (
     Replica,
     Simulation,
     flat,
+    grouped,
     loss_of,
     make_ddp,
     make_model,
-    process_group,
 )
 
 STEPS = 5
@@ -61,13 +61,13 @@ def simulated(what, graph):
     return Simulation(bf.size(), **{which: mixing(graph)})
 
 
-def trains_as_simulated(backend, folder, what, name, options):
-    with process_group(backend, folder):
-        graph = GRAPHS[name](bf.size())
-        ddp = make_ddp(**options)
-        state, hook = HOOKS[what]
-        ddp.register_comm_hook(state(ddp, graph), hook)
-        trained = Replica(ddp).train(0, STEPS)
+@grouped
+def trains_as_simulated(what, name, options):
+    graph = GRAPHS[name](bf.size())
+    ddp = make_ddp(**options)
+    state, hook = HOOKS[what]
+    ddp.register_comm_hook(state(ddp, graph), hook)
+    trained = Replica(ddp).train(0, STEPS)
     expected = simulated(what, graph).train(0, STEPS)
     for mine, all_ranks in zip(trained, expected, strict=True):
         torch.testing.assert_close(mine, all_ranks[bf.rank()], rtol=0, atol=1e-6)
@@ -94,25 +94,25 @@ def test_gossip_in_every_mode_of_ddp(world, backend, tmp_path, what, mode):
     world.run(trains_as_simulated, backend, str(tmp_path), what, "one_peer", MODES[mode])
 
 
-def accumulates(backend, folder):
-    with process_group(backend, folder):
-        ddp = make_ddp()
-        state = hooks.GossipParametersState(ddp, topology.complete(bf.size()))
-        ddp.register_comm_hook(state, hooks.gossip_parameters_hook)
-        with torch.no_grad():
-            for one in ddp.parameters():
-                one.add_(bf.rank())
-        before = flat(ddp)
-        with ddp.no_sync():
-            loss_of(ddp, bf.rank(), 0).backward()
-        assert torch.equal(flat(ddp), before)
-        assert state.step == 0
-        first = [one.grad.clone() for one in ddp.parameters()]
+@grouped
+def accumulates():
+    ddp = make_ddp()
+    state = hooks.GossipParametersState(ddp, topology.complete(bf.size()))
+    ddp.register_comm_hook(state, hooks.gossip_parameters_hook)
+    with torch.no_grad():
+        for one in ddp.parameters():
+            one.add_(bf.rank())
+    before = flat(ddp)
+    with ddp.no_sync():
         loss_of(ddp, bf.rank(), 0).backward()
-        torch.testing.assert_close(flat(ddp), before - bf.rank() + (bf.size() - 1) / 2)
-        for one, grad in zip(ddp.parameters(), first, strict=True):
-            torch.testing.assert_close(one.grad, 2 * grad)
-        assert state.step == 1
+    assert torch.equal(flat(ddp), before)
+    assert state.step == 0
+    first = [one.grad.clone() for one in ddp.parameters()]
+    loss_of(ddp, bf.rank(), 0).backward()
+    torch.testing.assert_close(flat(ddp), before - bf.rank() + (bf.size() - 1) / 2)
+    for one, grad in zip(ddp.parameters(), first, strict=True):
+        torch.testing.assert_close(one.grad, 2 * grad)
+    assert state.step == 1
 
 
 @on("mpi-2")
@@ -122,17 +122,17 @@ def test_no_sync_communicates_nothing(world, backend, tmp_path):
     world.run(accumulates, backend, str(tmp_path))
 
 
-def keeps_buffers(backend, folder):
-    with process_group(backend, folder):
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-        ddp = torch.nn.parallel.DistributedDataParallel(model)
-        state = hooks.GossipParametersState(ddp, topology.complete(bf.size()))
-        ddp.register_comm_hook(state, hooks.gossip_parameters_hook)
-        for step in range(2):
-            ddp(torch.full((3, 4), float(bf.rank())) + torch.randn(3, 4)).sum().backward()
-            assert step == state.step - 1
-        return ddp.module[1].running_mean.clone()
+@grouped
+def keeps_buffers():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    state = hooks.GossipParametersState(ddp, topology.complete(bf.size()))
+    ddp.register_comm_hook(state, hooks.gossip_parameters_hook)
+    for step in range(2):
+        ddp(torch.full((3, 4), float(bf.rank())) + torch.randn(3, 4)).sum().backward()
+        assert step == state.step - 1
+    return ddp.module[1].running_mean.clone()
 
 
 @on("mpi-2")
@@ -143,15 +143,15 @@ def test_buffers_stay_each_ranks_own(world, backend, tmp_path):
     assert not torch.allclose(first, second)
 
 
-def halves(backend, folder):
-    with process_group(backend, folder):
-        ddp = make_ddp()
-        state = hooks.NeighborAllreduceState(ddp, topology.complete(bf.size()))
-        ddp.register_comm_hook(state, fp16_compress_wrapper(hooks.neighbor_allreduce_hook))
-        loss_of(ddp, bf.rank(), 0).backward()
-        found = torch.cat([one.grad.reshape(-1) for one in ddp.parameters()])
-        assert found.dtype is torch.float32
-        assert torch.equal(found, found.half().float())
+@grouped
+def halves():
+    ddp = make_ddp()
+    state = hooks.NeighborAllreduceState(ddp, topology.complete(bf.size()))
+    ddp.register_comm_hook(state, fp16_compress_wrapper(hooks.neighbor_allreduce_hook))
+    loss_of(ddp, bf.rank(), 0).backward()
+    found = torch.cat([one.grad.reshape(-1) for one in ddp.parameters()])
+    assert found.dtype is torch.float32
+    assert torch.equal(found, found.half().float())
     gradients = []
     for rank in range(bf.size()):
         model = make_model()
@@ -167,18 +167,17 @@ def test_torchs_wrappers_take_our_hooks(world, backend, tmp_path):
     world.run(halves, backend, str(tmp_path))
 
 
-def spreads(backend, folder):
-    with process_group(backend, folder):
-        half = dist.new_group([0, 1]) if bf.rank() < 2 else None
-        other = dist.new_group([2, 3]) if bf.rank() >= 2 else None
-        ddp = make_ddp(process_group=half or other)
-        state = hooks.GossipParametersState(ddp, topology.complete(2))
-        ddp.register_comm_hook(state, hooks.gossip_parameters_hook)
-        with torch.no_grad():
-            for one in ddp.parameters():
-                one.fill_(bf.rank())
-        loss_of(ddp, bf.rank(), 0).backward()
-        assert torch.equal(flat(ddp).unique(), torch.tensor([0.5 if bf.rank() < 2 else 2.5]))
+@grouped
+def spreads():
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    ddp = make_ddp(process_group=pairs[bf.rank() // 2])
+    state = hooks.GossipParametersState(ddp, topology.complete(2))
+    ddp.register_comm_hook(state, hooks.gossip_parameters_hook)
+    with torch.no_grad():
+        for one in ddp.parameters():
+            one.fill_(bf.rank())
+    loss_of(ddp, bf.rank(), 0).backward()
+    assert torch.equal(flat(ddp).unique(), torch.tensor([0.5 if bf.rank() < 2 else 2.5]))
 
 
 @on("mpi-4")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
+import functools
+import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,9 +20,9 @@ __all__ = [
     "Replica",
     "Simulation",
     "flat",
+    "grouped",
     "make_ddp",
     "make_model",
-    "process_group",
     "recorded",
 ]
 
@@ -34,21 +35,30 @@ SMALL = 0.0005
 LR = 0.05
 
 
-@contextlib.contextmanager
-def process_group(backend: str, folder: str, timeout: float = 60.0) -> Iterator[None]:
-    """A process group of all ranks, which meet in a file."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{Path(folder, 'store')}",
-        rank=bf.rank(),
-        world_size=bf.size(),
-        timeout=datetime.timedelta(seconds=timeout),
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+def grouped(case: Callable) -> Callable:
+    """Run a case in a process group of all ranks: ``case(backend, folder, …)``, for a folder.
+
+    What the case has made is gone before the group is destroyed: a DistributedDataParallel that had
+    the last reference to a group of gloo could wait for its threads, and these for Python.
+    """
+
+    @functools.wraps(case)
+    def run(backend, folder, *args):
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{Path(folder, 'store')}",
+            rank=bf.rank(),
+            world_size=bf.size(),
+            timeout=datetime.timedelta(seconds=60),
+        )
+        try:
+            return case(*args)
+        finally:
+            gc.collect()
+            dist.destroy_process_group()
+
+    return run
 
 
 def make_model() -> torch.nn.Sequential:
