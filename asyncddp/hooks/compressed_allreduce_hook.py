@@ -42,9 +42,11 @@ class CompressedAllreduceState(GradientState):
         *,
         error_feedback: bool | None = None,
     ) -> None:
-        compressor = compressor_for(type(self).__name__, compression)
-        self.codecs = BucketCodecs(with_error_feedback(compressor, error_feedback))
-        super().__init__(module)
+        def prepare() -> None:
+            compressor = compressor_for(type(self).__name__, compression)
+            self.codecs = BucketCodecs(with_error_feedback(compressor, error_feedback))
+
+        super().__init__(module, prepare)
 
     @override
     def _settings(self) -> str:

@@ -1,5 +1,6 @@
 """``gossip_parameters_hook``: parameters averaged with neighbours while backward runs."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -39,8 +40,10 @@ class GossipParametersState(HookState):
     replicas_differ: ClassVar[bool] = True
 
     def __init__(self, module: torch.nn.Module, topology: graphs.GraphOrSchedule) -> None:
-        self.schedule = graphs.as_schedule(topology)
-        super().__init__(module)
+        def prepare() -> None:
+            self.schedule = graphs.as_schedule(topology)
+
+        super().__init__(module, prepare)
 
     @override
     def _settings(self) -> str:
@@ -51,8 +54,8 @@ class GossipParametersState(HookState):
         check_size(type(self).__name__, self.schedule, size)
 
     @override
-    def bind(self, module: torch.nn.Module) -> None:
-        super().bind(module)
+    def _bind(self, module: torch.nn.Module, prepare: Callable[[], None]) -> None:
+        super()._bind(module, prepare)
         self._averages: list[tuple[list[torch.Tensor], torch.Tensor]] = []
 
     def begin_average(self, bucket: GradBucket) -> None:

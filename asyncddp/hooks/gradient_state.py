@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -91,8 +91,8 @@ class GradientState(HookState):
         return gradients
 
     @override
-    def bind(self, module: torch.nn.Module) -> None:
-        super().bind(module)
+    def _bind(self, module: torch.nn.Module, prepare: Callable[[], None]) -> None:
+        super()._bind(module, prepare)
         if self.codecs is not None:
             self.codecs.expect_one_bucket()
 

@@ -32,6 +32,7 @@ class HookState(ABC):
 
     Args:
         module: The DistributedDataParallel on which the hook is to be registered.
+        prepare: Sets what the state was asked for; all ranks hear of what it raises.
 
     Attributes:
         replicas_differ: Whether ranks have different parameters with this hook. The broadcast of
@@ -44,12 +45,16 @@ class HookState(ABC):
 
     replicas_differ: ClassVar[bool] = False
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, prepare: Callable[[], None]) -> None:
         self.step = 0
-        self.bind(module)
+        self._bind(module, prepare)
 
     def bind(self, module: torch.nn.Module) -> None:
         """Use the process group of a module, on all its ranks together."""
+        self._bind(module, lambda: None)
+
+    def _bind(self, module: torch.nn.Module, prepare: Callable[[], None]) -> None:
+        """Use a module's group; ``prepare`` sets what was asked for, and raises what is wrong."""
         name = type(self).__name__
         ddp = require_ddp(name, module)
         group: dist.ProcessGroup = ddp.process_group
@@ -58,6 +63,7 @@ class HookState(ABC):
         mistake = None
         try:
             check_device(name, group, device)
+            prepare()
             self._check(dist.get_world_size(group))
         except USER_ERRORS as error:
             mistake = error

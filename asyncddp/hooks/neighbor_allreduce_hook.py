@@ -54,12 +54,14 @@ class NeighborAllreduceState(GradientState):
         compression: str | Compressor | None = None,
         error_feedback: bool | None = None,
     ) -> None:
-        self.schedule = graphs.as_schedule(topology)
+        def prepare() -> None:
+            self.schedule = graphs.as_schedule(topology)
+            if compression is not None:
+                compressor = compressor_for(type(self).__name__, compression)
+                self.codecs = BucketCodecs(with_error_feedback(compressor, error_feedback))
+
         self.codecs: BucketCodecs | None = None
-        if compression is not None:
-            compressor = compressor_for(type(self).__name__, compression)
-            self.codecs = BucketCodecs(with_error_feedback(compressor, error_feedback))
-        super().__init__(module)
+        super().__init__(module, prepare)
 
     @override
     def _settings(self) -> str:

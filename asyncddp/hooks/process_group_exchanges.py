@@ -137,6 +137,8 @@ class ProcessGroupExchanges:
         """Begin all that is queued, as one batch; tells whether there was something."""
         if not self._queued:
             return False
+        # backends that begin one after the other had better send before they wait to receive
+        self._queued.sort(key=lambda queued: queued[0].op is not dist.isend)
         operations, requests, peers = zip(*self._queued, strict=True)
         self._queued = []
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -50,10 +51,13 @@ def require_bucket(hook: str, state: object, kind: type[Any], bucket: object) ->
 
 def check_device(caller: str, group: dist.ProcessGroup, device: torch.device) -> None:
     """Raise an ArgumentError unless a group sends tensors of a device from rank to rank."""
-    try:
-        backend = group._get_backend(device).name()
-    except (RuntimeError, AttributeError):
-        backend = ""
+    backend = ""
+    if type(group) is not dist.ProcessGroup:  # of a backend in Python, which tells what it serves
+        served = {one.type for one in getattr(group, "_device_types", ())}
+        backend = group.name() if device.type in served or not served else ""
+    else:
+        with contextlib.suppress(RuntimeError):
+            backend = group._get_backend(device).name()
     if backend and not (backend == "gloo" and device.type != "cpu"):
         return
     serves = f"{backend!r}, which sends CPU tensors alone" if backend else "no backend for it"

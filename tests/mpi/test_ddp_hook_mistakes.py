@@ -62,6 +62,10 @@ def sets_different_things():
     words = r"is for 5 ranks, but" if rank == 2 else r"rank 2 of the process group could not re"
     with pytest.raises(kind, match=words):
         hooks.GossipParametersState(ddp, topology.ring(4 + (rank == 2)))
+    kind = UnknownNameError if rank == 3 else MismatchError
+    words = "unknown compressor 'sgin'" if rank == 3 else "rank 3 of the process group could not re"
+    with pytest.raises(kind, match=words):
+        hooks.CompressedAllreduceState(ddp, "sgin" if rank == 3 else "sign")
     hooks.GossipParametersState(ddp, topology.ring(4))
 
 
