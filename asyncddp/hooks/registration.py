@@ -16,6 +16,7 @@ from asyncddp.tensors.byte_views import from_bytes
 from topology import TopologyError
 
 _BYTES = 1024
+_DEVICES = ("cpu", "cuda")
 _AGREED, _MISTAKE = 0, 1
 
 
@@ -52,7 +53,9 @@ def require_bucket(hook: str, state: object, kind: type[Any], bucket: object) ->
 def check_device(caller: str, group: dist.ProcessGroup, device: torch.device) -> None:
     """Raise an ArgumentError unless a group sends tensors of a device from rank to rank."""
     backend = ""
-    if type(group) is not dist.ProcessGroup:  # of a backend in Python, which tells what it serves
+    if device.type not in _DEVICES:
+        pass
+    elif type(group) is not dist.ProcessGroup:  # of a backend in Python, which tells what it serves
         served = {one.type for one in getattr(group, "_device_types", ())}
         backend = group.name() if device.type in served or not served else ""
     else:

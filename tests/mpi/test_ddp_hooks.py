@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch.distributed.algorithms.join import Join
 
 import asyncddp as bf
 import topology
@@ -185,3 +186,27 @@ def spreads():
 def test_a_modules_own_group_is_used(world, backend, tmp_path):
     """The graph's ranks are those of the module's process group."""
     world.run(spreads, backend, str(tmp_path))
+
+
+@grouped
+def joins(what):
+    ddp = make_ddp()
+    if what == "bytegrad":
+        ddp.register_comm_hook(hooks.ByteGradState(ddp), hooks.bytegrad_hook)
+    else:
+        state, hook = HOOKS[what]
+        ddp.register_comm_hook(state(ddp, topology.complete(bf.size())), hook)
+    replica = Replica(ddp)
+    with Join([ddp]):
+        replica.train(0, 3 + 2 * bf.rank())
+    return flat(ddp)
+
+
+@on("mpi-2")
+@backends
+@pytest.mark.parametrize("what", [*HOOKS, "bytegrad"])
+def test_ranks_with_fewer_batches_join(world, backend, tmp_path, what):
+    """Under torch's ``Join`` a rank without data goes on to exchange; DDP then has one model."""
+    first, second = world.run(joins, backend, str(tmp_path), what)
+    assert first.isfinite().all()
+    assert torch.equal(first, second)
