@@ -10,7 +10,7 @@ import io
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -31,6 +31,22 @@ TORCH_VARIABLES = {
 def first_variable(names: Sequence[str]) -> str | None:
     """Return the value of the first of these environment variables that is set; else None."""
     return next((os.environ[name] for name in names if name in os.environ), None)
+
+
+def set_torch_variables(environ: MutableMapping[str, str]) -> None:
+    """Set torch.distributed's RANK and its kin from a launcher's variables, unless one is set.
+
+    Example:
+        >>> environ = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+        >>> set_torch_variables(environ)
+        >>> environ["RANK"], environ["WORLD_SIZE"]
+        ('1', '4')
+    """
+    if environ.keys().isdisjoint(TORCH_VARIABLES):
+        for name, names in TORCH_VARIABLES.items():
+            value = next((environ[other] for other in names if other in environ), None)
+            if value is not None:
+                environ[name] = value
 
 
 @contextlib.contextmanager
@@ -58,9 +74,7 @@ def _set_variables() -> None:
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(size)))
     tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
-    if os.environ.keys().isdisjoint(TORCH_VARIABLES):
-        found = {name: first_variable(names) for name, names in TORCH_VARIABLES.items()}
-        os.environ.update({name: value for name, value in found.items() if value is not None})
+    set_torch_variables(os.environ)
     rank, each = first_variable(RANK_VARIABLES), os.environ.get(RANKS_PER_NODE)
     if rank is not None and each is not None:
         os.environ.setdefault("NODE_RANK", str(int(rank) // int(each)))

@@ -18,7 +18,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from asyncddp.device.stream_interfaces import DeviceStreams
-from asyncddp.errors import PeerError, WaitTimeoutError
+from asyncddp.errors import EnvironmentProblem, PeerError, WaitTimeoutError
 from asyncddp.shm.arena import Arena
 from asyncddp.tensors.allocation import empty
 from asyncddp.transport.startup_deadline import StartupDeadline
@@ -146,6 +146,10 @@ class Transport(ABC):
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
         """Start receiving exactly as many bytes as ``out`` has, into ``out``."""
 
+    def probe(self, tag: int) -> int | None:
+        """Return a rank that has sent with this tag what is not received yet; None without one."""
+        raise EnvironmentProblem(f"transport {self.name} cannot receive from any rank")
+
     @abstractmethod
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
@@ -180,6 +184,13 @@ class Transport(ABC):
     @abstractmethod
     def split(self, color: int, key: int) -> Transport:
         """Make a transport among the ranks of equal color, ordered by (key, rank); collective."""
+
+    def split_members(self, ranks: Sequence[int], tag: int) -> Transport:
+        """Make a transport among these ranks, in this order; collective over these ranks alone.
+
+        ``tag`` (0 <= tag < 32768) keeps calls apart that some ranks make at the same time.
+        """
+        raise EnvironmentProblem(f"transport {self.name} cannot make groups of some ranks")
 
     @abstractmethod
     def machine_id(self) -> int:

@@ -57,10 +57,22 @@ class _LoopbackSharedState:
         self.sends: dict[_MessageKey, deque[tuple[torch.Tensor, _ThreadRankRequest]]] = {}
         self.receives: dict[_MessageKey, deque[tuple[torch.Tensor, _ThreadRankRequest]]] = {}
         self.collectives: dict[int, dict[int, tuple[str, Any, _ThreadRankRequest]]] = {}
+        self.parts: dict[tuple[tuple[int, ...], int], tuple[_LoopbackSharedState, set[int]]] = {}
         self.numbers = [itertools.count() for _ in range(size)]  # of each rank's collectives
         self.size = size
         processes = dict.fromkeys(range(size), os.getpid())
         self.window_group = SharedMemoryGroup(InProcessArena(), processes)
+
+    def form_part(self, ranks: tuple[int, ...], tag: int, rank: int) -> _LoopbackSharedState:
+        """Return the state of a part that all its ranks ask for; the first one makes it."""
+        with self.lock:
+            made, came = self.parts.setdefault(
+                (ranks, tag), (_LoopbackSharedState(len(ranks)), set[int]())
+            )
+            came.add(rank)
+            if len(came) == len(ranks):  # the next call makes another part
+                del self.parts[ranks, tag]
+            return made
 
     def match_message(
         self, data: torch.Tensor, source: int, target: int, tag: int, *, sends: bool
@@ -203,6 +215,17 @@ class LoopbackTransport(Transport):
         self.finish(request, 60.0, "split")
         group, rank = request.value
         return LoopbackTransport(group, rank)
+
+    def split_members(self, ranks: Sequence[int], tag: int) -> Transport:
+        """Join the other members in a new group, which the first of them to come makes."""
+        group = self._group.form_part(tuple(ranks), tag, self.rank)
+        return LoopbackTransport(group, ranks.index(self.rank))
+
+    def probe(self, tag: int) -> int | None:
+        """Return a rank whose send to this one waits for its receive."""
+        with self._group.lock:
+            waiting = [s for s, t, of in self._group.sends if (t, of) == (self.rank, tag)]
+        return waiting[0] if waiting else None
 
     def machine_id(self) -> int:
         """Return 0: all ranks are on this machine."""

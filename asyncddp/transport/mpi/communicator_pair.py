@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -68,6 +68,15 @@ class CommunicatorPair:
             self._split_pairs[wanted] = CommunicatorPair(part)
         self._split_pairs[wanted].in_use = True
         return self._split_pairs[wanted]
+
+    @translate_mpi_errors
+    def split_members(self, ranks: Sequence[int], tag: int) -> CommunicatorPair:
+        """Return a new pair between these ranks, in this order; collective over them alone."""
+        group = self.comm.Get_group().Incl(list(ranks))
+        try:
+            return CommunicatorPair(self.comm.Create_group(group, tag))
+        finally:
+            group.Free()
 
     def release(self, *, world: bool) -> None:
         """Release the pair for reuse by the next ``init()``."""

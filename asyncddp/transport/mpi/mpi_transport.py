@@ -212,6 +212,17 @@ class MPITransport(Transport):
     def split(self, color: int, key: int) -> Transport:
         return MPITransport(self._pair.split(color, key))
 
+    @override
+    def split_members(self, ranks: Sequence[int], tag: int) -> Transport:
+        return MPITransport(self._pair.split_members(ranks, tag))
+
+    @override
+    @translate_mpi_errors
+    def probe(self, tag: int) -> int | None:
+        status = MPI.Status()
+        found = self._bulk.Iprobe(MPI.ANY_SOURCE, tag, status)
+        return status.Get_source() if found else None
+
     @translate_mpi_errors
     def machine_id(self) -> int:
         """Return the lowest rank here; learn which peers are here, and if cores are shared."""

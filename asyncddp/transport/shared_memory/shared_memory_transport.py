@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -123,7 +124,14 @@ class SharedMemoryTransport(MPITransport):
 
     def split(self, color: int, key: int) -> Transport:
         """Split the communicators; ranks that share memory do so in the parts as well."""
-        part = self._pair.split(color, key)
+        return self._part(self._pair.split(color, key))
+
+    def split_members(self, ranks: Sequence[int], tag: int) -> Transport:
+        """Make communicators for the ranks, which share memory there as well if they do here."""
+        return self._part(self._pair.split_members(ranks, tag))
+
+    def _part(self, part: CommunicatorPair) -> Transport:
+        """Return the transport over some ranks' communicators; collective over these."""
         members = allgather_records(part.comm, self.rank, int)
         known = self.shared_memory_group
         if known is None or not all(rank in known.processes for rank in members):

@@ -1,0 +1,157 @@
+"""Collectives on contiguous host tensors, by a group's transport; each call blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from asyncddp.integrations.torch_distributed.group_channel import TAG, GroupChannel
+from asyncddp.integrations.torch_distributed.reductions import GroupReduction
+from asyncddp.tensors.allocation import empty
+from asyncddp.transport.base import Request
+
+_GATHERED_BYTES = 1 << 14  # tensors up to this size go whole to all ranks for other reductions
+_COUNTABLE_BYTES = 1 << 30  # in all, that one allgather of the transport counts
+
+
+def barrier(channel: GroupChannel) -> None:
+    """Wait for all ranks."""
+    channel.finish(channel.transport.ibarrier())
+
+
+def broadcast(channel: GroupChannel, tensor: torch.Tensor, root: int) -> None:
+    """Replace a tensor by the root's."""
+    if channel.size > 1 and tensor.numel():
+        channel.finish(channel.transport.ibroadcast(tensor, root))
+
+
+def allreduce(channel: GroupChannel, tensor: torch.Tensor, reduction: GroupReduction) -> None:
+    """Reduce a tensor over all ranks, in place."""
+    if not tensor.numel():
+        return
+    flat = tensor.view(-1)
+    if reduction.is_sum:
+        wide = reduction.prepare(flat)
+        if channel.size > 1:
+            request = channel.transport.iallreduce(wide, None, reduction.divisor(channel.size))
+            channel.finish(request)
+        reduction.finish_sum(wide, channel.size)
+    elif tensor.nbytes <= _GATHERED_BYTES or channel.size <= 2:
+        wide = reduction.of(exchange_copies(channel, reduction.prepare(flat)))
+    else:
+        parts = flat.tensor_split(channel.size)
+        own = _reduce_own_part(channel, parts, reduction).to(flat.dtype)
+        allgather(channel, own, list(parts))
+        return
+    if wide.data_ptr() != flat.data_ptr():
+        flat.copy_(wide)
+
+
+def _reduce_own_part(
+    channel: GroupChannel, parts: Sequence[torch.Tensor], reduction: GroupReduction
+) -> torch.Tensor:
+    """Reduce part r of all ranks on rank r."""
+    terms = [empty(parts[channel.rank].shape, parts[0].dtype) for _ in range(channel.size)]
+    alltoall(channel, terms, parts)
+    return reduction.of([reduction.prepare(term) for term in terms])
+
+
+def reduce_scatter(
+    channel: GroupChannel,
+    out: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    reduction: GroupReduction,
+    whole: torch.Tensor | None = None,
+) -> None:
+    """Reduce part r of all ranks into ``out`` of rank r; ``whole`` has the parts one by one."""
+    alike = len({part.numel() for part in parts}) == 1
+    if not (reduction.is_sum and alike and channel.size > 1):
+        out.copy_(_reduce_own_part(channel, parts, reduction).view(out.shape))
+        return
+    if not out.numel():
+        return
+    joined = torch.cat([part.view(-1) for part in parts]) if whole is None else whole.view(-1)
+    given = reduction.prepare(joined)
+    total = out.view(-1)
+    if total.dtype != given.dtype:
+        total = empty(total.shape, given.dtype)
+    divisor = reduction.divisor(channel.size)
+    channel.finish(channel.transport.ireduce_scatter(given, total, divisor))
+    reduction.finish_sum(total, channel.size)
+    if total.data_ptr() != out.data_ptr():
+        out.view(-1).copy_(total)
+
+
+def allgather(channel: GroupChannel, own: torch.Tensor, outs: Sequence[torch.Tensor]) -> None:
+    """Send a tensor to all ranks; ``outs`` get those of all ranks, each in memory of its own."""
+    alltoall(channel, outs, [own] * channel.size)
+
+
+def allgather_whole(channel: GroupChannel, own: torch.Tensor, out: torch.Tensor) -> None:
+    """Send a tensor to all ranks; ``out`` gets those of all ranks, one after the other."""
+    if not out.numel():
+        return
+    if out.nbytes > _COUNTABLE_BYTES or channel.size == 1:
+        allgather(channel, own.view(-1), list(out.view(-1).chunk(channel.size)))
+        return
+    counts = [own.numel()] * channel.size
+    channel.finish(channel.transport.iallgather(own.view(-1), out.view(-1), counts))
+
+
+def exchange_copies(channel: GroupChannel, own: torch.Tensor) -> list[torch.Tensor]:
+    """Send a tensor to all ranks, and return those of all ranks, new but for the own one."""
+    outs = [own if r == channel.rank else empty(own.shape, own.dtype) for r in range(channel.size)]
+    alltoall(channel, outs, [own] * channel.size)
+    return outs
+
+
+def alltoall(
+    channel: GroupChannel, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]
+) -> None:
+    """Send part r to rank r; ``outs`` get what the ranks send to this one."""
+    own = channel.rank
+    order = [(own + distance) % channel.size for distance in range(1, channel.size)]
+    requests: list[Request] = []
+    with channel.messages_lock:
+        for peer in reversed(order):
+            if outs[peer].numel():
+                requests.append(channel.transport.irecv(outs[peer], peer, TAG))
+        for peer in order:
+            if parts[peer].numel():
+                requests.append(channel.transport.isend(parts[peer], peer, TAG))
+    if parts[own].data_ptr() != outs[own].data_ptr():
+        outs[own].view(-1).copy_(parts[own].view(-1))
+    channel.finish_messages(requests)
+
+
+def gather(
+    channel: GroupChannel, own: torch.Tensor, outs: Sequence[torch.Tensor], root: int
+) -> None:
+    """Send a tensor to the root, where ``outs`` get those of all ranks."""
+    here = channel.rank == root
+    with channel.messages_lock:
+        if here:
+            peers = [peer for peer in range(channel.size) if peer != root and outs[peer].numel()]
+            requests = [channel.transport.irecv(outs[peer], peer, TAG) for peer in peers]
+        else:
+            requests = [channel.transport.isend(own, root, TAG)] if own.numel() else []
+    if here and outs[root].data_ptr() != own.data_ptr():
+        outs[root].view(-1).copy_(own.view(-1))
+    channel.finish_messages(requests)
+
+
+def scatter(
+    channel: GroupChannel, out: torch.Tensor, parts: Sequence[torch.Tensor], root: int
+) -> None:
+    """Send part r from the root to rank r, into ``out``."""
+    here = channel.rank == root
+    with channel.messages_lock:
+        if here:
+            peers = [peer for peer in range(channel.size) if peer != root and parts[peer].numel()]
+            requests = [channel.transport.isend(parts[peer], peer, TAG) for peer in peers]
+        else:
+            requests = [channel.transport.irecv(out, root, TAG)] if out.numel() else []
+    if here and parts[root].data_ptr() != out.data_ptr():
+        out.view(-1).copy_(parts[root].view(-1))
+    channel.finish_messages(requests)

@@ -1,0 +1,130 @@
+"""The transport of one group with its deadlines: waits that end, and tell who is missing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch._C._distributed_c10d import Store
+
+from asyncddp.errors import PeerError, WaitTimeoutError
+from asyncddp.integrations.torch_distributed.store_meeting import WaitAnnouncements
+from asyncddp.transport import Transport
+from asyncddp.transport.base import Request
+
+_LOOK_AT_CLOCK = 64  # attempts
+TAG = 32767
+"""Tag of messages within collectives; those of ``send`` have lower ones."""
+
+
+@dataclass
+class RunningCollective:
+    """The collective that a group runs: its number in the group, verb and deadline."""
+
+    number: int
+    verb: str
+    timeout: float
+    started: float
+    announced: bool = False
+
+
+class _LockedRequest:
+    """Request of a message, which is tested by one thread at a time."""
+
+    def __init__(self, request: Request, lock: threading.Lock) -> None:
+        self._request, self._lock = request, lock
+
+    def done(self) -> bool:
+        with self._lock:
+            return self._request.done()
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._request.abandon()
+
+
+class GroupChannel:
+    """One group's transport, in which one collective runs at a time.
+
+    Attributes:
+        transport: Between the ranks of the group.
+        ranks: Their numbers in the world.
+        timeout: Seconds after which a wait raises, unless the verb has its own.
+        title: The group's name in messages.
+        failure: The error after which no verb of the group can run; None while all is well.
+        messages_lock: Held in calls of the transport that start or test messages.
+        patient: True while a thread beside a computation waits, which then polls less often.
+    """
+
+    def __init__(
+        self, transport: Transport, store: Store, ranks: Sequence[int], timeout: float, title: str
+    ) -> None:
+        self.transport, self.ranks, self.timeout, self.title = transport, ranks, timeout, title
+        self.rank, self.size = transport.rank, transport.size
+        self.failure: BaseException | None = None
+        self.messages_lock = threading.Lock()
+        self.patient = False
+        self._announcements = WaitAnnouncements(store, ranks, transport.rank)
+        self._count = 0
+        self._running = RunningCollective(0, "", timeout, 0.0)
+
+    def require_working(self, verb: str) -> None:
+        """Raise a PeerError if an earlier verb of the group has failed."""
+        if self.failure is not None:
+            raise PeerError(
+                f"rank {self.ranks[self.rank]}: {verb}: {self.title} cannot go on after "
+                f"{type(self.failure).__name__}: {self.failure}"
+            ) from self.failure
+
+    @contextmanager
+    def collective(self, verb: str, timeout: float | None) -> Iterator[None]:
+        """Run one collective inside, with its number in the group and its deadline."""
+        self.require_working(verb)
+        self._count += 1
+        seconds = self.timeout if timeout is None else timeout
+        self._running = RunningCollective(self._count, verb, seconds, time.monotonic())
+        try:
+            yield
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def finish(self, *requests: Request) -> None:
+        """Wait for requests of the running collective.
+
+        Raises:
+            WaitTimeoutError: Its deadline has passed; the message tells which ranks are missing.
+            PeerError: The transport or another verb of the group has failed.
+        """
+        backoff, attempt = self.transport.backoff, 0
+        for request in requests:
+            while not request.done():
+                attempt += 1
+                if attempt % _LOOK_AT_CLOCK == 0:
+                    self._check(requests)
+                backoff(attempt, background=self.patient)
+
+    def finish_messages(self, requests: Sequence[Request]) -> None:
+        """Wait for messages of the running collective; it raises what :meth:`finish` does."""
+        self.finish(*(_LockedRequest(request, self.messages_lock) for request in requests))
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        running = self._running
+        waited = time.monotonic() - running.started
+        delay = self._announcements.delay(running.timeout)
+        if not running.announced and waited > delay:
+            running.announced = True
+            self._announcements.announce(running.number, running.verb)
+        if self.failure is None and waited <= running.timeout + delay:
+            return
+        for request in requests:
+            request.abandon()
+        self.require_working(running.verb)
+        raise WaitTimeoutError(
+            f"rank {self.ranks[self.rank]}: {running.verb} (collective {running.number} of "
+            f"{self.title}) was not done in {running.timeout:g} s; "
+            f"{self._announcements.explain(running.number, running.verb)}"
+        )

@@ -1,0 +1,256 @@
+"""The process group that torch calls: verbs in, works out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.torch_distributed import collective_verbs as verbs
+from asyncddp.integrations.torch_distributed import collectives
+from asyncddp.integrations.torch_distributed.arguments import (
+    VerbOptions,
+    as_list,
+    as_lists,
+    verb_options,
+)
+from asyncddp.integrations.torch_distributed.group_base import GroupBase
+from asyncddp.integrations.torch_distributed.host_buffers import check_tensors
+from asyncddp.integrations.torch_distributed.reductions import reduction_for
+from asyncddp.torch_modes import uncompiled
+
+
+class AsyncDDPProcessGroup(GroupBase):
+    """Process group of torch over a transport of its own; made by ``init_process_group``.
+
+    Each verb takes what torch's own groups take, in all forms, and returns a work.
+    """
+
+    @uncompiled
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
+        """Reduce a tensor over all ranks, in place."""
+        return self._allreduce("allreduce", as_list(tensors), verb_options(opts, timeout=timeout))
+
+    @uncompiled
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
+        """Reduce tensors over all ranks, in place, as one where they have one dtype."""
+        return self._allreduce("allreduce_coalesced", as_list(tensors), verb_options(opts))
+
+    def _allreduce(self, verb: str, tensors: list[torch.Tensor], options: VerbOptions) -> dist.Work:
+        check_tensors(verb, tensors)
+        programs = []
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            same = [tensor for tensor in tensors if tensor.dtype == dtype]
+            reduction = reduction_for(verb, options.op, same[0])
+            programs.append(partial(verbs.allreduce, self.channel, same, reduction))
+        return self._submit(verb, options, verbs.sequence(programs), tensors)
+
+    @uncompiled
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None
+    ) -> dist.Work:
+        """Reduce a tensor over all ranks, into that of the root."""
+        options, given = verb_options(opts, op=op, timeout=timeout), as_list(tensors)
+        check_tensors("reduce", given)
+        root = self._root("reduce", options)
+        programs = [
+            partial(
+                verbs.reduce,
+                self.channel,
+                tensor,
+                reduction_for("reduce", options.op, tensor),
+                root,
+            )
+            for tensor in given
+        ]
+        return self._submit("reduce", options, verbs.sequence(programs), given)
+
+    @uncompiled
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
+        """Replace a tensor by the root's."""
+        options, given = verb_options(opts, timeout=timeout), as_list(tensors)
+        check_tensors("broadcast", given)
+        root = self._root("broadcast", options)
+        return self._submit(
+            "broadcast", options, partial(verbs.broadcast, self.channel, given, root), given
+        )
+
+    @uncompiled
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Gather the tensors of all ranks into a list of tensors."""
+        return self._allgather("allgather", as_lists(outputs), as_list(inputs), verb_options(opts))
+
+    @uncompiled
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Gather each of several tensors into lists: one for each rank, or one for each tensor."""
+        lists, given = as_lists(outputs), as_list(inputs)
+        if len(lists) == self.channel.size and all(len(one) == len(given) for one in lists):
+            lists = [list(column) for column in zip(*lists, strict=True)]
+        return self._allgather("allgather_coalesced", lists, given, verb_options(opts))
+
+    def _allgather(
+        self,
+        verb: str,
+        lists: list[list[torch.Tensor]],
+        inputs: list[torch.Tensor],
+        options: VerbOptions,
+    ) -> dist.Work:
+        programs = []
+        for outs, own in zip(lists, inputs, strict=True):
+            verbs.check_count(verb, "a list", outs, self.channel.size)
+            check_tensors(verb, [*outs, own])
+            programs.append(partial(verbs.allgather, self.channel, outs, own))
+        every = [out for outs in lists for out in outs]
+        alike = all(len({out.shape for out in outs}) == 1 for outs in lists)
+        value = (lambda: [torch.stack(outs) for outs in lists]) if alike else None
+        return self._submit(verb, options, verbs.sequence(programs), every, value)
+
+    @uncompiled
+    def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002
+        """Gather the tensors of all ranks into one tensor."""
+        return self._allgather_whole("all_gather_single", [output], [input], verb_options(opts))
+
+    all_gather_single = _allgather_base
+
+    @uncompiled
+    def allgather_into_tensor_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> dist.Work:
+        """Gather several tensors of all ranks into one tensor each."""
+        verb = "all_gather_single_coalesced"
+        return self._allgather_whole(verb, as_list(outputs), as_list(inputs), verb_options(opts))
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def _allgather_whole(
+        self,
+        verb: str,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        options: VerbOptions,
+    ) -> dist.Work:
+        check_tensors(verb, [*outputs, *inputs])
+        programs = []
+        for out, own in zip(outputs, inputs, strict=True):
+            if out.numel() != own.numel() * self.channel.size or out.dtype != own.dtype:
+                raise ArgumentError(
+                    f"{verb}: expected a result of {own.numel() * self.channel.size} elements of "
+                    f"{own.dtype}, got {out.numel()} of {out.dtype}"
+                )
+            programs.append(partial(verbs.allgather_whole, self.channel, out, own))
+        return self._submit(verb, options, verbs.sequence(programs), outputs)
+
+    @uncompiled
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
+        """Gather the tensors of all ranks into a list on the root."""
+        options = verb_options(opts, timeout=timeout)
+        root, own = self._root("gather", options), as_list(inputs)[0]
+        outs = as_lists(outputs)[0] if self.channel.rank == root else []
+        if self.channel.rank == root:
+            verbs.check_count("gather", "a list", outs, self.channel.size)
+        check_tensors("gather", [*outs, own])
+        program = partial(verbs.gather, self.channel, outs, own, root)
+        return self._submit("gather", options, program, outs, inputs=[own])
+
+    @uncompiled
+    def scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> dist.Work:
+        """Send part r of the root's list to rank r."""
+        options = verb_options(opts, timeout=timeout)
+        root, out = self._root("scatter", options), as_list(outputs)[0]
+        parts = as_lists(inputs)[0] if self.channel.rank == root else []
+        if self.channel.rank == root:
+            verbs.check_count("scatter", "a list", parts, self.channel.size)
+        check_tensors("scatter", [*parts, out])
+        program = partial(verbs.scatter, self.channel, out, parts, root)
+        return self._submit("scatter", options, program, [out])
+
+    @uncompiled
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None
+    ) -> dist.Work:
+        """Reduce part r of the lists of all ranks into the tensor of rank r."""
+        options = verb_options(opts, timeout=timeout)
+        outs, programs = as_list(outputs), []
+        for out, parts in zip(outs, as_lists(inputs), strict=True):
+            verbs.check_count("reduce_scatter", "a list", parts, self.channel.size)
+            check_tensors("reduce_scatter", [out, *parts])
+            reduction = reduction_for("reduce_scatter", options.op, out)
+            programs.append(partial(verbs.reduce_scatter, self.channel, out, parts, reduction))
+        return self._submit("reduce_scatter", options, verbs.sequence(programs), outs)
+
+    @uncompiled
+    def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002
+        """Reduce the parts of one tensor, of equal length, each into the tensor of its rank."""
+        return self.reduce_scatter_tensor_coalesced([output], [input], opts)
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    @uncompiled
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> dist.Work:
+        """Reduce the parts of several tensors, each into the tensor of its rank."""
+        verb, options = "reduce_scatter_single", verb_options(opts)
+        outs, programs = as_list(outputs), []
+        for out, whole in zip(outs, as_list(inputs), strict=True):
+            check_tensors(verb, [out, whole])
+            if whole.numel() != out.numel() * self.channel.size or out.dtype != whole.dtype:
+                raise ArgumentError(
+                    f"{verb}: expected an input of {out.numel() * self.channel.size} elements of "
+                    f"{out.dtype}, got {whole.numel()} of {whole.dtype}"
+                )
+            reduction = reduction_for(verb, options.op, out)
+            arguments = self.channel, out, whole, reduction
+            programs.append(partial(verbs.reduce_scatter_whole, *arguments))
+        return self._submit(verb, options, verbs.sequence(programs), outs)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    @uncompiled
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
+        """Send part r of a list to rank r, and receive into another list."""
+        outs, parts = as_list(outputs), as_list(inputs)
+        for tensors in (outs, parts):
+            verbs.check_count("alltoall", "a list", tensors, self.channel.size)
+            check_tensors("alltoall", tensors)
+        program = partial(verbs.alltoall, self.channel, outs, parts)
+        return self._submit("alltoall", verb_options(opts), program, outs)
+
+    @uncompiled
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,  # noqa: A002
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+    ) -> dist.Work:
+        """Send rows of one tensor to each rank, and receive rows into another."""
+        verb, size = "all_to_all_single", self.channel.size
+        check_tensors(verb, [output, input])
+        verbs.check_rows(verb, output, output_split_sizes, size)
+        verbs.check_rows(verb, input, input_split_sizes, size)
+        splits = tuple(output_split_sizes), tuple(input_split_sizes)
+        program = partial(verbs.alltoall_whole, self.channel, output, input, *splits)
+        return self._submit(verb, verb_options(opts), program, [output])
+
+    all_to_all_single = alltoall_base
+
+    @uncompiled
+    def barrier(self, opts: Any = None, timeout: Any = None) -> dist.Work:
+        """Wait for all ranks."""
+        options = verb_options(opts, timeout=timeout)
+        return self._submit("barrier", options, partial(collectives.barrier, self.channel), [])
+
+    def _root(self, verb: str, options: VerbOptions) -> int:
+        if not 0 <= options.root < self.channel.size:
+            raise ArgumentError(
+                f"{verb}: argument root: expected 0 to {self.channel.size - 1}, got {options.root}"
+            )
+        return options.root

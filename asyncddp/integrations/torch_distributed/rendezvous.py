@@ -1,0 +1,112 @@
+"""Rendezvous by MPI: the store's address travels by MPI, for ``mpi://`` and a bare ``env://``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import timedelta
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs, urlparse
+
+import torch
+from torch._C._distributed_c10d import Store, TCPStore
+
+from asyncddp.context.launcher_environment import launcher_rank_and_size
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.integrations.torch_distributed.world import TorchWorld
+from asyncddp.tensors.allocation import make_tensor, zeros
+from asyncddp.transport import Transport
+
+Meeting: TypeAlias = Iterator[tuple[Store, int, int]]
+SCHEME = "mpi"
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+_ADDRESS_BYTES = 256
+_BACKLOG = 4096  # connections that wait to be accepted
+
+
+def register_rendezvous() -> None:
+    """Register ``mpi://``, and let ``env://`` use it where nobody has set MASTER_ADDR."""
+    module = sys.modules["torch.distributed.rendezvous"]  # a function of torch has the same name
+    handlers = module._rendezvous_handlers
+    if SCHEME not in handlers:
+        module.register_rendezvous_handler(SCHEME, mpi_rendezvous)
+        handlers["env"] = _env_or_mpi(handlers["env"])
+
+
+def mpi_rendezvous(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) -> Meeting:
+    """Meet by MPI: yields a store on rank 0, this rank, and how many there are; collective.
+
+    The store listens on this machine alone where all ranks are on it.
+
+    Args:
+        url: ``mpi://``, with what init_process_group was told as ``?rank=0&world_size=4``.
+        timeout: How long to wait for the other ranks.
+        **_: What torch gives other rendezvous.
+
+    Raises:
+        EnvironmentProblem: Rank or world size are others than MPI's; the message has both numbers.
+        WaitTimeoutError: Some ranks have not come.
+    """
+    world = TorchWorld.open(timeout.total_seconds()).every
+    told = parse_qs(urlparse(url).query)
+    for name, own in (("rank", world.rank), ("world_size", world.size)):
+        given = int(told.get(name, [-1])[0])
+        if given not in (-1, own):
+            raise EnvironmentProblem(
+                f"init_process_group: argument {name}: got {given}, but MPI says {own}; expected "
+                f"MPI's number, or none: leave {name} away with init_method='mpi://'"
+            )
+    yield _open_store(world, timeout), world.rank, world.size
+    raise RuntimeError("mpi:// cannot meet again; call init_process_group anew")
+
+
+def _open_store(world: Transport, timeout: timedelta) -> Store:
+    """Open the store of rank 0 and connect all ranks to it; collective."""
+    seconds = timeout.total_seconds()
+    mine = make_tensor([world.machine_id()], torch.int64)
+    machines = world.allgather(mine, [1] * world.size, seconds).tolist()
+    text = zeros((_ADDRESS_BYTES,), torch.uint8)
+    store: Store | None = None
+    if world.rank == 0:
+        host, bind = "127.0.0.1", "127.0.0.1"
+        if len(set(machines)) > 1:
+            host, bind = os.environ.get("MASTER_ADDR", socket.gethostname()), ""
+        with closing(socket.socket()) as listener:
+            listener.bind((bind, 0))
+            listener.listen(_BACKLOG)
+            port = listener.getsockname()[1]
+            store = _store(host, port, world.size, timeout, listener.detach())
+        data = f"{host} {port}".encode()
+        text[: len(data)] = make_tensor(list(data), torch.uint8)
+    world.broadcast(text, 0, seconds)
+    host, _, port_text = bytes(text.tolist()).rstrip(b"\0").decode().partition(" ")
+    return store or _store(host, int(port_text), world.size, timeout)
+
+
+def _store(
+    host: str, port: int, size: int, timeout: timedelta, listening: int | None = None
+) -> Store:
+    return TCPStore(
+        host_name=host,
+        port=port,
+        world_size=size,
+        is_master=listening is not None,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening,
+    )
+
+
+def _env_or_mpi(torchs: Callable[..., Meeting]) -> Callable[..., Meeting]:
+    """Return ``env://`` that asks MPI where nobody has set MASTER_ADDR, and MPI has a launcher."""
+
+    def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Meeting:
+        alone = launcher_rank_and_size(os.environ)[1] == 1
+        if alone or "MASTER_ADDR" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
+            return torchs(url, *args, **kwargs)
+        return mpi_rendezvous(url, *args, **kwargs)
+
+    return env_rendezvous

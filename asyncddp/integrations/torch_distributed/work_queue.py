@@ -1,0 +1,136 @@
+"""Queue of a group's collectives: one at a time, in the order of their calls."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from asyncddp.integrations.torch_distributed.work import GroupWork
+
+_ALIVE = 256  # works that are kept after their end: torch's C++ may still hold the object
+_ALIVE_BYTES = 1 << 16  # of the tensors of each
+Program: TypeAlias = Callable[[], None]
+
+
+class QueuedWork(GroupWork):
+    """Work of a collective, which runs when all earlier ones of its group have ended."""
+
+    queue: WorkQueue
+    program: Program
+
+    def _wait_until_ended(self, seconds: float | None) -> bool:
+        if seconds is None:
+            self.queue.run_until(self)
+        return self._ended.wait(seconds)
+
+
+class WorkQueue:
+    """First in, first out, on a thread of its own, or on threads that wait for a work.
+
+    A blocking work runs on the caller's thread where nothing is under way. One that is submitted by
+    a callback of a work that is running runs at once: the order is the same on all ranks, and
+    nobody else could run it.
+    """
+
+    def __init__(self, title: str, set_patient: Callable[[bool], None]) -> None:
+        self._title, self._set_patient = title, set_patient
+        self._waiting: deque[QueuedWork] = deque()
+        self._changed = threading.Condition()
+        self._turn = threading.Lock()  # held while a work runs
+        self._runner: int | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._alive: deque[GroupWork] = deque(maxlen=_ALIVE)
+
+    def submit(self, work: QueuedWork, program: Program, *, blocking: bool) -> None:
+        """Run a work at once if it is ``blocking`` and nothing is under way, or let it wait."""
+        work.queue, work.program = self, program
+        if sum(one.nbytes for one in work.outputs) <= _ALIVE_BYTES:
+            self._alive.append(work)
+        if self._runner == threading.get_ident():
+            _run_program(work)
+            return
+        if blocking and not self._waiting and self._turn.acquire(blocking=False):
+            if not self._waiting:
+                self._run(work, patient=False)
+                return
+            self._turn.release()
+        with self._changed:
+            self._waiting.append(work)
+            self._start_thread()
+            self._changed.notify()
+
+    def run_until(self, work: QueuedWork) -> None:
+        """Run waiting works on this thread until one has ended, unless another thread does."""
+        if self._runner == threading.get_ident():  # within a callback, where the turn is taken
+            while not work.is_completed() and self._waiting:
+                _run_program(self._waiting.popleft())
+            return
+        self._set_patient(False)
+        while not work.is_completed() and self._turn.acquire(blocking=False):
+            if not self._run_next(patient=False):
+                return
+
+    def close(self) -> None:
+        """Run what is waiting, and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run_next(self, *, patient: bool) -> bool:
+        """Run the first waiting work; the caller has taken the turn, and it is given back."""
+        try:
+            work = self._waiting.popleft()
+        except IndexError:
+            self._turn.release()
+            return False
+        self._run(work, patient=patient)
+        return True
+
+    def _run(self, work: QueuedWork, *, patient: bool) -> None:
+        """Run a work; the caller has taken the turn, and it is given back."""
+        self._runner = threading.get_ident()
+        self._set_patient(patient)
+        try:
+            error = _run_program(work)
+        finally:
+            self._runner = None
+            self._turn.release()
+        if self._waiting:
+            with self._changed:
+                self._changed.notify()
+        if error is not None and not isinstance(error, Exception):
+            raise error  # such as KeyboardInterrupt
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            name = f"asyncddp: {self._title}"
+            self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+            self._thread.start()
+
+    def _loop(self) -> None:
+        torch.set_grad_enabled(False)
+        while self._wait_for_work():
+            self._turn.acquire()
+            self._run_next(patient=True)
+
+    def _wait_for_work(self) -> bool:
+        """Wait until a work is waiting; return False once the queue is closed and empty."""
+        with self._changed:
+            while not self._waiting:
+                if self._closed:
+                    return False
+                self._changed.wait()
+        return True
+
+
+def _run_program(work: QueuedWork) -> BaseException | None:
+    program = work.program
+    del work.program  # it holds tensors
+    return work.run(program)

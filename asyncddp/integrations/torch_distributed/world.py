@@ -1,0 +1,91 @@
+"""The MPI world behind process groups, apart from the library's own: opened once per process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Sequence
+
+from asyncddp.config import Config
+from asyncddp.context import crash_handler, launcher_environment
+from asyncddp.context.context import current, in_local_world
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.transport import Transport
+from asyncddp.transport.selection import open_transport
+from asyncddp.transport.startup_deadline import StartupDeadline
+
+_TAGS = 1 << 15
+_EXTENSION = "world of torch.distributed"
+
+
+class TorchWorld:
+    """Transports of this rank: between all ranks of MPI, and that of torch's default group."""
+
+    process: TorchWorld | None = None
+
+    def __init__(self, every: Transport) -> None:
+        self.every = every
+        self.default: Transport | None = None
+
+    @classmethod
+    def open(cls, timeout: float) -> TorchWorld:
+        """Return this rank's world; the first call is collective over all ranks and starts MPI.
+
+        Inside :func:`asyncddp.local_world` its ranks are the threads.
+
+        Raises:
+            EnvironmentProblem: Launchers contradict each other, or MPI cannot be used here.
+            WaitTimeoutError: Some ranks have not come within ``timeout`` seconds.
+        """
+        if in_local_world():
+            context = current()
+            if _EXTENSION not in context.extensions:
+                context.extensions[_EXTENSION] = cls(context.transport)
+            found: TorchWorld = context.extensions[_EXTENSION]
+            return found
+        if cls.process is None:
+            cls.process = cls(_open_transport(timeout))
+        return cls.process
+
+    def default_group(self, rank: int, size: int) -> Transport:
+        """Make the transport of the group of all ranks, numbered as torch does; collective.
+
+        Raises:
+            EnvironmentProblem: Torch has another number of ranks than MPI; the message has both.
+        """
+        if self.every.size != size:
+            raise EnvironmentProblem(
+                f"init_process_group: torch's world has {size} ranks (argument world_size or "
+                f"WORLD_SIZE), but MPI's has {self.every.size}: the two contradict each other. "
+                "Leave world_size away, unset WORLD_SIZE, or start as many ranks by MPI"
+            )
+        self.default = self.every.split(0, rank)
+        self.default.machine_id()  # tells it which peers are near; collective
+        return self.default
+
+    def part(self, ranks: Sequence[int], place: int, name: str) -> Transport:
+        """Make the transport of some ranks of the default group; collective over these alone.
+
+        Raises:
+            EnvironmentProblem: The default group is another backend's, and these are not all ranks.
+        """
+        if self.default is None:
+            return self.default_group(place, len(ranks))
+        transport = self.default.split_members(ranks, zlib.crc32(name.encode()) % _TAGS)
+        transport.machine_id()
+        return transport
+
+
+def _open_transport(timeout: float) -> Transport:
+    config = Config.from_environment(timeout=timeout)
+    launcher_environment.check_launchers(os.environ)
+    rank, size = launcher_environment.launcher_rank_and_size(os.environ)
+    if size > 1 and sys.excepthook is sys.__excepthook__:
+        crash_handler.install_crash_handler()  # an error on one rank ends the others, too
+    deadline = StartupDeadline(rank, size, config, crash_handler.end_run)
+    with crash_handler.joining_marker(config):
+        opened = open_transport(config.transport, deadline)
+    launcher_environment.check_size(opened.size, os.environ)
+    opened.machine_id()
+    return opened
