@@ -1,8 +1,8 @@
 """Runs torch's own tests of a backend on the ranks of one run: ``asyncddp run -np 4`` this file.
 
-The tests are those of ``DistributedTest._DistTestBase``, which torch's wheel holds. Each begins with
-``init_process_group`` and ends with ``destroy_process_group``. Rank 0 prints a line for each test, and
-at the end one of JSON: how many passed, why others were skipped, and what failed.
+The tests are those of ``DistributedTest._DistTestBase``, which torch's wheel holds. Each begins
+with ``init_process_group`` and ends with ``destroy_process_group``. Rank 0 prints a line for each
+test, and at the end one of JSON: how many passed, why others were skipped, and what failed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def outcome_of(cases: Any, name: str) -> str:
         return f"skipped: {skip}"
     except SystemExit as end:
         return f"skipped: {skips.get(end.code, f'exit code {end.code}')}"
-    except BaseException:  # whatever fails is reported
+    except BaseException:  # noqa: BLE001 - whatever fails is reported
         return f"failed: {traceback.format_exc()}\n{output.getvalue()}"
     finally:
         with contextlib.suppress(RuntimeError):

@@ -1,0 +1,306 @@
+"""What PyTorch builds on process groups, run on gloo and on asyncddp in the same ranks.
+
+Each case trains or moves something with the default group, whatever its backend, and returns
+tensors. With two ranks a sum has one order, so that both backends must give the same bits; with
+more of them the results agree to 1e-6.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+from torch.distributed.algorithms import Join
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import asyncddp.integrations.torch_distributed  # noqa: F401 - registers the backend
+
+Case = Callable[[], list[torch.Tensor]]
+CASES: dict[str, Case] = {}
+TIMEOUT = timedelta(seconds=60)
+STEPS = 3
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    """Layers, a norm with buffers, and one branch that not every batch uses."""
+
+    def __init__(self, *, branch: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(12, 40), nn.BatchNorm1d(40)
+        self.last = nn.Linear(40, 3)
+        self.branch = nn.Linear(40, 3) if branch else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm(self.first(x)))
+        if self.branch is not None and x.sum() > 0:
+            return self.branch(hidden)
+        return self.last(hidden)
+
+
+def batches(count: int = STEPS) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(17 + dist.get_rank())
+    return [
+        (torch.randn(8, 12, generator=generator), torch.randint(3, (8,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def seeded(model: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(5)
+    return model()
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, count: int = STEPS
+) -> list[torch.Tensor]:
+    losses = []
+    for x, y in batches(count):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def train_ddp(*, branch: bool = False, hook: Any = None, **modes: Any) -> list[torch.Tensor]:
+    model = DistributedDataParallel(
+        seeded(lambda: Net(branch=branch)), bucket_cap_mb=0.002, **modes
+    )
+    if hook is not None:
+        state, function = hook()
+        model.register_comm_hook(state, function)
+    losses = train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 2 * STEPS)
+    return [*losses, *(value.detach() for value in model.state_dict().values())]
+
+
+@case
+def ddp() -> list[torch.Tensor]:
+    return train_ddp()
+
+
+@case
+def ddp_static_graph() -> list[torch.Tensor]:
+    return train_ddp(static_graph=True)
+
+
+@case
+def ddp_unused_parameters() -> list[torch.Tensor]:
+    return train_ddp(branch=True, find_unused_parameters=True)
+
+
+@case
+def ddp_views() -> list[torch.Tensor]:
+    return train_ddp(gradient_as_bucket_view=True)
+
+
+@case
+def ddp_hooks() -> list[torch.Tensor]:
+    def power() -> Any:
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
+        )
+        return state, powerSGD_hook.powerSGD_hook
+
+    plain = (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook)
+    found = [one for hook in plain for one in train_ddp(hook=lambda hook=hook: (None, hook))]
+    return found + train_ddp(hook=power)
+
+
+@case
+def ddp_no_sync() -> list[torch.Tensor]:
+    model = DistributedDataParallel(seeded(Net))
+    (x, y), (x2, y2) = batches(2)
+    with model.no_sync():
+        nn.functional.cross_entropy(model(x), y).backward()
+    nn.functional.cross_entropy(model(x2), y2).backward()
+    return [p.grad for p in model.parameters()]
+
+
+@case
+def join_of_uneven_inputs() -> list[torch.Tensor]:
+    model = DistributedDataParallel(seeded(Net))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Join([model]):
+        train(model, optimizer, 2 + dist.get_rank())
+    return [p.detach() for p in model.parameters()]
+
+
+@case
+def zero_redundancy_optimizer() -> list[torch.Tensor]:
+    model = DistributedDataParallel(seeded(Net))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    losses = train(model, optimizer)
+    optimizer.consolidate_state_dict(to=0)
+    return [*losses, *(p.detach() for p in model.parameters())]
+
+
+@case
+def fsdp2() -> list[torch.Tensor]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = seeded(lambda: nn.Sequential(nn.Linear(12, 30), nn.Tanh(), nn.Linear(30, 3)))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    losses = train(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    return [*losses, *(p.detach().full_tensor() for p in model.parameters())]
+
+
+@case
+def dtensor() -> list[torch.Tensor]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(3)
+    a, b = torch.randn(8, 12), torch.randn(12, 8)
+    left = distribute_tensor(a, mesh, [Shard(1)])
+    right = distribute_tensor(b, mesh, [Shard(0)])
+    product = left @ right  # a partial sum on each rank
+    assert isinstance(product, DTensor)
+    rows = product.redistribute(mesh, [Shard(0)])
+    columns = rows.redistribute(mesh, [Shard(1)])
+    whole = columns.redistribute(mesh, [Replicate()])
+    return [
+        rows.full_tensor(),
+        columns.full_tensor(),
+        whole.to_local(),
+        product.sum().full_tensor(),
+    ]
+
+
+@case
+def saved_checkpoint() -> list[torch.Tensor]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(9)
+    sharded = distribute_tensor(torch.randn(13, 4), mesh, [Shard(0)])
+    where = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(where)
+    checkpoint.save({"x": sharded}, checkpoint_id=where[0])
+    state = {"x": distribute_tensor(torch.zeros(13, 4), mesh, [Shard(0)])}
+    checkpoint.load(state, checkpoint_id=where[0])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for path in Path(str(where[0])).glob("*"):
+            path.unlink()
+        for path in Path(str(where[0])).glob(".*"):
+            path.unlink()
+        Path(str(where[0])).rmdir()
+    return [state["x"].full_tensor()]
+
+
+@case
+def objects() -> list[torch.Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = {"rank": rank, "tensor": torch.full((2 + rank,), float(rank))}
+    every: list[Any] = [None] * size
+    dist.all_gather_object(every, mine)
+    there: list[Any] | None = [None] * size if rank == 0 else None
+    dist.gather_object(mine, there, dst=0)
+    sent: list[Any] = [mine if rank == 1 else None]
+    dist.broadcast_object_list(sent, src=1)
+    got: list[Any] = [None]
+    dist.scatter_object_list(got, [{"to": to} for to in range(size)] if rank == 0 else None, src=0)
+    assert got[0] == {"to": rank}, got
+    passed: list[Any] = [mine]
+    if rank == 0:
+        dist.send_object_list(passed, dst=1)
+    elif rank == 1:
+        dist.recv_object_list(passed, src=0)
+        assert passed[0]["rank"] == 0
+    return [one["tensor"] for one in [*every, *(there or []), sent[0]]]
+
+
+@case
+def point_to_point() -> list[torch.Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    out, back = torch.zeros(50_000), torch.zeros(3)
+    requests = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, torch.full((50_000,), float(rank)), (rank + 1) % size),
+            dist.P2POp(dist.irecv, out, (rank - 1) % size),
+        ]
+    )
+    for request in requests:
+        request.wait()
+    if rank == 0:
+        for _ in range(size - 1):
+            assert 0 < dist.recv(back) < size
+    else:
+        dist.send(torch.ones(3), 0)
+    return [out, back]
+
+
+@case
+def verbs() -> list[torch.Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    found = []
+    for dtype in (torch.float32, torch.float64, torch.int64, torch.uint8):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+            for count in (0, 1, 5000):
+                x = torch.randint(0, 3, (count,)).to(dtype)
+                dist.all_reduce(x, op=op)
+                found.append(x)
+    x = torch.randn(3, 5).t()  # strided
+    dist.all_reduce(x)
+    out = torch.zeros(2)
+    dist.scatter(
+        out, [torch.full((2,), float(r)) for r in range(size)] if rank == 1 else None, src=1
+    )
+    gathered = [torch.zeros(2) for _ in range(size)] if rank == 0 else None
+    dist.gather(out, gathered, dst=0)
+    x2 = torch.randn(4)
+    dist.reduce(x2, dst=1)
+    sizes = [r + 1 for r in range(size)]
+    received = torch.zeros(size * (rank + 1))
+    dist.all_to_all_single(received, torch.arange(float(sum(sizes))), [rank + 1] * size, sizes)
+    part = torch.zeros(6)
+    dist.reduce_scatter_tensor(part, torch.randn(6 * size))
+    reduced = [x2] if rank == 1 else []  # gloo overwrites the others' tensors
+    return [*found, x, out, *(gathered or []), *reduced, received, part]
+
+
+def run_all(backend: str, init_method: str) -> dict[str, list[torch.Tensor]]:
+    dist.init_process_group(backend, init_method=init_method, timeout=TIMEOUT)
+    try:
+        return {name: copy.deepcopy(function()) for name, function in CASES.items()}
+    finally:
+        dist.destroy_process_group()
+
+
+def compare() -> None:
+    """Run all cases on both backends, and say how they differ."""
+    theirs = run_all("gloo", "mpi://")
+    ours = run_all("asyncddp", "mpi://")
+    for name, expected in theirs.items():
+        pairs = list(zip(ours[name], expected, strict=True))
+        same = all(torch.equal(mine, other) for mine, other in pairs)
+        close = functools.partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
+        near = all(close(mine.double(), other.double()) for mine, other in pairs)
+        outcome = "equal" if same else "near" if near else "DIFFERENT"
+        sys.stdout.write(f"rank {os.environ['RANK']} {name}: {outcome}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    compare()
