@@ -88,7 +88,7 @@ def absent_from_new_group() -> None:
     join(SHORT)
     ranks = list(range(dist.get_world_size()))
     if RANK == 0:
-        tell("group", lambda: dist.new_group(ranks, use_local_synchronization=True))
+        tell("group", lambda: dist.new_group(ranks, timeout=SHORT, use_local_synchronization=True))
     meet()
 
 

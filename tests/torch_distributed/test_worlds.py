@@ -1,0 +1,103 @@
+"""How ranks meet, and that torch's verbs and the library's go on at the same time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support import run_on_mpirun, run_to_end
+
+pytestmark = pytest.mark.launches
+MEET = """
+import os, sys, torch, torch.distributed as dist
+import asyncddp.integrations.torch_distributed
+for method in (None, "mpi://"):
+    dist.init_process_group("asyncddp", init_method=method)
+    x = torch.tensor([1.0 + dist.get_rank()])
+    dist.all_reduce(x)
+    print("rank", dist.get_rank(), os.environ["LOCAL_RANK"], "sum", x.item(), flush=True)
+    dist.destroy_process_group()
+"""
+BOTH = """
+import torch, torch.distributed as dist, asyncddp as bf
+import asyncddp.integrations.torch_distributed
+bf.init()
+dist.init_process_group("asyncddp", init_method="mpi://")
+rank, size = dist.get_rank(), dist.get_world_size()
+halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+for step in range(20):
+    ours = torch.full((60_000,), float(rank + step))
+    theirs, part = ours.clone(), ours.clone()
+    work = dist.all_reduce(theirs, async_op=True)
+    mixed = bf.neighbor_allreduce_nonblocking(ours)
+    other = dist.all_reduce(part, group=halves[rank // 2], async_op=True)
+    mean = bf.allreduce(ours)
+    assert torch.equal(theirs if work.wait() else ours, torch.full_like(ours, 6.0 + 4 * step))
+    other.wait()
+    assert torch.equal(part, torch.full_like(ours, [1.0, 5.0][rank // 2] + 2 * step))
+    assert torch.allclose(mean, torch.full_like(ours, 1.5 + step))
+    assert mixed.wait().shape == ours.shape
+bf.shutdown()
+dist.barrier()
+dist.destroy_process_group()
+bf.init()
+dist.init_process_group("asyncddp", init_method="mpi://")
+x = torch.ones(1)
+dist.all_reduce(x)
+print("again", x.item(), bf.allreduce(x).item(), flush=True)
+"""
+DIES = """
+import torch, torch.distributed as dist
+import asyncddp.integrations.torch_distributed
+dist.init_process_group("asyncddp", init_method="mpi://")
+dist.barrier()
+if dist.get_rank() == 1:
+    raise ValueError("rank 1 has lost its data")
+dist.all_reduce(torch.ones(10))
+"""
+LATE = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import asyncddp.integrations.torch_distributed
+dist.init_process_group("asyncddp", init_method="mpi://")
+model = DistributedDataParallel(torch.nn.Linear(3, 3))
+model(torch.ones(2, 3)).sum().backward()
+work = dist.all_reduce(torch.ones(300_000), async_op=True)
+print("left", flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["mpirun", "asyncddp run"])
+def test_env_and_mpi_rendezvous_work_under_each_launcher(way: str, tmp_path: Path) -> None:
+    """``mpirun`` sets no MASTER_ADDR; with ``asyncddp run`` torch's own ``env://`` is taken."""
+    if way == "mpirun":
+        ended = run_on_mpirun(2, MEET, tmp_path)
+    else:
+        script = tmp_path / "script.py"
+        script.write_text(MEET, encoding="utf-8")
+        ended = run_to_end(["asyncddp", "run", "-np", "2", str(script)])
+    assert ended.code == 0, ended
+    for rank in range(2):
+        assert ended.stdout.count(f"rank {rank} {rank} sum 3.0") == 2, ended
+
+
+def test_verbs_of_torch_and_of_the_library_go_on_at_the_same_time(tmp_path: Path) -> None:
+    ended = run_on_mpirun(4, BOTH, tmp_path)
+    assert ended.code == 0, ended
+    assert ended.stdout.count("again 4.0 4.0") == 4, ended
+
+
+def test_a_rank_that_raises_ends_all_and_says_why(tmp_path: Path) -> None:
+    ended = run_on_mpirun(3, DIES, tmp_path, timeout=60.0)
+    assert ended.code != 0, ended
+    assert not ended.timed_out, ended
+    assert not ended.left, ended
+    assert "rank 1 has lost its data" in ended.stderr + ended.stdout, ended
+
+
+def test_a_script_that_never_destroys_its_group_ends(tmp_path: Path) -> None:
+    ended = run_on_mpirun(2, LATE, tmp_path, timeout=60.0)
+    assert ended.code == 0, ended
+    assert len(re.findall("left", ended.stdout)) == 2, ended
