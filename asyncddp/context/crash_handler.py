@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -69,6 +70,8 @@ def joining_marker(config: Config) -> Iterator[None]:
 def _excepthook(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        sys.stderr = sys.__stderr__  # the hook of torch.distributed collects what this one prints
     end_run(error.with_traceback(trace))
 
 

@@ -108,7 +108,7 @@ def main(
     show_header(console, facts)
     console.print()
     for name in names:
-        bench = cast("BenchModule", importlib.import_module(f"benchmarks.{name}"))
+        bench = cast("BenchModule", importlib.import_module(f"benchmarks.{name.replace('-', '_')}"))
         for one in bench.tables(world, quick=quick):
             if isinstance(one, TimingTable):
                 session.table(one, console)
