@@ -82,7 +82,7 @@ def reduction_for(verb: str, op: Any, tensor: torch.Tensor) -> GroupReduction:
         ArgumentError: The operator has no meaning for the dtype, or is unknown.
         DtypeError: The dtype cannot be reduced.
     """
-    given: Any = op if isinstance(op, ReduceOp) else ReduceOp(op)
+    given: Any = op if hasattr(op, "op") else ReduceOp(op)  # isinstance says yes to both
     kind, factor = given.__getstate__()
     chosen = _OPERATORS.get(kind)
     traits = dtype_traits_of(tensor, verb)
