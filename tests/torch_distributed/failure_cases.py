@@ -29,8 +29,11 @@ def tell(what: str, call: Callable[[], object]) -> None:
     sys.stdout.flush()
 
 
-def join(timeout: timedelta = timedelta(seconds=60)) -> None:
-    dist.init_process_group("asyncddp", init_method="mpi://", timeout=timeout)
+def join(timeout: timedelta | None = None) -> None:
+    dist.init_process_group("asyncddp", init_method="mpi://", timeout=timedelta(seconds=60))
+    dist.barrier()
+    if timeout is not None:
+        dist.distributed_c10d._get_default_group().set_timeout(timeout)
 
 
 def meet() -> None:
@@ -117,6 +120,11 @@ def other_world_size() -> None:
 
 def misspelt_backend() -> None:
     tell("backend", lambda: dist.init_process_group("asyncdp", init_method="mpi://"))
+
+
+def mixed_backends() -> None:
+    mixture = "cpu:asyncddp,cuda:gloo"
+    tell("mixture", lambda: dist.init_process_group(mixture, init_method="mpi://"))
 
 
 def main(name: str) -> None:

@@ -29,7 +29,7 @@ def test_a_rank_that_misses_a_collective_is_named(tmp_path: Path) -> None:
     found = told("absent_from_collective", 3, tmp_path)
     for rank in (0, 2):
         error = found[rank, "collective"]
-        assert error.startswith(f"WaitTimeoutError: rank {rank}: allreduce (collective 1 of ")
+        assert error.startswith(f"WaitTimeoutError: rank {rank}: allreduce (collective 2 of ")
         assert error.endswith("was not done in 1 s; missing: rank 1")
         assert NO_MORE in found[rank, "next"]
     assert [found[rank, "second init"] for rank in range(3)] == ["returned 3.0"] * 3
@@ -87,3 +87,10 @@ def test_a_world_that_contradicts_mpis_is_an_error_with_both_numbers(tmp_path: P
 def test_a_misspelt_backend_is_an_error(tmp_path: Path) -> None:
     found = told("misspelt_backend", 2, tmp_path)
     assert all("asyncdp" in text.lower() for text in found.values()), found
+
+
+def test_a_second_backend_in_one_group_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    found = told("mixed_backends", 2, tmp_path)
+    for rank in range(2):
+        assert "got gloo for cuda beside asyncddp" in found[rank, "mixture"], found
+        assert "torch.distributed.new_group(backend='gloo')" in found[rank, "mixture"], found

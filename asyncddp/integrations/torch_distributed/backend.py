@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import torch.distributed as dist
 
+from asyncddp.errors import ArgumentError
 from asyncddp.integrations.torch_distributed.process_group import AsyncDDPProcessGroup
 from asyncddp.integrations.torch_distributed.rendezvous import register_rendezvous
 from asyncddp.integrations.torch_distributed.store_meeting import meet_in_store
@@ -38,9 +40,11 @@ def create_process_group(options: Any, _: Any = None) -> AsyncDDPProcessGroup:
         The process group.
 
     Raises:
+        ArgumentError: Another backend is asked for as well, as in ``"cpu:asyncddp,cuda:nccl"``.
         EnvironmentProblem: Torch's world is another one than MPI's.
         WaitTimeoutError: A member has not come by the group's timeout.
     """
+    _refuse_mixtures(sys._getframe(1).f_locals.get("backend_config"))
     members = list(options.global_ranks_in_group)
     ranks = members or range(options.group_size)
     rank, timeout = options.group_rank, options.timeout.total_seconds()
@@ -52,3 +56,19 @@ def create_process_group(options: Any, _: Any = None) -> AsyncDDPProcessGroup:
     else:
         transport = world.default_group(rank, options.group_size)
     return AsyncDDPProcessGroup(transport, options.store, ranks, timeout, title)
+
+
+def _refuse_mixtures(config: Any) -> None:
+    """Raise an ArgumentError where torch's configuration names another backend for some device.
+
+    Torch would drop the other one without a word, since a group in Python stands for all devices.
+    """
+    named = {} if config is None else config.get_device_backend_map()
+    others = {device: name for device, name in named.items() if name != BACKEND}
+    if others:
+        device, name = next(iter(others.items()))
+        raise ArgumentError(
+            f"init_process_group: argument backend: got {name} for {device} beside {BACKEND}; "
+            f"expected one backend for a group: make one of each, the second by "
+            f"torch.distributed.new_group(backend={name!r})"
+        )

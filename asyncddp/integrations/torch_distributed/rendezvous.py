@@ -83,7 +83,9 @@ def _open_store(world: Transport, timeout: timedelta) -> Store:
         text[: len(data)] = make_tensor(list(data), torch.uint8)
     world.broadcast(text, 0, seconds)
     host, _, port_text = bytes(text.tolist()).rstrip(b"\0").decode().partition(" ")
-    return store or _store(host, int(port_text), world.size, timeout)
+    store = store or _store(host, int(port_text), world.size, timeout)
+    world.barrier(seconds)  # rank 0, if it fails at once, closes nothing that others connect to
+    return store
 
 
 def _store(
