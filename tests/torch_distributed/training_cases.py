@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -231,6 +231,37 @@ def objects() -> list[torch.Tensor]:
 
 
 @case
+def torchmetrics_synchronisation() -> list[torch.Tensor]:
+    from torchmetrics.aggregation import CatMetric, MeanMetric
+    from torchmetrics.classification import MulticlassAccuracy
+
+    accuracy, mean, every = MulticlassAccuracy(3), MeanMetric(), CatMetric()
+    for x, y in batches(2 + dist.get_rank()):  # lists of uneven lengths
+        accuracy.update(x[:, :3], y)
+        mean.update(x)
+        every.update(x[:, 0])
+    return [accuracy.compute(), mean.compute(), every.compute()]
+
+
+@case
+def compiled_functional_collectives() -> list[torch.Tensor]:
+    from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
+
+    @torch.compile(backend="eager")
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return all_gather_tensor(all_reduce(2 * x, "sum", dist.group.WORLD), 0, dist.group.WORLD)
+
+    @torch.compile(backend="eager")
+    def in_place(x: torch.Tensor) -> torch.Tensor:
+        y = 3 * x
+        dist.all_reduce(y)
+        return y + 1
+
+    x = torch.arange(4.0) + dist.get_rank()
+    return [both(x), in_place(x)]
+
+
+@case
 def point_to_point() -> list[torch.Tensor]:
     rank, size = dist.get_rank(), dist.get_world_size()
     out, back = torch.zeros(50_000), torch.zeros(3)
@@ -280,18 +311,17 @@ def verbs() -> list[torch.Tensor]:
     return [*found, x, out, *(gathered or []), *reduced, received, part]
 
 
-def run_all(backend: str, init_method: str) -> dict[str, list[torch.Tensor]]:
-    dist.init_process_group(backend, init_method=init_method, timeout=TIMEOUT)
+def run_all(backend: str, names: Sequence[str]) -> dict[str, list[torch.Tensor]]:
+    dist.init_process_group(backend, init_method="mpi://", timeout=TIMEOUT)
     try:
-        return {name: copy.deepcopy(function()) for name, function in CASES.items()}
+        return {name: copy.deepcopy(CASES[name]()) for name in names}
     finally:
         dist.destroy_process_group()
 
 
-def compare() -> None:
-    """Run all cases on both backends, and say how they differ."""
-    theirs = run_all("gloo", "mpi://")
-    ours = run_all("asyncddp", "mpi://")
+def compare(names: Sequence[str] = ()) -> None:
+    """Run these cases, or all, on both backends, and say how they differ."""
+    theirs, ours = (run_all(backend, names or list(CASES)) for backend in ("gloo", "asyncddp"))
     for name, expected in theirs.items():
         pairs = list(zip(ours[name], expected, strict=True))
         same = all(torch.equal(mine, other) for mine, other in pairs)
@@ -303,4 +333,4 @@ def compare() -> None:
 
 
 if __name__ == "__main__":
-    compare()
+    compare(sys.argv[1:])

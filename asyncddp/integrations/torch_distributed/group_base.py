@@ -59,14 +59,12 @@ class GroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is for the
         super().__init__(transport.rank, transport.size)
         self.channel = GroupChannel(transport, store, ranks, timeout, title)
         self._store, self._names = store, {"name": "", "description": ""}
-        self._queue = WorkQueue(title, self._set_patient)
+        self._queue = WorkQueue(title)
+        self.channel.is_patient = lambda: self._queue.patient
         self._progress = MessageProgress(title)
         self._batch: list[dist.Work] | None = None
         self._barriers = 0
         _open_groups.add(self)
-
-    def _set_patient(self, patient: bool) -> None:
-        self.channel.patient = patient
 
     def _submit(
         self,

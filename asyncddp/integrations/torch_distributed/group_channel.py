@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -56,7 +56,7 @@ class GroupChannel:
         title: The group's name in messages.
         failure: The error after which no verb of the group can run; None while all is well.
         messages_lock: Held in calls of the transport that start or test messages.
-        patient: True while a thread beside a computation waits, which then polls less often.
+        is_patient: Tells whether what runs is beside a computation, and should poll less often.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class GroupChannel:
         self.rank, self.size = transport.rank, transport.size
         self.failure: BaseException | None = None
         self.messages_lock = threading.Lock()
-        self.patient = False
+        self.is_patient: Callable[[], bool] = _never
         self._announcements = WaitAnnouncements(store, ranks, transport.rank)
         self._count = 0
         self._running = RunningCollective(0, "", timeout, 0.0)
@@ -105,7 +105,7 @@ class GroupChannel:
                 attempt += 1
                 if attempt % _LOOK_AT_CLOCK == 0:
                     self._check(requests)
-                backoff(attempt, background=self.patient)
+                backoff(attempt, background=self.is_patient())
 
     def finish_messages(self, requests: Sequence[Request]) -> None:
         """Wait for messages of the running collective; it raises what :meth:`finish` does."""
@@ -128,3 +128,7 @@ class GroupChannel:
             f"{self.title}) was not done in {running.timeout:g} s; "
             f"{self._announcements.explain(running.number, running.verb)}"
         )
+
+
+def _never() -> bool:
+    return False

@@ -111,6 +111,10 @@ class GroupWork(Work):
         return True
 
     def _wait_until_ended(self, seconds: float | None) -> bool:
+        return self.wait_until_completed(seconds)
+
+    def wait_until_completed(self, seconds: float | None) -> bool:
+        """Wait for the thread that runs the work; return False if ``seconds`` were not enough."""
         return self._ended.wait(seconds)
 
     def is_completed(self) -> bool:

@@ -23,9 +23,7 @@ class QueuedWork(GroupWork):
     program: Program
 
     def _wait_until_ended(self, seconds: float | None) -> bool:
-        if seconds is None:
-            self.queue.run_until(self)
-        return self._ended.wait(seconds)
+        return self.queue.wait_for(self, seconds)
 
 
 class WorkQueue:
@@ -36,15 +34,22 @@ class WorkQueue:
     nobody else could run it.
     """
 
-    def __init__(self, title: str, set_patient: Callable[[bool], None]) -> None:
-        self._title, self._set_patient = title, set_patient
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._waiting: deque[QueuedWork] = deque()
         self._changed = threading.Condition()
         self._turn = threading.Lock()  # held while a work runs
         self._runner: int | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._waiters = 0
+        self._in_background = False
         self._alive: deque[GroupWork] = deque(maxlen=_ALIVE)
+
+    @property
+    def patient(self) -> bool:
+        """True if a work runs beside a computation, and nobody waits for any."""
+        return self._in_background and not self._waiters
 
     def submit(self, work: QueuedWork, program: Program, *, blocking: bool) -> None:
         """Run a work at once if it is ``blocking`` and nothing is under way, or let it wait."""
@@ -56,7 +61,7 @@ class WorkQueue:
             return
         if blocking and not self._waiting and self._turn.acquire(blocking=False):
             if not self._waiting:
-                self._run(work, patient=False)
+                self._run(work, background=False)
                 return
             self._turn.release()
         with self._changed:
@@ -64,16 +69,22 @@ class WorkQueue:
             self._start_thread()
             self._changed.notify()
 
-    def run_until(self, work: QueuedWork) -> None:
-        """Run waiting works on this thread until one has ended, unless another thread does."""
+    def wait_for(self, work: QueuedWork, seconds: float | None) -> bool:
+        """Wait until a work has ended, and run waiting ones meanwhile unless another thread does.
+
+        With ``seconds`` it only waits, and returns False if that was not enough.
+        """
         if self._runner == threading.get_ident():  # within a callback, where the turn is taken
             while not work.is_completed() and self._waiting:
                 _run_program(self._waiting.popleft())
-            return
-        self._set_patient(False)
-        while not work.is_completed() and self._turn.acquire(blocking=False):
-            if not self._run_next(patient=False):
-                return
+        self._waiters += 1
+        try:
+            while seconds is None and not work.is_completed() and self._turn.acquire(False):
+                if not self._run_next(background=False):
+                    break
+            return work.wait_until_completed(seconds)
+        finally:
+            self._waiters -= 1
 
     def close(self) -> None:
         """Run what is waiting, and end the thread."""
@@ -83,20 +94,20 @@ class WorkQueue:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _run_next(self, *, patient: bool) -> bool:
+    def _run_next(self, *, background: bool) -> bool:
         """Run the first waiting work; the caller has taken the turn, and it is given back."""
         try:
             work = self._waiting.popleft()
         except IndexError:
             self._turn.release()
             return False
-        self._run(work, patient=patient)
+        self._run(work, background=background)
         return True
 
-    def _run(self, work: QueuedWork, *, patient: bool) -> None:
+    def _run(self, work: QueuedWork, *, background: bool) -> None:
         """Run a work; the caller has taken the turn, and it is given back."""
         self._runner = threading.get_ident()
-        self._set_patient(patient)
+        self._in_background = background
         try:
             error = _run_program(work)
         finally:
@@ -118,7 +129,7 @@ class WorkQueue:
         torch.set_grad_enabled(False)
         while self._wait_for_work():
             self._turn.acquire()
-            self._run_next(patient=True)
+            self._run_next(background=True)
 
     def _wait_for_work(self) -> bool:
         """Wait until a work is waiting; return False once the queue is closed and empty."""

@@ -21,7 +21,7 @@ from asyncddp.integrations.torch_distributed.work_queue import QueuedWork, WorkQ
 
 @pytest.fixture
 def queue():
-    made = WorkQueue("a group", lambda patient: None)
+    made = WorkQueue("a group")
     yield made
     made.close()
 
