@@ -51,5 +51,6 @@ def probes(transport):
 
 
 def test_probe_finds_the_sender_of_a_message_that_is_not_received(world):
+    """Nothing is found for another tag, or once it is received."""
     found = world.run_bare(probes)
     assert sorted(found[0]) == list(range(1, world.size))

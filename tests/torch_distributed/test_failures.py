@@ -26,6 +26,7 @@ def told(name: str, ranks: int, folder: Path) -> dict[tuple[int, str], str]:
 
 
 def test_a_rank_that_misses_a_collective_is_named(tmp_path: Path) -> None:
+    """On all ranks that wait; later verbs are refused until the group is made anew."""
     found = told("absent_from_collective", 3, tmp_path)
     for rank in (0, 2):
         error = found[rank, "collective"]
@@ -36,6 +37,7 @@ def test_a_rank_that_misses_a_collective_is_named(tmp_path: Path) -> None:
 
 
 def test_an_error_reaches_wait_and_value_of_queued_works(tmp_path: Path) -> None:
+    """Works behind the one that failed are refused."""
     found = told("absent_from_queued_collective", 2, tmp_path)
     assert "missing: rank 1" in found[0, "first wait"]
     assert found[0, "value"] == found[0, "first wait"]
@@ -43,11 +45,13 @@ def test_an_error_reaches_wait_and_value_of_queued_works(tmp_path: Path) -> None
 
 
 def test_a_message_that_does_not_come_is_named(tmp_path: Path) -> None:
+    """With the rank and the tag."""
     found = told("absent_from_message", 2, tmp_path)
     assert found[0, "recv"].endswith("rank 0: recv from rank 1, tag 0 was not done in 1 s")
 
 
 def test_monitored_barrier_names_the_missing_on_all_ranks(tmp_path: Path) -> None:
+    """The first one, or all if it waits for all; the group stays usable."""
     found = told("absent_from_barrier", 4, tmp_path)
     for rank in (0, 2, 3):
         assert found[rank, "barrier"].endswith("was not done in 1 s; missing: rank 1")
@@ -56,12 +60,14 @@ def test_monitored_barrier_names_the_missing_on_all_ranks(tmp_path: Path) -> Non
 
 
 def test_a_member_that_does_not_make_a_group_is_named(tmp_path: Path) -> None:
+    """Within the timeout of the new group."""
     found = told("absent_from_new_group", 3, tmp_path)
     assert "creating process group" in found[0, "group"]
     assert found[0, "group"].endswith("was not done in 1 s; missing: ranks 1, 2")
 
 
 def test_bad_arguments_name_what_is_expected_and_leave_the_group_usable(tmp_path: Path) -> None:
+    """They are found before anything is sent."""
     found = told("bad_arguments", 2, tmp_path)
     expected = {
         "device": "which this process group serves, got one on meta",
@@ -77,6 +83,7 @@ def test_bad_arguments_name_what_is_expected_and_leave_the_group_usable(tmp_path
 
 
 def test_a_world_that_contradicts_mpis_is_an_error_with_both_numbers(tmp_path: Path) -> None:
+    """By an argument, and by WORLD_SIZE."""
     found = told("other_world_size", 2, tmp_path)
     for rank in range(2):
         assert "argument world_size: got 7, but MPI says 2" in found[rank, "world size"]
@@ -85,11 +92,13 @@ def test_a_world_that_contradicts_mpis_is_an_error_with_both_numbers(tmp_path: P
 
 
 def test_a_misspelt_backend_is_an_error(tmp_path: Path) -> None:
+    """With the name as it was spelt."""
     found = told("misspelt_backend", 2, tmp_path)
     assert all("asyncdp" in text.lower() for text in found.values()), found
 
 
 def test_a_second_backend_in_one_group_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """Torch would drop one of them without a word."""
     found = told("mixed_backends", 2, tmp_path)
     for rank in range(2):
         assert "got gloo for cuda beside asyncddp" in found[rank, "mixture"], found

@@ -36,6 +36,7 @@ def run_suite(names: list[str], limit: float) -> dict[str, str]:
 
 @pytest.mark.launches
 def test_subset_of_torchs_own_tests_passes() -> None:
+    """One or two tests of each kind of verb, and DDP."""
     found = run_suite(SUBSET.split(), 120.0)
     assert not {name: text for name, text in found.items() if text.startswith("failed")}
     assert sum(text == "passed" for text in found.values()) >= 14, found

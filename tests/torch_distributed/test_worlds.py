@@ -84,12 +84,14 @@ def test_env_and_mpi_rendezvous_work_under_each_launcher(way: str, tmp_path: Pat
 
 
 def test_verbs_of_torch_and_of_the_library_go_on_at_the_same_time(tmp_path: Path) -> None:
+    """Neither matches messages of the other; both can be ended and begun again."""
     ended = run_on_mpirun(4, BOTH, tmp_path)
     assert ended.code == 0, ended
     assert ended.stdout.count("again 4.0 4.0") == 4, ended
 
 
 def test_a_rank_that_raises_ends_all_and_says_why(tmp_path: Path) -> None:
+    """Under plain mpirun, while others wait for it in a collective."""
     ended = run_on_mpirun(3, DIES, tmp_path, timeout=60.0)
     assert ended.code != 0, ended
     assert not ended.timed_out, ended
@@ -98,6 +100,7 @@ def test_a_rank_that_raises_ends_all_and_says_why(tmp_path: Path) -> None:
 
 
 def test_a_script_that_never_destroys_its_group_ends(tmp_path: Path) -> None:
+    """Also with a collective under way at its end."""
     ended = run_on_mpirun(2, LATE, tmp_path, timeout=60.0)
     assert ended.code == 0, ended
     assert len(re.findall("left", ended.stdout)) == 2, ended

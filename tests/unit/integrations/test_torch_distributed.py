@@ -33,6 +33,7 @@ def submit(queue, program, *, blocking=False, outputs=()):
 
 
 def test_works_run_in_the_order_of_their_submission_on_another_thread(queue):
+    """Also one that is blocking, where others wait before it."""
     gate, order = threading.Event(), []
     first = submit(queue, gate.wait)
     rest = [submit(queue, lambda n=n: order.append(n)) for n in range(20)]
@@ -45,6 +46,7 @@ def test_works_run_in_the_order_of_their_submission_on_another_thread(queue):
 
 
 def test_a_blocking_work_runs_on_the_callers_thread_if_nothing_is_under_way(queue):
+    """No other thread is woken for it."""
     threads = []
     work = submit(queue, lambda: threads.append(threading.current_thread()), blocking=True)
     assert work.is_completed()
@@ -82,6 +84,7 @@ def test_the_error_of_a_work_is_raised_by_wait_and_value_but_not_set_in_the_futu
 
 
 def test_wait_with_a_timeout_names_the_verb(queue):
+    """The work goes on, and may be waited for again."""
     gate = threading.Event()
     work = submit(queue, gate.wait)
     with pytest.raises(WaitTimeoutError, match=r"wait: verb was not done in 0\.05 s"):
@@ -104,6 +107,7 @@ def test_wait_with_a_timeout_names_the_verb(queue):
     ],
 )
 def test_reductions_follow_torchs_rules(op, dtype, terms, expected):
+    """Narrow sums wrap, averages of integers are rounded down, halves are summed in float32."""
     tensors = [torch.tensor([term], dtype=dtype) for term in terms]
     reduction = reduction_for("all_reduce", getattr(dist.ReduceOp, op), tensors[0])
     total = reduction.of([reduction.prepare(tensor) for tensor in tensors]).to(dtype)
@@ -111,6 +115,7 @@ def test_reductions_follow_torchs_rules(op, dtype, terms, expected):
 
 
 def test_premultiplied_sums_scale_each_term_and_leave_it_unchanged():
+    """PREMUL_SUM multiplies what is sent, not the caller's tensor."""
     x = torch.tensor([3.0])
     reduction = reduction_for("all_reduce", dist._make_nccl_premul_sum(0.5), x)
     assert reduction.prepare(x).item() == 1.5
@@ -121,11 +126,13 @@ def test_premultiplied_sums_scale_each_term_and_leave_it_unchanged():
     ("op", "dtype"), [("BAND", torch.float32), ("MAX", torch.complex64), ("AVG", torch.bool)]
 )
 def test_an_operator_without_meaning_for_a_dtype_is_named(op, dtype):
+    """The message has verb, operator and dtype."""
     with pytest.raises(ArgumentError, match=rf"reduce: there is no {op} of {str(dtype)[6:]}"):
         reduction_for("reduce", getattr(dist.ReduceOp, op), torch.zeros(1, dtype=dtype))
 
 
 def test_options_are_read_from_all_forms_of_calls():
+    """Torch's option classes, an operator, a root or a timeout."""
     given = dist.AllreduceOptions()
     given.reduceOp, given.asyncOp = dist.ReduceOp.MAX, False
     assert verb_options(given).op == dist.ReduceOp.MAX
@@ -140,6 +147,7 @@ def test_options_are_read_from_all_forms_of_calls():
 
 
 def test_split_sizes_that_do_not_add_up_are_refused():
+    """So are tensors that the ranks cannot share equally."""
     x = torch.zeros(5, 2)
     check_rows("all_to_all_single", x, [2, 3], 2)
     with pytest.raises(ArgumentError, match=r"\[2, 2\] add up to 4, but the tensor has shape"):
@@ -149,6 +157,7 @@ def test_split_sizes_that_do_not_add_up_are_refused():
 
 
 def test_strided_tensors_pass_through_contiguous_memory():
+    """Contiguous ones are used in place."""
     x = torch.arange(6.0).view(2, 3).t()
     buffer = OutputBuffer(x, read=True)
     assert buffer.data.is_contiguous()
@@ -160,12 +169,14 @@ def test_strided_tensors_pass_through_contiguous_memory():
 
 
 def test_a_meeting_in_the_store_names_who_does_not_come():
+    """By their numbers in the world."""
     store = dist.HashStore()
     with pytest.raises(WaitTimeoutError, match=r"rank 4: a thing was not .* missing: ranks 6, 8"):
         meet_in_store(store, "a thing", [4, 6, 8], 0, 0.05)
 
 
 def test_announcements_tell_missing_ranks_from_those_in_another_verb():
+    """Missing ranks go first."""
     store = dist.HashStore()
     first, second, third = (WaitAnnouncements(store, [0, 1, 2], place) for place in range(3))
     first.announce(3, "allreduce")
@@ -176,6 +187,8 @@ def test_announcements_tell_missing_ranks_from_those_in_another_verb():
 
 
 def test_monitored_barrier_refuses_groups_of_other_backends():
+    """The message names the backend that the group has."""
+
     class Other:
         def name(self) -> str:
             return "gloo"
