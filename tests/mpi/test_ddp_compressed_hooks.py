@@ -108,7 +108,7 @@ def trains(name):
     replica, losses = Replica(ddp), []
     for _ in range(60):
         replica.train(0, 1)
-        losses.append(float(loss_of(ddp, bf.rank(), 0)))
+        losses.append(float(loss_of(ddp.module, bf.rank(), 0).detach()))
     total = torch.tensor([losses[0], losses[-1]])
     dist.all_reduce(total)
     assert total[1] < 0.75 * total[0], total
