@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import gc
+import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,8 @@ def grouped(case: Callable) -> Callable:
     @functools.wraps(case)
     def run(backend, folder, *args):
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        if backend not in dist.Backend.backend_list:
+            importlib.import_module("asyncddp.integrations.torch_distributed")
         dist.init_process_group(
             backend,
             init_method=f"file://{Path(folder, 'store')}",
