@@ -19,6 +19,7 @@ import traceback
 import unittest
 from collections.abc import Sequence
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,23 @@ import asyncddp.integrations.torch_distributed as backend
 from asyncddp.integrations.torch_distributed.world import TorchWorld
 
 GROUP_TIMEOUT = timedelta(seconds=60)
+NAME = "mpi"  # of the backend, for the tests
+NEED_TORCHVISION = ("test_SyncBatchNorm_process_group",)
 TEST_LIMIT = 240.0  # seconds after which the run ends, with the stacks of all threads
 
 
 def prepare(folder: str, size: int) -> None:
-    """Set what torch's tests read from the environment, and tell them what the backend can do."""
-    os.environ.update(BACKEND=backend.BACKEND, WORLD_SIZE=str(size), TEMP_DIR=folder)
+    """Set what torch's tests read from the environment, and tell them what the backend can do.
+
+    To them it is ``mpi``, since they ask for the names of torch's own backends.
+    """
+    os.environ.update(BACKEND=NAME, WORLD_SIZE=str(size), TEMP_DIR=folder)
+    dist.is_mpi_available = dist.distributed_c10d.is_mpi_available = lambda: True
     from torch.testing._internal.common_distributed import DistTestCases
 
-    for feature in ("ddp", "subgroup", "plugin"):
-        DistTestCases.backend_feature[feature] |= {backend.BACKEND}
+    for feature in ("ddp", "subgroup"):
+        DistTestCases.backend_feature[feature] |= {NAME}
+    DistTestCases.skip_collective["allgather_coalesced"] -= {NAME}
 
 
 def test_class(rank: int) -> Any:
@@ -68,6 +76,13 @@ def outcome_of(cases: Any, name: str) -> str:
     """Run one test on this rank: "passed", "skipped: why" or what failed."""
     from torch.testing._internal.common_distributed import TEST_SKIPS
 
+    method = getattr(cases, name)
+    if getattr(method, "__unittest_skip__", False):
+        return f"skipped: {method.__unittest_skip_why__}"
+    if "cuda" in name and not torch.cuda.is_available():
+        return "skipped: CUDA is not available."
+    if name in NEED_TORCHVISION and find_spec("torchvision") is None:
+        return "skipped: torchvision is not installed."
     skips = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
     output, test = io.StringIO(), cases(name)
     try:
@@ -107,9 +122,9 @@ def summary_of(outcomes: Sequence[str]) -> str:
 
 def main(names: Sequence[str]) -> None:
     """Run the tests of these names, or all."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     found: dict[str, str] = {}
     world = TorchWorld.open(GROUP_TIMEOUT.total_seconds()).every
+    rank, size = world.rank, world.size
     with tempfile.TemporaryDirectory() as folder:
         path = torch.zeros(4096, dtype=torch.uint8)
         path[: len(folder.encode())] = torch.tensor(list(folder.encode()), dtype=torch.uint8)
