@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_env_and_mpi_rendezvous_work_under_each_launcher(way: str, tmp_path: Pat
     else:
         script = tmp_path / "script.py"
         script.write_text(MEET, encoding="utf-8")
-        ended = run_to_end(["asyncddp", "run", "-np", "2", str(script)])
+        ended = run_to_end([sys.executable, "-m", "asyncddp", "run", "-np", "2", str(script)])
     assert ended.code == 0, ended
     for rank in range(2):
         assert ended.stdout.count(f"rank {rank} {rank} sum 3.0") == 2, ended

@@ -53,14 +53,19 @@ def mpi_rendezvous(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
     world = TorchWorld.open(timeout.total_seconds()).every
     told = parse_qs(urlparse(url).query)
     for name, own in (("rank", world.rank), ("world_size", world.size)):
-        given = int(told.get(name, [-1])[0])
-        if given not in (-1, own):
-            raise EnvironmentProblem(
-                f"init_process_group: argument {name}: got {given}, but MPI says {own}; expected "
-                f"MPI's number, or none: leave {name} away with init_method='mpi://'"
-            )
+        _compare(f"argument {name}", told.get(name, ["-1"])[0], own)
+        _compare(f"environment variable {name.upper()}", os.environ.get(name.upper(), "-1"), own)
     yield _open_store(world, timeout), world.rank, world.size
     raise RuntimeError("mpi:// cannot meet again; call init_process_group anew")
+
+
+def _compare(what: str, given: str, own: int) -> None:
+    """Raise an EnvironmentProblem if a number that was given, -1 for none, is not MPI's."""
+    if given not in ("-1", str(own)):
+        raise EnvironmentProblem(
+            f"init_process_group: {what}: got {given}, but MPI says {own}; expected MPI's number, "
+            "or none, where MPI starts the ranks"
+        )
 
 
 def _open_store(world: Transport, timeout: timedelta) -> Store:
