@@ -35,6 +35,7 @@ Case = Callable[[], list[torch.Tensor]]
 CASES: dict[str, Case] = {}
 TIMEOUT = timedelta(seconds=60)
 STEPS = 3
+TOLERANCES = {"ddp_compressing_hooks": 3e-3}  # of sums that are rounded to half precision
 
 
 def case(function: Case) -> Case:
@@ -116,16 +117,22 @@ def ddp_views() -> list[torch.Tensor]:
 
 
 @case
-def ddp_hooks() -> list[torch.Tensor]:
+def ddp_hook() -> list[torch.Tensor]:
+    return train_ddp(hook=lambda: (None, default_hooks.allreduce_hook))
+
+
+@case
+def ddp_compressing_hooks() -> list[torch.Tensor]:
     def power() -> Any:
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5
         )
         return state, powerSGD_hook.powerSGD_hook
 
-    plain = (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook)
-    found = [one for hook in plain for one in train_ddp(hook=lambda hook=hook: (None, hook))]
-    return found + train_ddp(hook=power)
+    return [
+        *train_ddp(hook=lambda: (None, default_hooks.fp16_compress_hook)),
+        *train_ddp(hook=power),
+    ]
 
 
 @case
@@ -150,7 +157,7 @@ def join_of_uneven_inputs() -> list[torch.Tensor]:
 @case
 def zero_redundancy_optimizer() -> list[torch.Tensor]:
     model = DistributedDataParallel(seeded(Net))
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
     losses = train(model, optimizer)
     optimizer.consolidate_state_dict(to=0)
     return [*losses, *(p.detach() for p in model.parameters())]
@@ -325,7 +332,8 @@ def compare(names: Sequence[str] = ()) -> None:
     for name, expected in theirs.items():
         pairs = list(zip(ours[name], expected, strict=True))
         same = all(torch.equal(mine, other) for mine, other in pairs)
-        close = functools.partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
+        tolerance = TOLERANCES.get(name, 1e-6)
+        close = functools.partial(torch.allclose, rtol=10 * tolerance, atol=tolerance)
         near = all(close(mine.double(), other.double()) for mine, other in pairs)
         outcome = "equal" if same else "near" if near else "DIFFERENT"
         sys.stdout.write(f"rank {os.environ['RANK']} {name}: {outcome}\n")
