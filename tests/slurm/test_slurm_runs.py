@@ -23,6 +23,23 @@ def test_srun_with_pmix_starts_ranks_that_know_each_other(pmix):
     assert lines(done.stdout) == RANKS
 
 
+def test_torch_distributed_meets_under_srun_with_no_variable_set(pmix):
+    """env:// finds rank and size in Slurm's variables, and the address of the store by MPI."""
+    text = (
+        "import torch, torch.distributed as dist\n"
+        "import asyncddp.integrations.torch_distributed\n"
+        "dist.init_process_group('asyncddp')\n"
+        "x = torch.tensor([1.0 + dist.get_rank()])\n"
+        "dist.all_reduce(x)\n"
+        "print('rank', dist.get_rank(), 'sum', x.item())\n"
+        "dist.destroy_process_group()\n"
+    )
+    (pmix.folder / "backend.py").write_text(text)
+    done = pmix.call("srun", "--ntasks=2", "--mpi=pmix", sys.executable, "backend.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 sum 3.0", "rank 1 sum 3.0"]
+
+
 def test_srun_without_it_is_refused_and_not_trained_apart(slurm):
     """Both would be rank 0 of 1, and each would train a model of its own."""
     done = slurm.call("srun", "--ntasks=2", "--mpi=none", sys.executable, "train.py")
