@@ -14,12 +14,12 @@ from typing import Any
 import hypothesis
 import pytest
 
-from asyncddp.testing.process_pool import MPIProcessPool
+from asyncddp.testing.process_pool import ProcessPool
 from tests.support.leaks import Traces
 from tests.support.marks import parameters
 from tests.support.processes import warm_server
 from tests.support.warm_ranks import freeze
-from tests.support.worlds import WORLDS, World, open_transport
+from tests.support.worlds import EVERYWHERE, World, open_transport
 
 # A shared machine is slow now and then, which is no fault of the code under test.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -34,7 +34,7 @@ _SESSIONS = tempfile.TemporaryDirectory(prefix="mpirun-", ignore_cleanup_errors=
 os.environ["PRTE_MCA_prte_tmpdir_base"] = _SESSIONS.name  # noqa: SIM112 - its name
 
 # The ranks of pools are forked of a process that has imported torch, in place of a Python each.
-MPIProcessPool.python = staticmethod(lambda: warm_server().command())
+ProcessPool.python = staticmethod(lambda: warm_server().command())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,7 +71,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log)
 
 
-@pytest.fixture(scope="session", params=parameters(WORLDS))
+@pytest.fixture(scope="session", params=parameters(EVERYWHERE))
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Ranks to run cases on: a test that takes it runs on each transport (:mod:`tests.support`)."""
     with open_transport(request.param) as opened:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.transport import C10D, DEFAULT_TRANSPORT
+from asyncddp.transport.c10d.announced_world import default_group_store, read_world, torch_launcher
+from asyncddp.transport.selection import can_load
 
 _LAUNCHER_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "mpirun"),
@@ -38,22 +41,33 @@ def launcher_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
     return rank, size
 
 
-def check_launchers(environment: Mapping[str, str]) -> None:
-    """Raise, before MPI is started, if launchers of MPI and of torch.distributed disagree."""
+def select_default_transport(environment: Mapping[str, str]) -> str:
+    """Select the transport where the user names none: that of the launcher of this process.
+
+    It is that of MPI under a launcher of MPI, and ``c10d`` under one of torch.distributed, or where
+    the user has initialised a process group of several ranks. A process by itself takes MPI if a
+    library can be loaded, so that one that an unknown launcher of MPI has started is not alone.
+
+    Raises:
+        EnvironmentProblem: Launchers of MPI and of torch.distributed contradict each other, or a
+            world of torch.distributed is announced in part.
+    """
     rank, size, launcher = _mpi_rank_size_launcher(environment)
-    torch_rank, torch_size = _torch_rank_and_size(environment)
     elastic = "TORCHELASTIC_RUN_ID" in environment
-    if elastic and not launcher:
-        check_size(1, environment)
-    if not launcher or torch_size == 1 or (torch_size == size and not elastic):
-        return
-    if (torch_rank, torch_size) != (rank, size):
-        raise EnvironmentProblem(
-            f"{launcher} has started this process as rank {rank} of {size}, but "
-            f"{_torch_launcher(environment)} as rank {torch_rank} of {torch_size} (RANK, "
-            "WORLD_SIZE): the two contradict each other. Start the script by one of them, "
-            "'asyncddp run -np N SCRIPT', or unset RANK and WORLD_SIZE"
-        )
+    if launcher and not (elastic and launcher == "srun"):  # which starts a torchrun on each node
+        torch_rank, torch_size = _torch_rank_and_size(environment)
+        if torch_size > 1 and (torch_rank, torch_size) != (rank, size):
+            raise EnvironmentProblem(
+                f"{launcher} has started this process as rank {rank} of {size}, but "
+                f"{torch_launcher(environment)} as rank {torch_rank} of {torch_size} (RANK, "
+                "WORLD_SIZE): the two contradict each other. Start the script by one of them, "
+                "'asyncddp run -np N SCRIPT' or 'torchrun --nproc-per-node N SCRIPT', or unset "
+                "RANK and WORLD_SIZE"
+            )
+        return DEFAULT_TRANSPORT
+    if default_group_store() is not None or read_world(environment) is not None:
+        return C10D
+    return DEFAULT_TRANSPORT if can_load(DEFAULT_TRANSPORT) else C10D
 
 
 def check_size(size: int, environment: Mapping[str, str]) -> None:
@@ -70,18 +84,11 @@ def check_size(size: int, environment: Mapping[str, str]) -> None:
         return
     alone = f"this process is alone: {launched} ranks would each train by themselves"
     raise EnvironmentProblem(
-        f"{_torch_launcher(environment)} has started this process as rank {rank} of {launched}, "
-        f"but ranks are started by MPI here, and {alone if size == 1 else f'MPI knows {size}'}. "
-        "Worlds of torch.distributed cannot be joined yet: start the script by 'asyncddp run -np "
-        f"{launched} SCRIPT' instead, with -H h1:2,h2:2 on several machines; or unset RANK and "
-        "WORLD_SIZE"
+        f"{torch_launcher(environment)} has started this process as rank {rank} of {launched}, "
+        f"but this transport is MPI's, and {alone if size == 1 else f'MPI knows {size}'}. Leave "
+        "ASYNCDDP_TRANSPORT and the argument transport out, or choose c10d, to join that world; "
+        f"or start the script by 'asyncddp run -np {launched} SCRIPT'"
     )
-
-
-def _torch_launcher(environment: Mapping[str, str]) -> str:
-    if any(name.startswith("ACCELERATE_") for name in environment):
-        return "accelerate launch"
-    return "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "a launcher of PyTorch"
 
 
 def _torch_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from asyncddp.context.context import (
 )
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
-from asyncddp.transport.base import Scope
-from asyncddp.transport.selection import connects_processes, open_transport
+from asyncddp.transport import DEFAULT_TRANSPORT
+from asyncddp.transport.selection import open_transport
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 
@@ -33,7 +33,7 @@ def init(
     ranks_per_machine: int | None = None,
     timeline: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Join the world of ranks that ``asyncddp run``, ``mpirun`` or ``srun`` has started.
+    """Join the world of ranks that ``asyncddp run``, ``torchrun``, ``mpirun`` or ``srun`` started.
 
     Calling it again is harmless: a topology that is given is set, all else stays. Inside
     :func:`local_world` the world exists already.
@@ -43,8 +43,10 @@ def init(
         timeout: Seconds after which a wait raises; default ``ASYNCDDP_TIMEOUT`` or 600.
         warn_after: Seconds after which a wait warns; default ``ASYNCDDP_WARN_AFTER`` or 60.
         check: Confirm every exchange before it counts as done; default ``ASYNCDDP_CHECK`` or off.
-        transport: Name of the transport; default ``ASYNCDDP_TRANSPORT``, or ``shared_memory``:
-            MPI, and shared memory among the ranks of a machine, where an MPI library can be loaded.
+        transport: Name of the transport; default ``ASYNCDDP_TRANSPORT``, or that of the launcher:
+            ``shared_memory`` where ranks are started by MPI, ``c10d`` where they are started by
+            torchrun and its like, or ``torch.distributed`` is initialised. Both use shared memory
+            among the ranks of a machine.
         ranks_per_machine: Simulate machines of so many ranks; default
             ``ASYNCDDP_RANKS_PER_MACHINE``, or the machines that there are.
         timeline: Folder or prefix of the timeline files of ranks; default
@@ -55,8 +57,8 @@ def init(
         TopologyError: The topology does not fit the number of ranks.
         UnknownNameError: No transport has that name.
         ArgumentError: The timeline cannot be written where it shall be.
-        EnvironmentProblem: The transport cannot be used here, or the MPI library knows of one rank
-            where the launcher has started several, as torchrun does; the message says why.
+        EnvironmentProblem: The transport cannot be used here, or it knows of another number of
+            ranks than the launcher has announced; the message says why.
         WaitTimeoutError: Some ranks have not called it by the deadline.
         MismatchError: A setting that all ranks must share differs, or ``ASYNCDDP_DEVICE_WIRES`` is
             set, and some ranks see GPUs and others none.
@@ -78,16 +80,17 @@ def init(
             ranks_per_machine=ranks_per_machine,
             timeline=timeline,
         )
-        if connects_processes(config.transport):
-            launcher_environment.check_launchers(os.environ)
+        default = DEFAULT_TRANSPORT
+        if config.transport is None:
+            default = launcher_environment.select_default_transport(os.environ)
         rank, size = launcher_environment.launcher_rank_and_size(os.environ)
         if size > 1:
             # an error on one rank in here must not leave the others waiting
             crash_handler.install_crash_handler()
         deadline = StartupDeadline(rank, size, config, crash_handler.end_run)
         with crash_handler.joining_marker(config):
-            opened = open_transport(config.transport, deadline)
-        if opened.scope is not Scope.PROCESS:
+            opened = open_transport(config.transport, deadline, default=default)
+        if opened.started_by_mpi:
             launcher_environment.check_size(opened.size, os.environ)
         context = Context(opened, config)
         activate(context)

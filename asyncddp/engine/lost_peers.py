@@ -50,6 +50,12 @@ class LostPeers:
         self._exited[peer] = _ExitedPeer(reason, {}, time.monotonic(), failed=True)
         self.any = True
 
+    def mark_dead(self, failed: Mapping[int, str]) -> None:
+        """Note which peers the transport knows to have ended, unless they announced their exit."""
+        for peer, reason in failed.items():
+            if peer not in self._exited:
+                self.mark_failed(peer, reason)
+
     def mark_unreadable(self, peer: int, error: Exception, *, tell_next_verb: bool) -> None:
         """Note that a peer's messages cannot be read; operations that need it fail."""
         problem = (
@@ -85,7 +91,8 @@ class LostPeers:
             if exited is None or now - exited.since < _GRACE:
                 continue
             if key is None or key.step >= exited.collective_counts.get(key.base, 0):
-                advice = "" if exited.reason.startswith(_RAISED) else _ADVICE
+                failed = exited.failed or exited.reason.startswith(_RAISED)
+                advice = "" if failed else _ADVICE
                 error = PeerLeftError(
                     f"{subject}: rank {peer} has left ({exited.reason}), but is needed{advice}"
                 )

@@ -98,6 +98,8 @@ class ProgressLoop:
                 for peer, bundle in self.transport.poll():
                     moved = True
                     self._receive(peer, bundle)
+                if failed := self.transport.failed_peers():
+                    self.lost_peers.mark_dead(failed)
                 for watch in self.transport.device_watches or ():
                     watch(self._timeout)
                 while self.queue:

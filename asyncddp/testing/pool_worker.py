@@ -9,21 +9,31 @@ import signal
 import sys
 from multiprocessing.connection import Client
 
+from asyncddp.context.launcher_environment import launcher_rank_and_size
 from asyncddp.testing.outcome import Outcome
 from asyncddp.testing.rank_function_call import run_case
-from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
+from asyncddp.transport import TRANSPORTS
 
 
-def main(address: str) -> None:
+def main(address: str, transport: str) -> None:
     """Connect to the pool at ``address`` and run its cases."""
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # may crash where threads are running
-    initialize_mpi()
-    rank = MPI.COMM_WORLD.rank
+    rank = _start(transport)
     with Client(address, family="AF_UNIX") as connection:
         connection.send_bytes(pickle.dumps((rank, os.getpid())))
         while (case := pickle.loads(connection.recv_bytes())) is not None:
             connection.send_bytes(_pickle_outcome(run_case(rank, case)))
+
+
+def _start(transport: str) -> int:
+    """Start MPI, where it starts the ranks; return this rank."""
+    if not TRANSPORTS[transport].started_by_mpi:
+        return launcher_rank_and_size(os.environ)[0]
+    from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
+
+    initialize_mpi()
+    return int(MPI.COMM_WORLD.rank)
 
 
 def _pickle_outcome(outcome: Outcome) -> bytes:
@@ -34,4 +44,4 @@ def _pickle_outcome(outcome: Outcome) -> bytes:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Pool of rank processes under ``mpirun`` that run one test case after the other.
+"""Pool of rank processes under a launcher that run one test case after the other.
 
 Starting ``mpirun`` and torch takes seconds, a case milliseconds. A pool that hangs or dies is ended
 with all its processes and started again by the next case.
@@ -25,12 +25,13 @@ import psutil
 
 import asyncddp
 from asyncddp.launch.job_options import Job
-from asyncddp.launch.launcher_discovery import find_launcher
+from asyncddp.launch.launcher_discovery import LOCAL_NAME, find_launcher
 from asyncddp.testing.outcome import Outcome
 from asyncddp.testing.rank_function_call import RankFunctionCall
+from asyncddp.transport import TRANSPORTS
 
 LAUNCHER_PIDS: set[int] = set()
-"""Process ids of the pools' running ``mpirun`` processes."""
+"""Process ids of the pools' running launchers."""
 
 _WORKER = "asyncddp.testing.pool_worker"
 _START = 180.0  # seconds for mpirun and the import of torch, on a busy machine too
@@ -50,11 +51,14 @@ class _RankProcess:
     connection: Connection[Any, Any]
 
 
-class MPIProcessPool:
-    """Pool of rank processes under one ``mpirun``, reused from test case to test case."""
+class ProcessPool:
+    """Pool of rank processes under one launcher, reused from test case to test case.
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    The launcher is that of MPI, or the library's own for a transport that MPI does not start.
+    """
+
+    def __init__(self, ranks: int, transport: str) -> None:
+        self.ranks, self._transport = ranks, transport
         self._process: subprocess.Popen[bytes] | None = None
         self._members: list[_RankProcess] = []
         self._log: IO[bytes] | None = None
@@ -93,7 +97,11 @@ class MPIProcessPool:
             listener.bind(address)
             listener.listen(self.ranks)
             listener.settimeout(0.2)
-            command, variables = launch(self.ranks, *self.python(), "-m", _WORKER, address)
+            program = (*self.python(), "-m", _WORKER, address, self._transport)
+            by_mpi = TRANSPORTS[self._transport].started_by_mpi
+            command, variables = launch(
+                self.ranks, *program, launcher=None if by_mpi else LOCAL_NAME
+            )
             self._process = subprocess.Popen(
                 command,
                 env=variables,
@@ -173,13 +181,15 @@ class MPIProcessPool:
         return f"{why}\n--- printed by the pool ---\n{printed[-8000:]}"
 
 
-def launch(ranks: int, *program: str) -> tuple[list[str], dict[str, str]]:
+def launch(
+    ranks: int, *program: str, launcher: str | None = None
+) -> tuple[list[str], dict[str, str]]:
     """Build the command that starts a program on ranks of this machine, and its environment.
 
     There may be more ranks than cores. This process's ``ASYNCDDP_…`` variables are left out.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCDDP_")}
-    found = find_launcher(None, kept)
+    found = find_launcher(launcher, kept)
     job = Job(ranks, program, oversubscribe=True, environment=kept, root=os.geteuid() == 0)
     command = found.launcher.build_command(found.executable, job)
     home = str(Path(asyncddp.__file__).parents[1])  # also where it is not installed

@@ -39,7 +39,8 @@ def ranks(
 
     Args:
         *sizes: Numbers of ranks; the test runs once with each.
-        transports: One or several of ``"loopback"``, ``"mpi"`` and ``"shared_memory"``.
+        transports: One or several of ``"loopback"``, ``"mpi"``, ``"shared_memory"``
+            and ``"c10d"``.
         limit: Seconds after which ranks that are processes count as hanging.
         **settings: Fields of :class:`asyncddp.config.Config`, such as ``timeout``.
 

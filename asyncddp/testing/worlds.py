@@ -1,4 +1,4 @@
-"""Groups of ranks for test cases: threads of this process, or processes under ``mpirun``."""
+"""Groups of ranks for test cases: threads of this process, or processes."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ class LoopbackWorld(World):
 
 
 class PoolWorld(World):
-    """Group of ``size`` ranks that are processes under ``mpirun``, which stay up until closed.
+    """Group of ``size`` ranks that are processes under a launcher, which stay up until closed.
 
-    Their ``transport`` is one between processes, such as ``"mpi"``.
+    Their ``transport`` is one between processes, such as ``"mpi"``, or ``"c10d"`` without MPI.
 
     Raises:
         EnvironmentProblem: psutil is not installed, which ends processes that hang.
@@ -114,9 +114,9 @@ class PoolWorld(World):
 
     def __init__(self, transport: str, size: int) -> None:
         with needed_package("asyncddp.testing: ranks that are processes need psutil", "testing"):
-            from asyncddp.testing.process_pool import MPIProcessPool
+            from asyncddp.testing.process_pool import ProcessPool
         self.transport, self.size = transport, size
-        self._pool = MPIProcessPool(size)
+        self._pool = ProcessPool(size, transport)
 
     def _run_case(
         self, case: Case, args: Any, kwargs: Any, settings: Mapping[str, Any], limit: float

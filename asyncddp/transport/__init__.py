@@ -11,6 +11,7 @@ __all__ = ["DEVICE_TRANSPORTS", "TRANSPORTS", "Request", "Transport"]
 TRANSPORTS: PluginRegistry[type[Transport]] = PluginRegistry(
     "transport",
     {
+        "c10d": "asyncddp.transport.c10d.c10d_transport:C10dTransport",
         "loopback": "asyncddp.transport.loopback:LoopbackTransport",
         "mpi": "asyncddp.transport.mpi.mpi_transport:MPITransport",
         "shared_memory": (
@@ -21,7 +22,10 @@ TRANSPORTS: PluginRegistry[type[Transport]] = PluginRegistry(
 )
 
 DEFAULT_TRANSPORT = "shared_memory"
-"""Name of the transport where the user names none."""
+"""Name of the transport where the user names none, and ranks are started by MPI."""
+
+C10D = "c10d"
+"""Name of the transport where ranks are started by a launcher of torch.distributed."""
 
 _PREFERRED = {
     "cuda_ipc": "asyncddp.transport.cuda.ipc.ipc_transport:CudaIPCTransport",

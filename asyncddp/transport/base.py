@@ -86,6 +86,8 @@ class Transport(ABC):
     """Ranks between which it carries tensors itself."""
     messages_by: ClassVar[str | None] = None
     """Name of the transport of messages, also of those out of scope, where it is another one."""
+    started_by_mpi: ClassVar[bool] = False
+    """True if MPI says how many ranks there are, which a launcher may contradict."""
     local_path: ClassVar[str] = "straight from the tensor's memory"
     """Path of a host tensor's bytes to a rank of the same machine, for ``asyncddp doctor``."""
     rank: int
@@ -121,6 +123,10 @@ class Transport(ABC):
     def connect(self, peers: Iterable[int]) -> None:
         """Start to connect with peers before the first message, where that takes long."""
         return
+
+    def failed_peers(self) -> Mapping[int, str]:
+        """Return the ranks that the transport knows to have ended irregularly, with the reason."""
+        return {}
 
     def watch(self, timeout: float) -> object:
         """Advance all requests, also those that nobody waits for; called often.

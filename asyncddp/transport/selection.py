@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from asyncddp.errors import EnvironmentProblem, UnknownNameError
+from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport import DEFAULT_TRANSPORT, DEVICE_TRANSPORTS, TRANSPORTS
-from asyncddp.transport.base import Scope, Transport
+from asyncddp.transport.base import Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.device_transport_selection import FALLBACK, select_for_group
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 
 def open_transport(
-    transport: str | None = None, startup: StartupDeadline | None = None
+    transport: str | None = None,
+    startup: StartupDeadline | None = None,
+    *,
+    default: str = DEFAULT_TRANSPORT,
 ) -> Transport:
     """Open the transport between all ranks of this job.
 
-    Where the user names none it is ``shared_memory``, which warns where ranks of one machine cannot
-    share memory and uses MPI there.
+    Where the user names none it is the ``default``, which warns where ranks of one machine cannot
+    share memory and uses messages there.
 
     Raises:
         UnknownNameError: No transport has that name.
@@ -28,18 +31,16 @@ def open_transport(
         MismatchError: A setting that all ranks must share differs.
     """
     startup = startup or StartupDeadline.for_single_process()
-    name = DEFAULT_TRANSPORT if transport is None else transport
+    name = default if transport is None else transport
     return TRANSPORTS[name].join(startup, required=transport is not None)
 
 
-def connects_processes(transport: str | None) -> bool:
-    """Tell whether a transport's ranks are processes, as those of the default one are."""
-    if transport is None:
-        return True
+def can_load(transport: str) -> bool:
+    """Tell whether the libraries that a transport needs can be loaded."""
     try:
-        return TRANSPORTS[transport].scope is not Scope.PROCESS
-    except (UnknownNameError, EnvironmentProblem):
-        return True  # opening it raises the same, when this rank can tell the others
+        return bool(TRANSPORTS[transport])
+    except EnvironmentProblem:
+        return False
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class StartupDeadline:
     config: Config
     end_process: Callable[[BaseException], NoReturn]  # where an exception cannot be raised
     arrival_tracker: InitArrivalTracker | None = None  # None where arrivals cannot be known
+    describe_missing: Callable[[], str] | None = None  # where the transport itself knows them
     _deadline: Deadline = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +106,8 @@ class StartupDeadline:
         return None
 
     def _missing(self) -> str:
+        if self.describe_missing is not None:
+            return self.describe_missing()
         if self.arrival_tracker is None:
             return f"not all {self.size} ranks have called it"
         arrived, here = self.arrival_tracker.arrived(self.size), self.arrival_tracker.local_size

@@ -17,6 +17,7 @@ from asyncddp.transport import TRANSPORTS
 from tests.support import DELAY, WORLDS, FileEvent, on
 
 SECONDS = 60.0
+EVERY = on(*WORLDS)
 SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
 TRANSPORT_DTYPES = [row.dtype for row in DTYPES.values() if row.dtype == row.accumulate]
 """The dtypes in which sums are formed; halves and short integers are summed in wider ones."""
@@ -92,6 +93,7 @@ def messages_in_order(transport):
     return all(found == sent for found in came.values())
 
 
+@EVERY
 def test_messages_arrive_whole_once_and_in_the_order_of_their_sender(world):
     """Messages of 0 to 70,000 bytes are never lost, cut, repeated or reordered."""
     assert world.run_bare(messages_in_order) == [True] * world.size
@@ -110,6 +112,7 @@ def post_without_reader(transport):
     return seconds, sorted(came) == [(peer, 3_000_000) for peer in others(transport)]
 
 
+@EVERY
 def test_posting_never_waits_for_the_reader(world):
     """post() of 3 MB returns although no peer polls before all ranks have posted."""
     for seconds, complete in world.run_bare(post_without_reader):
@@ -373,6 +376,7 @@ def sums(transport, dtype):
         assert torch.equal(given, x.repeat(transport.size)), "ranks got different sums"
 
 
+@EVERY
 @pytest.mark.parametrize("dtype", TRANSPORT_DTYPES, ids=str)
 def test_allreduce_sums_on_all_ranks_alike(world, dtype):
     """Integers wrap as torch's do, bools are joined by or, floats agree bit by bit over ranks."""
@@ -398,6 +402,7 @@ def scattered_sums(transport, dtype):
             torch.testing.assert_close(got, mean)
 
 
+@EVERY
 @pytest.mark.parametrize("dtype", TRANSPORT_DTYPES, ids=str)
 def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(world, dtype):
     """Of parts both below and above what travels through shared memory."""
@@ -413,6 +418,7 @@ def broadcasts(transport):
                 assert torch.equal(x, noise(length, root + 10, dtype))
 
 
+@EVERY
 def test_broadcast_gives_every_root_s_bytes_in_every_dtype(world):
     """After broadcast each tensor holds the root's values, for lengths of 0, 1 and 1000."""
     world.run_bare(broadcasts)
@@ -427,6 +433,7 @@ def gathers(transport):
             assert torch.equal(got, torch.cat(parts))
 
 
+@EVERY
 def test_allgather_joins_unequal_parts_in_the_order_of_ranks(world):
     """allgather joins parts of any length, also none, and of every dtype."""
     world.run_bare(gathers)
@@ -439,6 +446,7 @@ def meets(transport):
     return entered, time.monotonic()
 
 
+@EVERY
 def test_nobody_leaves_a_barrier_before_all_have_entered(world):
     """barrier() returns on no rank before the last rank has called it."""
     entered, left = zip(*world.run_bare(meets), strict=True)
@@ -458,6 +466,7 @@ def several_at_once(transport):
     return x.tolist(), whole.tolist(), y.item()
 
 
+@EVERY
 def test_several_collectives_may_be_under_way(world):
     """Four different collectives under way at once may be finished in reverse order."""
     n = world.size
@@ -483,6 +492,7 @@ def several_large_at_once(transport):
         torch.testing.assert_close(part, total.view(transport.size, -1)[transport.rank])
 
 
+@EVERY
 def test_several_large_sums_may_be_under_way(world):
     """Sums of many pieces under way at once may be finished in reverse order."""
     world.run_bare(several_large_at_once)
@@ -509,6 +519,7 @@ def splits(transport):
     transport.barrier(SECONDS)
 
 
+@EVERY
 def test_split_makes_groups_ordered_by_key_with_messages_of_their_own(world):
     """Sums and messages of a group from split() reach its members only."""
     world.run_bare(splits)
@@ -520,6 +531,7 @@ def tells_machine(transport):
     return number, part.size
 
 
+@EVERY
 def test_ranks_of_this_test_share_one_machine(world):
     """machine_id() is 0 on all ranks, so that a split by it keeps them together."""
     assert world.run_bare(tells_machine) == [(0, world.size)] * world.size
@@ -532,6 +544,7 @@ def closes_twice(transport):
     return type(transport).name
 
 
+@EVERY
 def test_close_may_be_called_twice(world):
     """A second close() of a transport raises nothing."""
     assert world.run_bare(closes_twice) == [world.transport] * world.size

@@ -1,18 +1,33 @@
 """Worlds, of which tests here want more than is public."""
 
+import os
 from contextlib import closing
 
 from asyncddp.testing.worlds import LoopbackWorld, PoolWorld, World, world_of
 from asyncddp.transport import TRANSPORTS
 
-__all__ = ["WORLDS", "LoopbackWorld", "PoolWorld", "World", "open_transport"]
+__all__ = ["EVERYWHERE", "WORLDS", "LoopbackWorld", "PoolWorld", "World", "open_transport"]
+
+_SIZES = {"loopback": (1, 2, 4), "c10d": (4,)}
 
 WORLDS = {
     f"{transport}-{size}": (transport, size)
     for transport in TRANSPORTS
-    for size in ((1, 2, 4) if transport == "loopback" else (2, 4))
+    for size in _SIZES.get(transport, (2, 4))
 }
 """``{"loopback-4": ("loopback", 4), "mpi-2": ("mpi", 2), …}``"""
+
+_CHOSEN = os.environ.get("ASYNCDDP_TEST_TRANSPORT")
+
+EVERYWHERE = [
+    name
+    for name, (transport, _) in WORLDS.items()
+    if (transport != "c10d" if _CHOSEN is None else transport == _CHOSEN)
+]
+"""Worlds of a test that names none: all but those of c10d, on which the tests of transports run.
+
+``scripts/test c10d`` runs all of these tests on it.
+"""
 
 
 def open_transport(name):

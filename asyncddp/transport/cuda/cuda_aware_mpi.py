@@ -12,19 +12,22 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from asyncddp.device.cuda_streams import CudaArrayView
 from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams, StreamRole
-from asyncddp.errors import PeerError
+from asyncddp.errors import EnvironmentProblem, PeerError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, ranks_without
 from asyncddp.transport.cuda.pending_requests import PendingRequest
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
-from asyncddp.transport.mpi.runtime import MPI
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
 _DISABLING_VARIABLES = (
@@ -54,7 +57,7 @@ class _CudaAwareMPIRequest(PendingRequest):
                 self._requests = self._start()
             if self._requests is not None:
                 self.next_may_start, what = True, "failed"
-                self.over = MPI.Request.Testall(self._requests)
+                self.over = _mpi().Request.Testall(self._requests)
         except RuntimeError as error:  # of MPI, or of the device
             self._problem = PeerError(f"a message between GPUs {what}: {error}")
             self.next_may_start = self.over = True
@@ -70,7 +73,7 @@ class _CudaMPIReceiveRequest(_CudaAwareMPIRequest):
         """Cancel the receive; the tensor is kept until MPI no longer uses it."""
         self._requests = self._requests or []
         for request in self._requests:
-            if request != MPI.REQUEST_NULL:
+            if request != _mpi().REQUEST_NULL:
                 request.Cancel()
 
 
@@ -90,7 +93,7 @@ class CudaAwareMPITransport(CudaStagedTransport):
     def __init__(self, base: Transport, streams: DeviceStreams, comm: MPI.Intracomm) -> None:
         super().__init__(base, streams)
         self._comm = comm
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._comm.Set_errhandler(_mpi().ERRORS_RETURN)
 
     @staticmethod
     def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
@@ -108,7 +111,9 @@ class CudaAwareMPITransport(CudaStagedTransport):
         cls, base: Transport, streams: DeviceStreams, reachable: Collection[int], timeout: float
     ) -> CudaAwareMPITransport:
         """Open the transport between all ranks of the job, with a communicator of its own."""
-        return cls(base, streams, MPI.COMM_WORLD.Dup())
+        if not base.started_by_mpi:
+            raise EnvironmentProblem(f"the ranks are connected by {base.name}, not by MPI")
+        return cls(base, streams, _mpi().COMM_WORLD.Dup())
 
     def for_device(self, streams: DeviceStreams) -> CudaAwareMPITransport:
         """Make the same transport for another device of this rank."""
@@ -144,10 +149,17 @@ class CudaAwareMPITransport(CudaStagedTransport):
         parts = torch.split(as_bytes(tensor), _PIECE)
         pieces = [CudaArrayView(part.data_ptr(), part.numel(), part) for part in parts]
         ready, drive = self.streams.record_event(StreamRole.COMPUTE), self._requests.advance
-        message = kind(lambda: [start([piece, MPI.BYTE]) for piece in pieces], ready, drive)
+        message = kind(lambda: [start([piece, _mpi().BYTE]) for piece in pieces], ready, drive)
         self._requests.append(message)
         drive()
         return message
+
+
+def _mpi() -> ModuleType:
+    """Return mpi4py's module, which this one does not import: ranks may do without MPI."""
+    from asyncddp.transport.mpi.runtime import MPI
+
+    return MPI
 
 
 def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | None:

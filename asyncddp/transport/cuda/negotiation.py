@@ -9,15 +9,12 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import torch
 
 from asyncddp.config import Config
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.device.stream_registry import streams_of_device
-from asyncddp.serialization import pack, unpack
-from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport import DEVICE_TRANSPORTS
 from asyncddp.transport.base import Scope, Transport
 from asyncddp.transport.cuda.capabilities import (
@@ -36,8 +33,8 @@ from asyncddp.transport.cuda.device_transport_selection import (
 from asyncddp.transport.cuda.nccl.cupy_bindings import prepare_cuda
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 from asyncddp.transport.cuda.trial import run_trial
+from asyncddp.transport.record_gathering import gather_records
 
-T = TypeVar("T")
 logger = logging.getLogger("asyncddp")
 _TIMEOUT = 60.0  # seconds: the first use of a GPU may take long
 
@@ -101,7 +98,7 @@ def negotiate_transport(
     cannot open, or what fails in a trial, is freed on all ranks, and the next best is chosen. Ranks
     with and without GPUs are a MismatchError.
     """
-    group = _gather(transport, mine, DeviceCapabilities, timeout)
+    group = gather_records(transport, mine, DeviceCapabilities, timeout)
     require_same_device_kind(group)
     if streams is None:
         return TransportChoice(FALLBACK, {})
@@ -188,7 +185,7 @@ def _open_on_all_ranks(
             late = isinstance(error, TimeoutError)
             problem = f"rank {rank}: {str(error).removeprefix(f'rank {base.rank}: ')}"
         # a rank that has failed at once waits for one that takes all its time
-        told = _gather(base, (late, rank, problem), tuple[bool, int, str], 2 * timeout)
+        told = gather_records(base, (late, rank, problem), tuple[bool, int, str], 2 * timeout)
         if problems := sorted(found for found in told if found[-1]):
             if opened is not None:
                 opened.free()
@@ -201,15 +198,3 @@ def close_device_transports(*transports: Transport) -> None:
     for transport in transports:
         for opened in (transport.device_transports or {}).values():
             opened.close()
-
-
-def _gather(transport: Transport, mine: T, kind: type[T], timeout: float) -> list[T]:
-    """Gather a value of every rank; collective."""
-    data = make_tensor(list(pack(mine)), torch.uint8)
-    length = make_tensor([data.numel()], torch.int64)
-    sizes: list[int] = transport.allgather(length, [1] * transport.size, timeout).tolist()
-    whole = transport.allgather(data, sizes, timeout)
-    return [
-        unpack(part.numpy().tobytes(), kind, f"what rank {peer} says of its GPU")
-        for peer, part in enumerate(torch.split(whole, sizes))
-    ]

@@ -27,6 +27,7 @@ from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest, MPIReceive
 from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
 from asyncddp.transport.mpi.startup import start_and_synchronize
 from asyncddp.transport.mpi.tcp_send_queue import TCPSendQueueLimit, listening_ports
+from asyncddp.transport.polling_pause import SLEEP_SECONDS, PollingPause, outnumber_cores
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 _EAGER_BYTES = 60 << 10  # bytes that MPI libraries send over TCP by the eager protocol
@@ -35,10 +36,6 @@ _MAX_COUNT = (1 << 31) - 1
 _MESSAGE_TAG = 0
 _FABRIC = Path("/sys/class/infiniband")  # exists where the network is not TCP
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
-_OWN_CORES = 200, 3_000  # attempts that only poll, and those before the first sleep: about 20 ms
-_SHARED_CORES = 0, 150  # the same where ranks outnumber cores: about 1 ms
-_NAP_ATTEMPTS = 6_000  # half a second, of which most was slept
-_SLEEP_SECONDS = 0.00005  # seconds
 
 
 class MPITransport(Transport):
@@ -49,6 +46,7 @@ class MPITransport(Transport):
     """
 
     name = "mpi"
+    started_by_mpi = True
 
     def __init__(
         self, pair: CommunicatorPair | None = None, startup: StartupDeadline | None = None
@@ -70,7 +68,7 @@ class MPITransport(Transport):
         self._status = MPI.Status()
         self._same_host: frozenset[int] | None = None
         self._send_queues: TCPSendQueueLimit | None = None
-        self._spin_attempts, self._awake_attempts = _SHARED_CORES  # until machine_id() knows more
+        self._pause = PollingPause(cores_shared=True)  # until machine_id() knows more
         self._closed = False
 
     @classmethod
@@ -228,9 +226,8 @@ class MPITransport(Transport):
         """Return the lowest rank here; learn which peers are here, and if cores are shared."""
         mine = self.rank, sorted(os.sched_getaffinity(0))
         near = dict(allgather_records(self._pair.machine, mine, tuple[int, list[int]]))
-        self.cores_shared = len(set().union(*near.values())) < len(near)
-        attempts = _SHARED_CORES if self.cores_shared else _OWN_CORES
-        self._spin_attempts, self._awake_attempts = attempts
+        self.cores_shared = outnumber_cores(near.values())
+        self._pause = PollingPause(cores_shared=self.cores_shared)
         self._find_network(frozenset(near))
         return min(near)
 
@@ -245,12 +242,7 @@ class MPITransport(Transport):
 
     def backoff(self, attempt: int, *, background: bool = False) -> None:
         """Spin if no core is shared, then yield, then sleep; in the background only sleep."""
-        if background:
-            time.sleep(_SLEEP_SECONDS if attempt < 1000 else 10 * _SLEEP_SECONDS)
-        elif attempt >= self._awake_attempts:
-            time.sleep(_SLEEP_SECONDS if attempt < _NAP_ATTEMPTS else 10 * _SLEEP_SECONDS)
-        elif attempt >= self._spin_attempts:
-            os.sched_yield()
+        self._pause.pause(attempt, background=background)
 
     def close(self) -> None:
         """Wait a second at most for posted messages; the next ``init()`` reuses communicators."""
@@ -259,7 +251,7 @@ class MPITransport(Transport):
         self._closed = True
         deadline = time.monotonic() + _CLOSE_TIMEOUT
         while self._pending_sends and time.monotonic() < deadline:
-            time.sleep(_SLEEP_SECONDS)
+            time.sleep(SLEEP_SECONDS)
             self._release_completed()
         self._pair.release(world=self._world)
         _DRAINING.append(self)

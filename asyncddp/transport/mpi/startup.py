@@ -7,13 +7,12 @@ import threading
 import time
 from contextlib import ExitStack
 
-import asyncddp
-from asyncddp.errors import MismatchError
 from asyncddp.transport import DEFAULT_TRANSPORT
 from asyncddp.transport.mpi.communicator_pair import allgather_records
 from asyncddp.transport.mpi.iallreduce_tuning import ALGORITHM, DEFAULT, iallreduce_algorithm
 from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
 from asyncddp.transport.startup_deadline import InitArrivalTracker, StartupDeadline
+from asyncddp.transport.startup_settings import Settings, check_settings, shared_settings
 
 _POLL_SECONDS = 0.02  # seconds
 _pending_barriers: list[MPI.Request] = []
@@ -70,22 +69,7 @@ def _barrier_with_deadline(startup: StartupDeadline) -> None:
 def _check_settings(startup: StartupDeadline) -> None:
     """Raise an error for the first setting that differs from rank 0's, or tune MPI."""
     config, algorithm = startup.config, iallreduce_algorithm()
-    mine: dict[str, str | int | bool | None] = {
-        "the version of asyncddp": asyncddp.__version__,
-        "ASYNCDDP_TRANSPORT": config.transport or DEFAULT_TRANSPORT,
-        "ASYNCDDP_DEVICE_WIRES": config.device_wires,
-        "ASYNCDDP_RANKS_PER_MACHINE": config.ranks_per_machine,
-        "ASYNCDDP_CHECK": config.check,
-        f"OMPI_MCA_{ALGORITHM}": algorithm,
-    }
-    every = allgather_records(MPI.COMM_WORLD, mine, dict[str, str | int | bool | None])
-    for name, first in every[0].items():
-        for other, settings in enumerate(every):
-            if settings.get(name) != first:
-                raise MismatchError(
-                    f"rank {MPI.COMM_WORLD.rank}: init(): all ranks need the same settings, but "
-                    f"{name} is {first!r} on rank 0 and {settings.get(name)!r} on rank {other}; "
-                    "set it alike for all ranks, as asyncddp run and the -x of mpirun do"
-                )
+    mine = shared_settings(config, DEFAULT_TRANSPORT) | {f"OMPI_MCA_{ALGORITHM}": algorithm}
+    check_settings(MPI.COMM_WORLD.rank, allgather_records(MPI.COMM_WORLD, mine, Settings))
     if algorithm == DEFAULT:  # on all ranks
         iallreduce_algorithm(change=True)

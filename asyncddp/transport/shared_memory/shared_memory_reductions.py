@@ -17,7 +17,7 @@ import torch
 from asyncddp.shm.arena import MappedChunk, SharedMemoryHandle, handle_of_block, store_fence
 from asyncddp.transport.base import SharedMemoryGroup
 
-MIN_BYTES = 1 << 16  # of a tensor; below, MPI is quicker
+_MIN_BYTES = 1 << 16  # of a tensor; below, messages are quicker
 _PIECE_BYTES = 1 << 19
 _SLOTS = 4
 _PUBLISHED, _REDUCED, _CONSUMED = 0, 8, 16  # progress words, each in a cache line of its own
@@ -61,6 +61,11 @@ class SharedReductionBuffers:
         self.own = self.rank_buffers[rank]
         self.queue: deque[SharedMemoryReductionRequest] = deque()  # the first one has the slots
         self.piece_count = 0  # of all reductions so far
+
+    @staticmethod
+    def take(tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor is reduced here, rather than by messages."""
+        return tensor.nbytes >= _MIN_BYTES and tensor.dtype != torch.bool
 
     def minimum(self, word: int) -> int:
         """Return the least value of a progress word over all ranks."""

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TypeVar
 
 import torch
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block
+from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, allgather_records
 from asyncddp.transport.mpi.mpi_transport import MPITransport
-from asyncddp.transport.mpi.runtime import MPI
+from asyncddp.transport.shared_memory.group_formation import form_group, subgroup
 from asyncddp.transport.shared_memory.shared_memory_reductions import (
-    MIN_BYTES,
     SharedMemoryAllreduceRequest,
     SharedMemoryReduceScatterRequest,
     SharedReductionBuffers,
 )
 from asyncddp.transport.startup_deadline import StartupDeadline
 
+T = TypeVar("T")
 logger = logging.getLogger("asyncddp")
-
-_MAGIC = 0x41_44_44_50
-
-
-class _MappingTestPage(NamedTuple):
-    """Process id of a rank, and the shared page by which others test if they can map its memory."""
-
-    rank: int
-    process: int
-    page: SharedMemoryHandle | None
 
 
 class SharedMemoryTransport(MPITransport):
@@ -60,7 +49,7 @@ class SharedMemoryTransport(MPITransport):
         super().__init__(pair, startup)
         self.shared_memory_group = shared_memory_group
         if pair is None:
-            self.shared_memory_group, problem = _form_group(self._pair.machine, self.rank)
+            problem = self._form_group()
             text = f"the ranks of this machine cannot share memory ({problem})"
             if problem is not None and required:
                 raise EnvironmentProblem(
@@ -74,6 +63,18 @@ class SharedMemoryTransport(MPITransport):
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
         """Open the transport between all processes of the job."""
         return cls(startup=startup, required=required)
+
+    def _form_group(self) -> str | None:
+        """Form the group of ranks that share memory; return why they cannot, if so; collective."""
+        machine = self._pair.machine
+
+        def gather(mine: T, kind: type[T]) -> list[T]:
+            return allgather_records(machine, mine, kind)
+
+        if machine.size == 1:
+            return None
+        self.shared_memory_group, problem = form_group(gather, self.rank)
+        return problem
 
     def _open_reduction_buffers(self) -> SharedReductionBuffers | None:
         """Allocate the buffers of reductions, if all ranks share memory; collective."""
@@ -91,9 +92,10 @@ class SharedMemoryTransport(MPITransport):
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
         """Start an allreduce: of large tensors through shared memory, where all ranks share it."""
-        buffers = self._reduction_buffers_for(tensor)
-        if buffers is None:
+        buffers = self._reduction_buffers
+        if buffers is None or not buffers.take(tensor):
             return super().iallreduce(tensor, out, divisor)
+        self.require_collectives()
         into = tensor if out is None else out
         return SharedMemoryAllreduceRequest(buffers, tensor, into, divisor)
 
@@ -101,18 +103,11 @@ class SharedMemoryTransport(MPITransport):
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
         """Start a reduce-scatter: of large tensors through shared memory, where all share it."""
-        buffers = self._reduction_buffers_for(tensor)
-        if buffers is None:
+        buffers = self._reduction_buffers
+        if buffers is None or not buffers.take(tensor):
             return super().ireduce_scatter(tensor, out, divisor)
-        return SharedMemoryReduceScatterRequest(buffers, tensor, out, divisor)
-
-    def _reduction_buffers_for(self, tensor: torch.Tensor) -> SharedReductionBuffers | None:
-        """Return the buffers for reducing a tensor; None where MPI reduces it."""
-        small = tensor.nbytes < MIN_BYTES or tensor.dtype == torch.bool
-        if self._reduction_buffers is None or small:
-            return None
         self.require_collectives()
-        return self._reduction_buffers
+        return SharedMemoryReduceScatterRequest(buffers, tensor, out, divisor)
 
     def close(self) -> None:
         """Wait until posted messages are sent, and free shared memory that no tensor uses."""
@@ -133,48 +128,5 @@ class SharedMemoryTransport(MPITransport):
     def _part(self, part: CommunicatorPair) -> Transport:
         """Return the transport over some ranks' communicators; collective over these."""
         members = allgather_records(part.comm, self.rank, int)
-        known = self.shared_memory_group
-        if known is None or not all(rank in known.processes for rank in members):
-            return MPITransport(part)
-        processes = {new_rank: known.processes[rank] for new_rank, rank in enumerate(members)}
-        return SharedMemoryTransport(part, SharedMemoryGroup(known.arena, processes))
-
-
-def _form_group(machine: MPI.Intracomm, rank: int) -> tuple[SharedMemoryGroup | None, str | None]:
-    """Map each other's test pages; return the group, or why memory cannot be shared; collective."""
-    if machine.size == 1:
-        return None, None
-    arena = Arena()
-    page, problem = _publish_test_page(arena)
-    mine = _MappingTestPage(rank, os.getpid(), page)
-    pages = allgather_records(machine, mine, _MappingTestPage)
-    problems = allgather_records(machine, problem or _verify_test_pages(arena, pages), str)
-    if any(problems):
-        return None, next(filter(None, problems))
-    return SharedMemoryGroup(arena, {one.rank: one.process for one in pages}), None
-
-
-def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str]:
-    """Write a test page; return its handle, or why shared memory cannot be allocated."""
-    if not hasattr(os, "memfd_create"):
-        return None, "this system has no memfd_create"
-    try:
-        block = arena.take(64)
-    except OSError as error:
-        return None, f"memfd_create: {error}"
-    block.chunk.words(block.offset, 1)[0] = _MAGIC + os.getpid()
-    return handle_of_block(block), ""
-
-
-def _verify_test_pages(arena: Arena, pages: list[_MappingTestPage]) -> str:
-    """Map and read the other ranks' test pages; return why that failed, or nothing."""
-    for _, process, page in pages:
-        if page is None:
-            continue
-        try:
-            word = arena.open(process, page).words(page.offset, 1)[0]
-        except (OSError, ValueError) as error:
-            return f"process {process} is out of sight: {error}"
-        if word != _MAGIC + process:
-            return f"process {process} lives in another process namespace"
-    return ""
+        group = subgroup(self.shared_memory_group, members)
+        return MPITransport(part) if group is None else SharedMemoryTransport(part, group)

@@ -1,15 +1,14 @@
-"""A rank that the MPI library takes for the only one, though the launcher started several."""
+"""Whose world a rank is of: MPI's or torch.distributed's, and contradictions between the two."""
 
 import os
 import subprocess
-import sys
 
 import pytest
 
 from asyncddp.context.launcher_environment import (
-    check_launchers,
     check_size,
     launcher_rank_and_size,
+    select_default_transport,
 )
 from asyncddp.errors import EnvironmentProblem
 from tests.support import RUN_LIMIT
@@ -18,8 +17,8 @@ from tests.support.processes import warm_server
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "3"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
-ENV_URL = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h1"}
+ENV_URL = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h1", "MASTER_PORT": "29500"}
+TORCHRUN = {**ENV_URL, "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
 BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
 
 
@@ -53,7 +52,7 @@ def test_an_mpirun_inside_a_step_of_slurm_comes_first():
         (OPEN_MPI, ["mpirun", "rank 2 of 4", "another MPI library's", "asyncddp doctor"]),
         (HYDRA, ["mpiexec", "rank 1 of 3", "another MPI library's"]),
         (SRUN, ["srun", "rank 1 of 2", "srun --mpi=pmix", "srun --mpi=list"]),
-        (TORCHRUN, ["torchrun has started", "rank 1 of 3", "asyncddp run -np 3 SCRIPT"]),
+        (TORCHRUN, ["torchrun has started", "rank 1 of 3", "or choose c10d"]),
         (ENV_URL, ["a launcher of PyTorch has started", "rank 1 of 3", "asyncddp run -np 3"]),
         ({**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"}, ["accelerate launch has", "1 of 3"]),
     ],
@@ -76,7 +75,7 @@ def test_several_ranks_and_a_script_by_itself_are_left_alone(environment):
     ("ours", "theirs", "words"),
     [
         (OPEN_MPI, ENV_URL, ["mpirun", "rank 2 of 4", "a launcher of PyTorch as rank 1 of 3"]),
-        (SRUN, TORCHRUN, ["srun", "rank 1 of 2", "torchrun as rank 1 of 3"]),
+        (OPEN_MPI, TORCHRUN, ["mpirun", "rank 2 of 4", "torchrun as rank 1 of 3"]),
         (HYDRA, {**TORCHRUN, "RANK": "2"}, ["mpiexec", "1 of 3", "torchrun as rank 2 of 3"]),
         (dict.fromkeys(OPEN_MPI, "1"), ENV_URL, ["rank 1 of 1", "rank 1 of 3"]),
     ],
@@ -84,20 +83,48 @@ def test_several_ranks_and_a_script_by_itself_are_left_alone(environment):
 def test_two_launchers_that_contradict_each_other_are_both_named(ours, theirs, words):
     """If MPI's and PyTorch's launchers disagree on rank or size, both are named."""
     with pytest.raises(EnvironmentProblem) as caught:
-        check_launchers({**ours, **theirs})
+        select_default_transport({**ours, **theirs})
     message = str(caught.value)
     assert [word for word in [*words, "unset RANK and WORLD_SIZE"] if word not in message] == []
 
 
-@pytest.mark.parametrize("ours", [OPEN_MPI, HYDRA, SRUN, {}])
+@pytest.mark.parametrize("ours", [OPEN_MPI, HYDRA, SRUN])
 @pytest.mark.parametrize("theirs", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "9"}])
 def test_what_asyncddp_run_sets_and_worlds_of_one_contradict_nobody(ours, theirs):
-    """PyTorch's variables that agree, are of one rank or incomplete are no error."""
-    check_launchers({**ours, **theirs})
-    _, size = launcher_rank_and_size(ours)
-    check_size(size, {**ours, **theirs})
-    check_launchers({**ours, "RANK": "0", "WORLD_SIZE": str(size)})
-    check_size(size, {**ours, "RANK": "0", "WORLD_SIZE": str(size)})
+    """Under a launcher of MPI, PyTorch's variables that agree, or are incomplete, are no error."""
+    rank, size = launcher_rank_and_size(ours)
+    alike = {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    for environment in ({**ours, **theirs}, {**ours, **alike}):
+        assert select_default_transport(environment) == "shared_memory"
+        check_size(size, environment)
+
+
+@pytest.mark.parametrize(
+    "environment", [TORCHRUN, ENV_URL, {**SRUN, **TORCHRUN}, {"RANK": "0", "WORLD_SIZE": "1"}]
+)
+def test_a_world_of_torch_distributed_is_joined(environment):
+    """Under torchrun, also where srun starts one on each node, the transport is c10d."""
+    assert select_default_transport(environment) == "c10d"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"RANK": None}, ["WORLD_SIZE=3", "RANK is not set", "torchrun --nproc-per-node"]),
+        ({"WORLD_SIZE": None}, ["RANK=1", "WORLD_SIZE is not set", "unset RANK"]),
+        ({"MASTER_ADDR": None, "MASTER_PORT": None}, ["MASTER_ADDR and MASTER_PORT are not set"]),
+        ({"RANK": "3"}, ["RANK=3 and WORLD_SIZE=3", "0 <= RANK < WORLD_SIZE"]),
+        ({"WORLD_SIZE": "two"}, ["WORLD_SIZE='two'", "expected a number"]),
+    ],
+)
+def test_a_world_that_is_announced_in_part_is_refused(changed, words):
+    """What is missing to join the announced ranks is named, with what sets it."""
+    environment = {**ENV_URL, **{name: text for name, text in changed.items() if text}}
+    for name in [name for name, text in changed.items() if text is None]:
+        del environment[name]
+    with pytest.raises(EnvironmentProblem) as caught:
+        select_default_transport(environment)
+    assert [word for word in words if word not in str(caught.value)] == []
 
 
 def test_ranks_of_a_launcher_that_is_not_known_are_believed_where_sizes_agree():
@@ -105,26 +132,6 @@ def test_ranks_of_a_launcher_that_is_not_known_are_believed_where_sizes_agree():
     check_size(3, ENV_URL)
     with pytest.raises(EnvironmentProblem, match=r"rank 1 of 3, but .* MPI knows 2"):
         check_size(2, ENV_URL)
-
-
-@pytest.mark.launches
-def test_init_refuses_a_world_of_torchrun():
-    """Started by the real one."""
-    pytest.importorskip("torch.distributed.run")
-    words = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--no-python"]
-    code = "import asyncddp; asyncddp.init(); print('trains alone')"
-    done = subprocess.run(
-        [sys.executable, *words, sys.executable, "-c", code],
-        env={key: value for key, value in os.environ.items() if not key.startswith("OMPI_")},
-        capture_output=True,
-        text=True,
-        timeout=RUN_LIMIT,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "trains alone" not in done.stdout
-    assert "EnvironmentProblem: torchrun has started this process as rank " in done.stderr
-    assert "start the script by 'asyncddp run -np 2 SCRIPT' instead" in done.stderr
 
 
 @pytest.mark.launches

@@ -20,7 +20,7 @@ from asyncddp.errors import MismatchError, PeerError, UnknownNameError
 from asyncddp.transport import DEVICE_TRANSPORTS
 from asyncddp.transport.cuda import cuda_aware_mpi as mpi_cuda
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
-from asyncddp.transport.cuda.cuda_aware_mpi import MPI, CudaAwareMPITransport, query_cuda_support
+from asyncddp.transport.cuda.cuda_aware_mpi import CudaAwareMPITransport, query_cuda_support
 from asyncddp.transport.cuda.device_transport_selection import parse_transport_names
 from asyncddp.transport.cuda.negotiation import (
     detect_capabilities,
@@ -29,7 +29,7 @@ from asyncddp.transport.cuda.negotiation import (
 )
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport
-from asyncddp.transport.mpi.runtime import initialize_mpi
+from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
 from tests.conformance import test_collectives as collectives
 from tests.conformance import test_mismatches as mismatches
 from tests.conformance import test_neighbor_allgather as gathering

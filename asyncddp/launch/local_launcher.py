@@ -1,0 +1,139 @@
+"""Starts ranks on this machine: ``python -m asyncddp.launch.local_launcher 4 -- PROGRAM``.
+
+Every rank finds torch.distributed's variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and so on.
+Once a rank has failed, the others have a moment to say so, and are then ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import IO
+
+from asyncddp.launch.process_cleanup import parent_death_setter
+from asyncddp.launch.rank_environment import rendezvous_variables
+
+_GRACE_PERIOD = 3.0  # seconds in which the other ranks may end after one has failed
+_KILL_PERIOD = 5.0  # seconds after which they are killed
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Ranks:
+    """The processes of all ranks."""
+
+    def __init__(
+        self, count: int, program: Sequence[str], environment: Mapping[str, str], *, tag: bool
+    ) -> None:
+        added = rendezvous_variables(environment, (), remote=False)
+        self.code = 0
+        streams: list[tuple[IO[bytes] | None, int, int]] = []
+        self.running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        end_with_parent = parent_death_setter()
+        for rank in range(count):
+            own = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "NODE_RANK": "0",
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(count),
+            }
+            stream = subprocess.PIPE if tag else None
+            process = subprocess.Popen(
+                program,
+                env={**environment, **added, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                preexec_fn=end_with_parent,
+            )
+            self.running[process.pid] = rank, process
+            streams += [(process.stdout, 1, rank), (process.stderr, 2, rank)]
+        self._relays = [  # threads only after the last fork
+            _relay(source, target, rank) for source, target, rank in streams if source is not None
+        ]
+
+    def reap(self) -> bool:
+        """Take the ends of processes; return True if one has failed."""
+        for pid, (rank, process) in list(self.running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self.running[pid]
+            if code and not self.code:
+                self.code = code if code > 0 else 128 - code
+                how = (
+                    f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+                )
+                sys.stderr.write(f"asyncddp-local: rank {rank} {how}\n")
+                sys.stderr.flush()
+        return bool(self.code)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes that are left."""
+        for _, process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    def finish_output(self) -> None:
+        """Wait until all output has been passed on."""
+        for relay in self._relays:
+            relay.join(timeout=1.0)
+
+
+def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
+    """Pass lines on in a thread, each with its rank in front."""
+
+    def run() -> None:
+        for line in source:
+            os.write(target, b"[%d] " % rank + line)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+@contextlib.contextmanager
+def _forwarded_signals(ranks: _Ranks) -> Iterator[None]:
+    def forward(number: int, _: FrameType | None) -> None:
+        ranks.signal(number)
+        ranks.code = ranks.code or 128 + number
+
+    before = {number: signal.signal(number, forward) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def run(count: int, program: Sequence[str], *, tag: bool = False) -> int:
+    """Run a program on so many ranks; return the exit code of the first that failed."""
+    ranks = _Ranks(count, program, os.environ, tag=tag)
+    with _forwarded_signals(ranks):
+        stronger, due = [signal.SIGTERM, signal.SIGKILL], 0.0
+        while ranks.running:
+            if ranks.reap() and not due:
+                due = time.monotonic() + _GRACE_PERIOD
+            if due and time.monotonic() > due and stronger:
+                ranks.signal(stronger.pop(0))
+                due = time.monotonic() + _KILL_PERIOD
+            time.sleep(0.02)
+    ranks.finish_output()
+    return ranks.code
+
+
+def main(words: Sequence[str]) -> int:
+    """Run ``COUNT [--tag-output] -- PROGRAM [ARGUMENT]…``."""
+    head, program = words[: words.index("--")], words[words.index("--") + 1 :]
+    return run(int(head[0]), program, tag="--tag-output" in head)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

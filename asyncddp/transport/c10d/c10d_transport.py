@@ -1,0 +1,300 @@
+"""Transport between the ranks of a world that a launcher of torch.distributed has announced.
+
+The ranks find each other through a store of torch.distributed, and talk over sockets of their own:
+the user's process groups stay free. The verbs of gloo are not used, since its ``isend`` and
+``irecv`` can neither be tested nor cancelled, and a collective of gloo that one rank has given up
+holds the others, and the end of the process, until the group's timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import os
+import select
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from typing_extensions import override
+
+from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.tensors.allocation import make_tensor
+from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
+from asyncddp.transport.c10d import collectives
+from asyncddp.transport.c10d.collective_request import CollectiveRequest
+from asyncddp.transport.c10d.collectives import Exchange, Steps
+from asyncddp.transport.c10d.message_endpoint import MessageEndpoint
+from asyncddp.transport.c10d.rendezvous import meet
+from asyncddp.transport.c10d.socket_mesh import SocketMesh
+from asyncddp.transport.polling_pause import PollingPause, outnumber_cores
+from asyncddp.transport.record_gathering import gather_records
+from asyncddp.transport.shared_memory.group_formation import form_group, subgroup
+from asyncddp.transport.shared_memory.shared_memory_reductions import (
+    SharedMemoryAllreduceRequest,
+    SharedMemoryReduceScatterRequest,
+    SharedReductionBuffers,
+)
+from asyncddp.transport.startup_deadline import StartupDeadline
+
+T = TypeVar("T")
+logger = logging.getLogger("asyncddp")
+
+_PIECE = 1 << 20  # bytes that a rank sends at once in a collective of a large tensor
+_TIMEOUT = 60.0  # seconds for collectives of its own
+_LANES = 16  # pieces of one collective with tags of their own
+_TAGS = 1 << 32
+_MAX_SELECTED = 1024  # descriptors that select() takes
+
+
+class RankGroup(NamedTuple):
+    """Group of ranks of a mesh, by a name that all of them know and no other group has."""
+
+    mesh: SocketMesh
+    name: str
+    members: Sequence[int]  # their ranks in the world
+    shared_memory: SharedMemoryGroup | None = None
+
+
+class C10dTransport(Transport):
+    """Transport of one rank over the sockets of a mesh, and shared memory inside a machine.
+
+    Without a group it joins the world that the environment announces, or that
+    ``torch.distributed.init_process_group`` has made; it raises what
+    :func:`~asyncddp.transport.selection.open_transport` does.
+    """
+
+    name = "c10d"
+    local_path = "read where they lie, or piece by piece out of shared memory"
+
+    def __init__(
+        self, group: RankGroup | None = None, startup: StartupDeadline | None = None
+    ) -> None:
+        self._world = group is None
+        if group is None:
+            mesh = meet(startup or StartupDeadline.for_single_process())
+            group = RankGroup(mesh, mesh.world.name, range(mesh.size))
+        self._mesh, self._group = group.mesh, group
+        self.rank, self.size = group.members.index(group.mesh.rank), len(group.members)
+        self._messages = MessageEndpoint(self._mesh, _number(group.name), group.members)
+        self._tensors = MessageEndpoint(self._mesh, _number(f"{group.name}/t"), group.members)
+        parts = _number(f"{group.name}/collectives")
+        self._collectives = MessageEndpoint(self._mesh, parts, group.members)
+        self._tags = itertools.cycle(range(0, _TAGS, _LANES))
+        self._splits = itertools.count(1)
+        self._closed = False
+        here = self._mesh.world.machine_ranks()
+        self.cores_shared = outnumber_cores(self._mesh.world.records[rank].cores for rank in here)
+        self._pause = PollingPause(cores_shared=self.cores_shared, sleep=self._sleep)
+        self.shared_memory_group = group.shared_memory
+        if self._world:
+            self.shared_memory_group = self._form_group(here)
+        self._reduction_buffers = self._open_reduction_buffers()
+
+    @classmethod
+    def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
+        """Open the transport between all ranks of the world."""
+        return cls(startup=startup)
+
+    def _form_group(self, here: Sequence[int]) -> SharedMemoryGroup | None:
+        """Form the group of ranks that share memory; warn if they cannot; collective."""
+        if len(here) == 1:
+            return None
+        part = self if len(here) == self.size else self._part(f"machine of {here[0]}", here)
+
+        def gather(mine: T, kind: type[T]) -> list[T]:
+            return gather_records(part, mine, kind, _TIMEOUT)
+
+        found, problem = form_group(gather, self.rank)
+        if problem is not None and self.rank == here[0]:
+            logger.warning(
+                "the ranks of this machine cannot share memory (%s); they exchange tensors over "
+                "sockets instead, which is slower",
+                problem,
+            )
+        return found
+
+    def _open_reduction_buffers(self) -> SharedReductionBuffers | None:
+        """Allocate the buffers of reductions, if all ranks share memory; collective."""
+        group = self.shared_memory_group
+        if group is None or len(group.processes) < max(2, self.size):
+            return None
+        return SharedReductionBuffers(
+            group,
+            self.rank,
+            lambda handle: gather_records(self, handle, SharedMemoryHandle, _TIMEOUT),
+            self.break_collectives,
+        )
+
+    # messages
+
+    def post(self, peer: int, message: bytes) -> None:
+        """Queue the message for the peer, and send what the system takes."""
+        self._messages.post(peer, message)
+
+    def poll(self) -> Iterable[tuple[int, bytes]]:
+        """Make a round of progress, and return the messages that have come."""
+        with self._mesh.lock:
+            self._mesh.progress()
+            inbox = self._messages.inbox
+            return [inbox.popleft() for _ in range(len(inbox))]
+
+    @override
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
+        return self._tensors.isend(data, peer, tag)
+
+    @override
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
+        return self._tensors.irecv(out, peer, tag)
+
+    @override
+    def failed_peers(self) -> Mapping[int, str]:
+        failed, members = self._mesh.failed, self._group.members
+        if not failed:
+            return failed
+        return {members.index(rank): failed[rank] for rank in list(failed) if rank in members}
+
+    # collectives
+
+    def _collective(self, pieces: Callable[[Iterator[Exchange]], Iterable[Steps]]) -> Request:
+        """Start a collective, of which each piece has an exchange of its own."""
+        self.require_collectives()
+        tag = next(self._tags)
+        lanes = (
+            Exchange(self._collectives, self.rank, self.size, tag + lane)
+            for lane in itertools.cycle(range(_LANES))
+        )
+        members, stop = self._group.members, self.break_collectives
+        return CollectiveRequest(self._mesh, members, pieces(lanes), stop)
+
+    @override
+    def iallreduce(
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
+    ) -> Request:
+        into = tensor if out is None else out
+        buffers = self._reduction_buffers
+        if buffers is not None and buffers.take(tensor):
+            self.require_collectives()
+            return SharedMemoryAllreduceRequest(buffers, tensor, into, divisor)
+        step = max(1, _PIECE * self.size // tensor.element_size())
+        pairs = zip(_pieces(tensor, step), _pieces(into, step), strict=True)
+        return self._collective(
+            lambda lanes: (
+                collectives.allreduce(lane, given, taken, divisor)
+                for (given, taken), lane in zip(pairs, lanes, strict=False)
+            )
+        )
+
+    @override
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Request:
+        buffers = self._reduction_buffers
+        if buffers is not None and buffers.take(tensor):
+            self.require_collectives()
+            return SharedMemoryReduceScatterRequest(buffers, tensor, out, divisor)
+        step = max(1, _PIECE // tensor.element_size())
+        columns = torch.split(tensor.detach().view(self.size, out.numel()), step, dim=1)
+        pairs = zip(columns, _pieces(out, step), strict=True)
+        return self._collective(
+            lambda lanes: (
+                collectives.reduce_scatter(lane, list(given), taken, divisor)
+                for (given, taken), lane in zip(pairs, lanes, strict=False)
+            )
+        )
+
+    @override
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        pieces = _pieces(tensor, max(1, _PIECE // tensor.element_size()))
+        return self._collective(
+            lambda lanes: (
+                collectives.broadcast(lane, piece, root)
+                for piece, lane in zip(pieces, lanes, strict=False)
+            )
+        )
+
+    @override
+    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        parts = list(torch.split(out.detach().view(-1), list(counts)))
+        parts[self.rank].copy_(tensor.detach().view(-1))
+        short = out.nbytes <= collectives.SHORT_BYTES * self.size
+        return self._collective(
+            lambda lanes: [collectives.allgather(next(lanes), parts, short=short)]
+        )
+
+    @override
+    def ibarrier(self) -> Request:
+        return self._collective(lambda lanes: [collectives.barrier(next(lanes))])
+
+    # groups
+
+    def _part(
+        self, name: str, members: Sequence[int], group: SharedMemoryGroup | None = None
+    ) -> C10dTransport:
+        world = [self._group.members[rank] for rank in members]
+        return C10dTransport(RankGroup(self._mesh, f"{self._group.name}/{name}", world, group))
+
+    @override
+    def split(self, color: int, key: int) -> Transport:
+        mine = make_tensor([color, key], torch.int64)
+        every = self.allgather(mine, [2] * self.size, _TIMEOUT).view(-1, 2).tolist()
+        members = sorted(
+            (rank for rank in range(self.size) if every[rank][0] == color),
+            key=lambda rank: (every[rank][1], rank),
+        )
+        name = f"{next(self._splits)}:{color}"
+        return self._part(name, members, subgroup(self.shared_memory_group, members))
+
+    def machine_id(self) -> int:
+        """Return the lowest rank of the group on this machine, as all know from the start."""
+        here = self._mesh.world.machine_ranks()
+        return next(rank for rank, member in enumerate(self._group.members) if member in here)
+
+    # waiting, and the end
+
+    def backoff(self, attempt: int, *, background: bool = False) -> None:
+        """Spin if no core is shared, then yield, then sleep until something comes."""
+        self._pause.pause(attempt, background=background)
+
+    def _sleep(self, seconds: float) -> None:
+        descriptor = self._mesh.wakeup_descriptor
+        if self._mesh.closed or descriptor >= _MAX_SELECTED:
+            time.sleep(seconds)
+            return
+        with contextlib.suppress(OSError):  # another thread has closed it
+            select.select([descriptor], [], [], seconds)
+
+    def close(self) -> None:
+        """Send the last messages; the whole transport says goodbye and closes its connections."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._mesh.lock:
+            if self._world:
+                self._mesh.close()
+                if self.shared_memory_group is not None:
+                    self.shared_memory_group.arena.close()
+                    self.shared_memory_group = None
+            else:
+                for endpoint in (self._messages, self._tensors, self._collectives):
+                    endpoint.close()
+        self._reduction_buffers = None
+
+    @override
+    def abort(self, code: int) -> None:
+        with self._mesh.lock:
+            self._mesh.tell_of_failure(self._mesh.rank, f"it has ended with exit code {code}")
+            self._mesh.flush_for(1.0)
+        os._exit(code)
+
+
+def _pieces(tensor: torch.Tensor, step: int) -> Sequence[torch.Tensor]:
+    return torch.split(tensor.detach().view(-1), step)
+
+
+def _number(name: str) -> int:
+    """Return the number of a group in the headers of frames."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

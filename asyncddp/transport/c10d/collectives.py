@@ -1,0 +1,146 @@
+"""Collectives as sequences of sends and receives between the ranks of a group.
+
+Each is a generator that yields the requests it waits for. What is short goes from every rank to
+every other at once; what is long goes around a ring, in which every rank sends to the next one
+alone, so that little crosses between machines. A sum is formed once, by one rank for all, or in the
+order of the ranks by each: all get the same bits.
+
+References:
+    Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+    2005.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from asyncddp.tensors.allocation import empty
+from asyncddp.transport.c10d.message_endpoint import MeshRequest, MessageEndpoint
+
+Steps: TypeAlias = Iterator[list[MeshRequest]]
+SHORT_BYTES = 1 << 14
+"""Tensors up to this size go from every rank to every other."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Sends and receives of one collective, under a tag of its own."""
+
+    endpoint: MessageEndpoint
+    rank: int
+    size: int
+    tag: int
+
+    def send(self, data: torch.Tensor, peer: int) -> MeshRequest:
+        """Start to send a contiguous tensor."""
+        return self.endpoint.isend(data, peer % self.size, self.tag)
+
+    def receive(self, out: torch.Tensor, peer: int) -> MeshRequest:
+        """Start to receive a contiguous tensor."""
+        return self.endpoint.irecv(out, peer % self.size, self.tag)
+
+    def others(self) -> list[int]:
+        """List the other ranks, the next one first."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+
+def barrier(exchange: Exchange) -> Steps:
+    """Dissemination barrier: log2(n) rounds of empty messages to ever farther ranks."""
+    nothing, distance = empty((0,), torch.uint8), 1
+    while distance < exchange.size:
+        yield [
+            exchange.send(nothing, exchange.rank + distance),
+            exchange.receive(nothing, exchange.rank - distance),
+        ]
+        distance *= 2
+
+
+def broadcast(exchange: Exchange, tensor: torch.Tensor, root: int) -> Steps:
+    """Broadcast along a binomial tree below the root."""
+    size, place = exchange.size, (exchange.rank - root) % exchange.size
+    bit = 1
+    while bit < size and not place & bit:
+        bit *= 2
+    if place:
+        yield [exchange.receive(tensor, exchange.rank - bit)]
+    children = []
+    while bit > 1:
+        bit //= 2
+        if place + bit < size:
+            children.append(exchange.rank + bit)
+    yield [exchange.send(tensor, child) for child in children]
+
+
+def allgather(exchange: Exchange, parts: Sequence[torch.Tensor], *, short: bool) -> Steps:
+    """Give each rank all parts, of which rank r has ``parts[r]`` in place."""
+    rank, size = exchange.rank, exchange.size
+    if short:
+        yield [
+            *(exchange.receive(parts[peer], peer) for peer in exchange.others()),
+            *(exchange.send(parts[rank], peer) for peer in exchange.others()),
+        ]
+        return
+    for step in range(size - 1):
+        yield [
+            exchange.receive(parts[(rank - step - 1) % size], rank - 1),
+            exchange.send(parts[(rank - step) % size], rank + 1),
+        ]
+
+
+def reduce_scatter(
+    exchange: Exchange,
+    parts: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    divisor: int | None = None,
+) -> Steps:
+    """Sum part r of all ranks on rank r, into ``out``; ``parts`` stay as they are."""
+    rank, size = exchange.rank, exchange.size
+    given = parts[(rank - 1) % size]
+    if size == 1:
+        out.copy_(given)
+    for step in range(size - 1):
+        mine = parts[(rank - step - 2) % size]
+        taken = out if step == size - 2 else empty(mine.shape, mine.dtype)
+        yield [exchange.receive(taken, rank - 1), exchange.send(given, rank + 1)]
+        add(taken, mine)
+        given = taken
+    divide(out, divisor)
+
+
+def allreduce(
+    exchange: Exchange, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
+) -> Steps:
+    """Sum flat tensors of all ranks into ``out``, and divide the sum."""
+    if tensor.nbytes <= SHORT_BYTES:
+        every = empty((exchange.size, tensor.numel()), tensor.dtype)
+        every[exchange.rank].copy_(tensor)
+        yield from allgather(exchange, list(every), short=True)
+        for term in every[1:]:
+            add(every[0], term)
+        out.copy_(every[0])
+        divide(out, divisor)
+        return
+    sums = list(torch.tensor_split(out, exchange.size))
+    parts = list(torch.tensor_split(tensor, exchange.size))
+    mine = empty(sums[exchange.rank].shape, out.dtype)
+    yield from reduce_scatter(exchange, parts, mine, divisor)
+    sums[exchange.rank].copy_(mine)
+    yield from allgather(exchange, sums, short=False)
+
+
+def add(total: torch.Tensor, term: torch.Tensor) -> None:
+    """Add a term in place; of bools, the logical or."""
+    if total.dtype == torch.bool:
+        total.logical_or_(term)
+    else:
+        total.add_(term)
+
+
+def divide(total: torch.Tensor, divisor: int | None) -> None:
+    """Divide a sum in place, for an average."""
+    if divisor is not None:
+        total.div_(divisor)

@@ -1,0 +1,203 @@
+"""One connection of the socket mesh: sends and receives frames without blocking."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from asyncddp.transport.c10d.frames import HEADER_BYTES, FrameKind, Header, unpack_header
+
+_READ_BYTES = 1 << 18  # of one read of headers and short payloads
+_BATCH_BYTES = 1 << 16  # of short frames in one call
+_READS = 16  # calls before other connections have their turn
+
+
+@dataclass
+class BulkSend:
+    """A large tensor on its way to one peer: the bytes that are left, and what follows the last."""
+
+    number: int
+    left: memoryview
+    on_sent: Callable[[], None]
+
+
+class PayloadTarget:
+    """Memory into which a payload is read; it may be exchanged while it arrives."""
+
+    def __init__(self, view: memoryview, on_filled: Callable[[], None]) -> None:
+        self.view, self.on_filled = view, on_filled
+
+
+class BulkReceive:
+    """A large tensor that a peer has been asked for: the memory of the bytes yet to come."""
+
+    def __init__(self, memory: memoryview, on_received: Callable[[], None]) -> None:
+        self.left, self._on_received = memory, on_received
+        self._arriving: PayloadTarget | None = None
+
+    def next_target(self, size: int) -> PayloadTarget:
+        """Return the memory of the next piece."""
+        piece, self.left = self.left[:size], self.left[size:]
+        self._arriving = PayloadTarget(piece, self._on_piece)
+        return self._arriving
+
+    def _on_piece(self) -> None:
+        self._arriving = None
+        if not len(self.left):
+            self._on_received()
+
+    def abandon(self) -> None:
+        """Let the bytes that still come go elsewhere."""
+        self.left, self._on_received = memoryview(bytearray(len(self.left))), lambda: None
+        if self._arriving is not None:
+            self._arriving.view = memoryview(bytearray(len(self._arriving.view)))
+
+
+class Connection:
+    """A connected non-blocking stream socket that carries frames in both directions.
+
+    Attributes:
+        peer: Rank of the other end; None until its HELLO has come.
+        wants_to_write: True while there is something to send.
+        said_bye: True once the other end has said that it leaves.
+    """
+
+    def __init__(self, sock: socket.socket, peer: int | None, piece: Callable[[], int]) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket, self.peer, self._piece = sock, peer, piece
+        self.said_bye = False
+        self._frames: deque[bytes] = deque()
+        self._bulk: deque[BulkSend] = deque()
+        self._batch: list[memoryview] = []  # what the system has not taken yet
+        self._batch_sent: Callable[[], None] | None = None
+        self._buffer = bytearray(_READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0  # of the bytes in the buffer that are not parsed yet
+        self._target: PayloadTarget | None = None
+        self._filled = 0
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Tell whether there is something left to send."""
+        return bool(self._batch or self._frames or self._bulk)
+
+    # sending
+
+    def send_frame(self, header: Header, payload: bytes | memoryview = b"") -> None:
+        """Queue a frame; short frames go ahead of the pieces of large tensors."""
+        self._frames.append(header.pack() + bytes(payload))
+
+    def send_bulk(self, send: BulkSend) -> None:
+        """Queue a large tensor, which takes turns with others piece by piece."""
+        self._bulk.append(send)
+
+    def discard_output(self) -> None:
+        """Drop what was not sent."""
+        self._frames.clear()
+        self._bulk.clear()
+        self._batch.clear()
+
+    def flush(self) -> None:
+        """Send until the system takes no more; OSError if the connection is broken."""
+        while self._batch or self._next_batch():
+            try:
+                taken = self.socket.sendmsg(self._batch)
+            except BlockingIOError:
+                return
+            while self._batch and taken >= len(self._batch[0]):
+                taken -= len(self._batch.pop(0))
+            if self._batch:
+                self._batch[0] = self._batch[0][taken:]
+            elif self._batch_sent is not None:
+                sent, self._batch_sent = self._batch_sent, None
+                sent()
+
+    def _next_batch(self) -> bool:
+        """Take short frames, and a piece of one large tensor, as the next batch."""
+        frames: list[bytes] = []
+        while self._frames and sum(map(len, frames)) < _BATCH_BYTES and len(frames) < 64:
+            frames.append(self._frames.popleft())
+        self._batch += [memoryview(b"".join(frames))] if frames else []
+        if not self._frames and self._bulk:
+            send = self._bulk.popleft()
+            piece, send.left = send.left[: self._piece()], send.left[self._piece() :]
+            header = Header(FrameKind.DATA, number=send.number, size=len(piece)).pack()
+            self._batch += [memoryview(header), piece]
+            if len(send.left):
+                self._bulk.append(send)
+            else:
+                self._batch_sent = send.on_sent
+        return bool(self._batch)
+
+    # receiving
+
+    def receive(
+        self, payload_target: Callable[[Connection, Header], PayloadTarget | None]
+    ) -> Iterator[tuple[Header, bytes]]:
+        """Read what has come: yield whole short frames; fill targets with the payload of others.
+
+        Of a frame for which ``payload_target`` returns memory the payload goes there. It raises
+        EOFError when the other end has closed the connection, OSError where it is broken, and
+        ValueError where bytes are no frames.
+        """
+        for _ in range(_READS):
+            target = self._target
+            space = self._view[self._end :] if target is None else target.view[self._filled :]
+            try:
+                count = self.socket.recv_into(space)
+            except BlockingIOError:
+                return
+            if count == 0:
+                raise EOFError
+            if target is None:
+                self._end += count
+                yield from self._parse(payload_target)
+            else:
+                self._fill(target, count)
+            if count < len(space):
+                return  # no more has come
+
+    def _fill(self, target: PayloadTarget, count: int) -> None:
+        self._filled += count
+        if self._filled == len(target.view):
+            self._target, self._filled = None, 0
+            target.on_filled()
+
+    def _parse(
+        self, payload_target: Callable[[Connection, Header], PayloadTarget | None]
+    ) -> Iterator[tuple[Header, bytes]]:
+        while self._end - self._start >= HEADER_BYTES:
+            header = unpack_header(self._buffer, self._start)
+            self._start += HEADER_BYTES
+            size, ready = header.payload_bytes, self._end - self._start
+            target = payload_target(self, header) if size else None
+            if target is None and size <= ready:
+                yield header, bytes(self._view[self._start : self._start + size])
+                self._start += size
+                continue
+            if target is None:
+                if size > _READ_BYTES - HEADER_BYTES:
+                    raise ValueError(f"a frame of {size} bytes")
+                self._start -= HEADER_BYTES  # until the rest has come
+                break
+            count = min(size, ready)
+            target.view[:count] = self._view[self._start : self._start + count]
+            self._start += count
+            self._target = target
+            self._fill(target, count)
+        self._compact()
+
+    def _compact(self) -> None:
+        """Move the unparsed bytes, the beginning of a frame, to the start of the buffer."""
+        left = self._end - self._start
+        if self._start:
+            self._buffer[:left] = self._buffer[self._start : self._end]
+        self._start, self._end = 0, left
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()

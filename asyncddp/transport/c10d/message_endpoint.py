@@ -1,0 +1,210 @@
+"""Endpoint of one group on this rank: control messages, and tensors matched by sender and tag."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from asyncddp.errors import MismatchError
+from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.transport.c10d.connection import BulkReceive, BulkSend
+from asyncddp.transport.c10d.frames import EAGER_BYTES, FrameKind, Header
+from asyncddp.transport.c10d.socket_mesh import SocketMesh
+
+
+class MeshRequest:
+    """Send or receive of a tensor over the mesh; ``peer`` is its rank in the world."""
+
+    def __init__(self, mesh: SocketMesh, peer: int, on_abandon: Callable[[], object]) -> None:
+        self._mesh, self.peer, self._on_abandon = mesh, peer, on_abandon
+        self.completed = self.abandoned = False
+        self.error: Exception | None = None
+
+    def complete(self) -> None:
+        """Note that the transfer has ended."""
+        self.completed = True
+
+    def done(self) -> bool:
+        """Make progress, and test for the end; raises what the transfer has failed with."""
+        if self.completed:
+            return True
+        with self._mesh.lock:
+            self._mesh.progress()
+        return self.test()
+
+    def test(self) -> bool:
+        """Test for the end without progress."""
+        error = None if self.completed else self.error or self._mesh.error_of(self.peer)
+        if error is not None:
+            raise error
+        return self.completed
+
+    def abandon(self) -> None:
+        """Give up: a receive takes nothing more, a send that nobody asked for is withdrawn."""
+        with self._mesh.lock:
+            if not (self.completed or self.abandoned):
+                self.abandoned = True
+                self._on_abandon()
+
+
+class _PostedReceive(MeshRequest):
+    """A receive, with the memory that it fills."""
+
+    def __init__(self, mesh: SocketMesh, peer: int, out: memoryview) -> None:
+        super().__init__(mesh, peer, self._leave)
+        self.out = out
+        self.bulk: BulkReceive | None = None
+
+    def _leave(self) -> None:
+        if self.bulk is not None:
+            self.bulk.abandon()
+
+
+class MessageEndpoint:
+    """Endpoint of a group of ranks on this one; ``members`` are their ranks in the world."""
+
+    def __init__(self, mesh: SocketMesh, group: int, members: Sequence[int]) -> None:
+        self._mesh, self._group, self.members = mesh, group, members
+        self._place = {member: rank for rank, member in enumerate(members)}
+        self.inbox: deque[tuple[int, bytes]] = deque()
+        self._posted: dict[tuple[int, int], deque[_PostedReceive]] = {}
+        self._unexpected: dict[tuple[int, int], deque[tuple[Header, bytes | bytearray]]] = {}
+        self._announced: dict[int, tuple[MeshRequest, memoryview]] = {}
+        mesh.open_endpoint(group, self)
+
+    def post(self, peer: int, message: bytes) -> None:
+        """Send a control message to a rank of the group."""
+        header = Header(FrameKind.MESSAGE, 0, self._group, 0, len(message))
+        with self._mesh.lock:
+            self._send(self.members[peer], header, message)
+
+    def _send(self, member: int, header: Header, payload: bytes | memoryview = b"") -> None:
+        if member == self._mesh.rank:
+            self.on_frame(member, header, bytes(payload))
+        else:
+            self._mesh.send_frame(member, header, payload)
+
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> MeshRequest:
+        """Start to send a tensor: at once, or announced first where it is large."""
+        member, memory = self.members[peer], _memory(data)
+        with self._mesh.lock:
+            if len(memory) <= EAGER_BYTES or member == self._mesh.rank:
+                request = MeshRequest(self._mesh, member, bool)
+                header = Header(FrameKind.EAGER, tag, self._group, 0, len(memory))
+                self._send(member, header, memory)
+                request.complete()
+                return request
+            number = self._mesh.next_number()
+            request = MeshRequest(self._mesh, member, partial(self._withdraw, member, number))
+            self._announced[number] = request, memory
+            self._send(member, Header(FrameKind.RTS, tag, self._group, number, len(memory)))
+            return request
+
+    def _withdraw(self, member: int, number: int) -> None:
+        if self._announced.pop(number, None) is not None:
+            self._send(member, Header(FrameKind.WITHDRAWN, 0, self._group, number))
+
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> MeshRequest:
+        """Start to receive a tensor of exactly this size."""
+        member = self.members[peer]
+        receive = _PostedReceive(self._mesh, member, _memory(out))
+        with self._mesh.lock:
+            key = member, tag
+            waiting = self._unexpected.get(key)
+            if not waiting:
+                self._posted.setdefault(key, deque()).append(receive)
+                return receive
+            header, payload = waiting.popleft()
+            if not waiting:
+                del self._unexpected[key]
+            self._match(receive, header, payload)
+        return receive
+
+    # frames
+
+    def on_frame(self, peer: int, header: Header, payload: bytes | bytearray) -> None:
+        """Take a frame from a rank of the world."""
+        if header.kind is FrameKind.MESSAGE:
+            self.inbox.append((self._place[peer], bytes(payload)))
+        elif header.kind in (FrameKind.EAGER, FrameKind.RTS):
+            receive = self._posted_receive((peer, header.tag))
+            if receive is None:
+                self._unexpected.setdefault((peer, header.tag), deque()).append((header, payload))
+            else:
+                self._match(receive, header, payload)
+        elif header.kind is FrameKind.WITHDRAWN:
+            self._forget(peer, header.number)
+        elif header.number in self._announced:
+            request, memory = self._announced.pop(header.number)
+            if header.kind is FrameKind.CTS:
+                self._mesh.send_bulk(peer, BulkSend(header.number, memory, request.complete))
+            else:
+                request.error = self._mismatch(self._mesh.rank, len(memory), peer, header.size)
+
+    def _posted_receive(self, key: tuple[int, int]) -> _PostedReceive | None:
+        """Take the first posted receive of a sender and tag that was not given up."""
+        posted = self._posted.get(key)
+        while posted:
+            receive = posted.popleft()
+            if not posted:
+                del self._posted[key]
+            if not receive.abandoned:
+                return receive
+        return None
+
+    def _match(self, receive: _PostedReceive, header: Header, payload: bytes | bytearray) -> None:
+        peer, number, rank = receive.peer, header.number, self._mesh.rank
+        announced = header.kind is FrameKind.RTS
+        if header.size != len(receive.out):
+            receive.error = self._mismatch(peer, header.size, rank, len(receive.out))
+            if announced:
+                refusal = Header(FrameKind.REFUSED, 0, self._group, number, len(receive.out))
+                self._send(peer, refusal)
+        elif announced:
+            receive.bulk = BulkReceive(receive.out, receive.complete)
+            self._mesh.bulk_receives[peer, number] = receive.bulk
+            self._send(peer, Header(FrameKind.CTS, 0, self._group, number))
+        else:
+            receive.out[:] = payload
+            receive.complete()
+
+    def _forget(self, peer: int, number: int) -> None:
+        """Drop the announcement of a tensor that will not be sent."""
+        for key, waiting in list(self._unexpected.items()):
+            kept = deque(
+                one for one in waiting if (key[0], one[0].number or None) != (peer, number)
+            )
+            self._unexpected[key] = kept
+            if not kept:
+                del self._unexpected[key]
+
+    def _mismatch(self, source: int, sent: int, target: int, expected: int) -> MismatchError:
+        places = self._place[source], self._place[target]
+        return MismatchError(
+            f"rank {places[0]} sent {sent} bytes to rank {places[1]}, which expected {expected}"
+        )
+
+    def close(self) -> None:
+        """Take no more frames, and drop those that nobody has asked for."""
+        self._mesh.endpoints[self._group] = _CLOSED
+        self.inbox.clear()
+        self._posted.clear()
+        self._unexpected.clear()
+
+
+class _ClosedEndpoint:
+    """Endpoint of a closed group: it drops what comes."""
+
+    def on_frame(self, peer: int, header: Header, payload: bytes | bytearray) -> None:
+        """Drop the frame."""
+
+
+_CLOSED = _ClosedEndpoint()
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor, which the view keeps alive."""
+    return as_bytes(tensor).numpy().data

@@ -1,0 +1,89 @@
+"""Rendezvous of all ranks through a store: who is where, and who is missing."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from asyncddp.errors import WaitTimeoutError
+from asyncddp.rank_list_text import list_ranks
+from asyncddp.serialization import pack, unpack
+from asyncddp.transport.c10d.addresses import Listeners, is_loopback, open_listeners, resolve
+from asyncddp.transport.c10d.socket_mesh import SocketMesh
+from asyncddp.transport.c10d.store_access import StoreAccess
+from asyncddp.transport.c10d.world_records import RankRecord, World, make_record, single_world
+from asyncddp.transport.startup_deadline import StartupDeadline
+from asyncddp.transport.startup_settings import check_settings, shared_settings
+
+_POLL_SECONDS = 0.002
+_WORLD = "world"
+_meetings: dict[str, int] = {}
+"""Number of the meetings that this process has been to, by the prefix of their store."""
+_unfinished: dict[str, Listeners] = {}
+"""Sockets of a meeting whose deadline has passed; the next ``init()`` goes on with it."""
+
+
+def meet(startup: StartupDeadline) -> SocketMesh:
+    """Meet all ranks of the world, and connect to the first of them; collective.
+
+    Raises:
+        EnvironmentProblem: The environment announces a world that cannot be joined.
+        WaitTimeoutError: Some ranks have not come by the deadline.
+        MismatchError: A setting that all ranks must share differs.
+    """
+    access = StoreAccess.find(startup)
+    if access is None:
+        return SocketMesh(single_world(), ())
+    startup.rank, startup.size = access.rank, access.size
+    number = _meetings.get(access.prefix, 0)
+    listeners = _unfinished.pop(access.prefix, None) or open_listeners(access.master, access.port)
+    try:
+        world = _exchange_records(access.below(str(number)), listeners, startup)
+    except WaitTimeoutError:
+        _unfinished[access.prefix] = listeners
+        raise
+    except BaseException:
+        listeners.close()
+        raise
+    _meetings[access.prefix] = number + 1
+    return _connect(world, listeners, access)
+
+
+def _exchange_records(access: StoreAccess, listeners: Listeners, startup: StartupDeadline) -> World:
+    """Give this rank's record and take all; rank 0 collects them for the others."""
+    settings = shared_settings(startup.config, "c10d")
+    mine = make_record(settings, listeners.host, listeners.port, listeners.unix_name)
+    keys = [f"rank-{rank}" for rank in range(access.size)]
+    access.set(keys[access.rank], pack(mine))
+    startup.describe_missing = lambda: f"missing: {list_ranks(access.missing(keys)) or 'rank 0'}"
+    if access.rank == 0:
+        _wait_for(access, keys, startup)
+        every = [unpack(access.get(key), RankRecord, f"the record of {key}") for key in keys]
+        access.set(_WORLD, pack((secrets.token_hex(16), every)))
+    _wait_for(access, [_WORLD], startup)
+    token, records = unpack(access.get(_WORLD), tuple[str, list[RankRecord]], "the list of ranks")
+    check_settings(access.rank, [record.settings for record in records])
+    return World(access.rank, token[:8], token, tuple(records))
+
+
+def _wait_for(access: StoreAccess, keys: list[str], startup: StartupDeadline) -> None:
+    while not access.has(*keys):
+        error = startup.check()
+        if error is not None:
+            raise error
+        time.sleep(_POLL_SECONDS)
+
+
+def _connect(world: World, listeners: Listeners, access: StoreAccess) -> SocketMesh:
+    """Open the mesh; where all ranks are on one machine, no other can connect."""
+    if len(world.machine_ranks()) == access.size:
+        listeners.tcp.close()
+        return SocketMesh(world, [listeners.unix])
+    here = world.me.machine
+    records = [
+        record._replace(host=resolve(access.master, access.port)[1][0])
+        if record.machine != here and is_loopback(record.host)  # as its own machine sees itself
+        else record
+        for record in world.records
+    ]
+    return SocketMesh(world._replace(records=tuple(records)), [listeners.unix, listeners.tcp])

@@ -1,0 +1,279 @@
+"""Mesh of sockets between the ranks of a run, and the news of ranks that have failed.
+
+Two ranks of one machine talk over a Unix socket, others over TCP; a connection is opened when it is
+first needed. Every rank keeps one to the first ranks, which pass on what they see of failures, so
+that the end of a process is known to all ranks at once, whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from asyncddp.errors import PeerLeftError
+from asyncddp.transport.c10d.addresses import connect_to
+from asyncddp.transport.c10d.connection import BulkReceive, BulkSend, Connection, PayloadTarget
+from asyncddp.transport.c10d.frames import FrameKind, Header
+from asyncddp.transport.c10d.world_records import World
+
+_WATCHED = 16  # the first ranks, to which all others are connected
+_ENDED = "its process has ended without shutdown()"
+_CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
+_LINGER = 0.2  # seconds in which it waits for the others to leave as well
+_PIECE = 1 << 20  # bytes of a large tensor that are sent before others have their turn
+_SOCKET_ERRORS = (OSError, EOFError, ValueError)
+
+
+class FrameReceiver(Protocol):
+    """Endpoint of a group on this rank, to which the mesh hands the group's frames."""
+
+    def on_frame(self, peer: int, header: Header, payload: bytes | bytearray) -> None:
+        """Take a frame from a rank of the world."""
+        ...
+
+
+class SocketMesh:
+    """Connections of one rank to the others of its world.
+
+    Attributes:
+        lock: Held by every call; several transports of one rank share the mesh.
+        failed: Ranks that have failed, with the reason.
+        departed: Ranks that have left in an orderly way.
+        make_endpoint: Makes the endpoint of a group whose first frame comes before it exists here.
+    """
+
+    def __init__(self, world: World, listeners: Sequence[socket.socket]) -> None:
+        self.world, self.rank, self.size = world, world.rank, len(world.records)
+        self.lock = threading.RLock()
+        self.failed: dict[int, str] = {}
+        self.departed: set[int] = set()
+        self.endpoints: dict[int, FrameReceiver] = {}
+        self.bulk_receives: dict[tuple[int, int], BulkReceive] = {}  # by sender and number
+        self.piece = _PIECE
+        self.rounds: list[Callable[[], object]] = []  # called in every round of progress
+        self._numbers = itertools.count(1)  # of large tensors that this rank sends
+        self._waiting_frames: dict[int, list[tuple[int, Header, bytes | bytearray]]] = {}
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._connections: dict[int, Connection] = {}  # by file descriptor
+        self._routes: dict[int, Connection] = {}  # by rank: where this rank sends
+        self._writing: set[int] = set()
+        self._epoll = select.epoll()
+        self.wakeup_descriptor = self._epoll.fileno()
+        self.closed = False
+        for descriptor in self._listeners:
+            self._epoll.register(descriptor, select.EPOLLIN)
+        for peer in range(min(self.size, _WATCHED)):
+            if peer < self.rank:
+                self.connect(peer)
+
+    # sending
+
+    def connect(self, peer: int) -> Connection | None:
+        """Return the connection to a rank, opening it if need be; None if the rank is gone."""
+        if peer in self._routes or peer in self.failed or peer in self.departed or self.closed:
+            return self._routes.get(peer)
+        try:
+            sock = connect_to(self.world.me, self.world.records[peer])
+        except OSError as error:
+            self.mark_failed(peer, f"it cannot be reached: {error}")
+            return None
+        connection = Connection(sock, peer, lambda: self.piece)
+        self._add(connection)
+        self._routes[peer] = connection
+        token = self.world.token.encode()
+        connection.send_frame(Header(FrameKind.HELLO, 0, 0, self.rank, len(token)), token)
+        return connection
+
+    def send_frame(self, peer: int, header: Header, payload: bytes | memoryview = b"") -> None:
+        """Send a frame to another rank; it is dropped if that rank is gone."""
+        connection = self.connect(peer)
+        if connection is not None:
+            connection.send_frame(header, payload)
+            self._flush(connection)
+
+    def next_number(self) -> int:
+        """Return a number for a large tensor that this rank sends."""
+        return next(self._numbers)
+
+    def send_bulk(self, peer: int, send: BulkSend) -> None:
+        """Send a tensor that the other rank has asked for."""
+        connection = self.connect(peer)
+        if connection is not None:
+            connection.send_bulk(send)
+            self._flush(connection)
+
+    # progress
+
+    def progress(self) -> None:
+        """Send and receive what is possible without blocking, and call the rounds."""
+        if self.closed:
+            return
+        for descriptor, events in self._epoll.poll(0):
+            if descriptor in self._listeners:
+                self._accept(self._listeners[descriptor])
+                continue
+            connection = self._connections.get(descriptor)
+            if connection is not None and events & select.EPOLLOUT:
+                self._flush(connection)
+            if connection is not None and events & ~select.EPOLLOUT:
+                self._receive(connection)
+        for call in list(self.rounds):
+            call()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = listener.accept()
+            self._add(Connection(sock, None, lambda: self.piece))
+
+    def _add(self, connection: Connection) -> None:
+        descriptor = connection.socket.fileno()
+        self._connections[descriptor] = connection
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def _flush(self, connection: Connection) -> None:
+        descriptor = connection.socket.fileno()
+        if descriptor not in self._connections:
+            return
+        try:
+            connection.flush()
+        except OSError:
+            # the end is found by reading: what was said last, such as BYE, may still be there
+            connection.discard_output()
+        if connection.wants_to_write != (descriptor in self._writing):
+            wanted = select.EPOLLIN
+            if connection.wants_to_write:
+                self._writing.add(descriptor)
+                wanted |= select.EPOLLOUT
+            else:
+                self._writing.discard(descriptor)
+            self._epoll.modify(descriptor, wanted)
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            for header, payload in connection.receive(self._payload_target):
+                self._handle(connection, header, payload)
+        except _SOCKET_ERRORS as error:
+            self._drop(connection)
+            peer = connection.peer
+            if peer is not None and not connection.said_bye and peer not in self.departed:
+                unreadable = f"what it sent cannot be read: {error}"
+                self.mark_failed(peer, unreadable if isinstance(error, ValueError) else _ENDED)
+
+    def _drop(self, connection: Connection) -> None:
+        descriptor = connection.socket.fileno()
+        if self._connections.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+            self._writing.discard(descriptor)
+            connection.close()
+        if connection.peer is not None and self._routes.get(connection.peer) is connection:
+            del self._routes[connection.peer]
+
+    # frames
+
+    def _payload_target(self, connection: Connection, header: Header) -> PayloadTarget | None:
+        if connection.peer is None:
+            return None
+        if header.kind is FrameKind.DATA:
+            return self._bulk_target(connection.peer, header)
+        if header.kind is FrameKind.MESSAGE and header.size > 1 << 17:
+            memory, peer = bytearray(header.size), connection.peer
+            return PayloadTarget(memoryview(memory), lambda: self._deliver(peer, header, memory))
+        return None
+
+    def _bulk_target(self, peer: int, header: Header) -> PayloadTarget:
+        receive = self.bulk_receives.get((peer, header.number))
+        if receive is None or len(receive.left) < header.size:
+            raise ValueError(f"{header.size} bytes that nobody has asked for")
+        if len(receive.left) == header.size:
+            del self.bulk_receives[peer, header.number]
+        return receive.next_target(header.size)
+
+    def _handle(self, connection: Connection, header: Header, payload: bytes) -> None:
+        if connection.peer is None:
+            if header.kind is not FrameKind.HELLO or payload != self.world.token.encode():
+                raise ValueError("a connection that is none of this run")
+            connection.peer = header.number
+            self._routes.setdefault(header.number, connection)
+        elif header.kind is FrameKind.BYE:
+            connection.said_bye = True
+            self.departed.add(connection.peer)
+        elif header.kind is FrameKind.FAILED:
+            self.mark_failed(header.number, payload.decode("utf-8", "replace"))
+        else:
+            self._deliver(connection.peer, header, payload)
+
+    def _deliver(self, peer: int, header: Header, payload: bytes | bytearray) -> None:
+        endpoint = self.endpoints.get(header.group)
+        if endpoint is None:
+            self._waiting_frames.setdefault(header.group, []).append((peer, header, payload))
+        else:
+            endpoint.on_frame(peer, header, payload)
+
+    # failures, and the end
+
+    def mark_failed(self, peer: int, reason: str) -> None:
+        """Note that a rank has failed, and tell the others if this is news."""
+        if peer in self.failed or peer in self.departed or peer == self.rank or self.closed:
+            return
+        self.failed[peer] = reason
+        self._routes.pop(peer, None)
+        self.tell_of_failure(peer, reason)
+
+    def tell_of_failure(self, failed: int, reason: str) -> None:
+        """Tell the ranks to which there is a connection that one has failed."""
+        text = reason.encode()
+        header = Header(FrameKind.FAILED, 0, 0, failed, len(text))
+        for peer in [peer for peer in self._routes if peer != failed]:
+            self.send_frame(peer, header, text)
+
+    def error_of(self, peer: int) -> PeerLeftError | None:
+        """Return the error of what needs a rank, if that has failed."""
+        if peer not in self.failed:
+            return None
+        error = PeerLeftError(
+            f"rank {self.rank}: rank {peer} has left ({self.failed[peer]}), but is needed"
+        )
+        error.origin = peer
+        return error
+
+    def flush_for(self, seconds: float) -> None:
+        """Wait until the system has taken all that was sent, so many seconds at most."""
+        deadline = time.monotonic() + seconds
+        while self._writing and time.monotonic() < deadline:
+            self.progress()
+            self._epoll.poll(0.01)
+
+    def close(self) -> None:
+        """Send the last messages, say goodbye, and close all connections."""
+        if self.closed:
+            return
+        self.flush_for(_CLOSE_TIMEOUT)
+        for connection in list(self._connections.values()):
+            connection.send_frame(Header(FrameKind.BYE))
+            self._flush(connection)
+        self.flush_for(_CLOSE_TIMEOUT)
+        deadline = time.monotonic() + _LINGER
+        # bytes that nobody has read would make the system tell the others of a broken connection
+        while time.monotonic() < deadline and any(
+            not connection.said_bye for connection in self._connections.values()
+        ):
+            self.progress()
+            self._epoll.poll(0.01)
+        self.closed = True
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        for listener in self._listeners.values():
+            listener.close()
+        self._epoll.close()
+
+    def open_endpoint(self, group: int, endpoint: FrameReceiver) -> None:
+        """Hand a group's frames to its endpoint, also those that came before it existed."""
+        self.endpoints[group] = endpoint
+        for peer, header, payload in self._waiting_frames.pop(group, []):
+            endpoint.on_frame(peer, header, payload)

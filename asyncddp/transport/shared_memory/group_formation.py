@@ -1,0 +1,77 @@
+"""Formation of the group of ranks that can map each other's shared memory."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Protocol, TypeVar
+
+from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block
+from asyncddp.transport.base import SharedMemoryGroup
+
+T = TypeVar("T")
+_MAGIC = 0x41_44_44_50
+
+
+class Gather(Protocol):
+    """Gathers a record of a type from every rank of this machine; collective."""
+
+    def __call__(self, mine: T, kind: type[T], /) -> list[T]:
+        """Return the records in the order of the ranks."""
+        ...
+
+
+class _MappingTestPage(NamedTuple):
+    """Process id of a rank, and the shared page by which others test if they can map its memory."""
+
+    rank: int
+    process: int
+    page: SharedMemoryHandle | None
+
+
+def form_group(gather: Gather, rank: int) -> tuple[SharedMemoryGroup | None, str | None]:
+    """Map each other's test pages; return the group, or why memory cannot be shared; collective.
+
+    ``gather`` is between the ranks of this machine, of which there are several; ``rank`` is this
+    one among all ranks.
+    """
+    arena = Arena()
+    page, problem = _publish_test_page(arena)
+    pages = gather(_MappingTestPage(rank, os.getpid(), page), _MappingTestPage)
+    problems = gather(problem or _verify_test_pages(arena, pages), str)
+    if any(problems):
+        return None, next(filter(None, problems))
+    return SharedMemoryGroup(arena, {one.rank: one.process for one in pages}), None
+
+
+def subgroup(known: SharedMemoryGroup | None, members: list[int]) -> SharedMemoryGroup | None:
+    """Return the group in which ``members[r]`` is rank r; None if not all share memory."""
+    if known is None or not all(rank in known.processes for rank in members):
+        return None
+    processes = {new_rank: known.processes[rank] for new_rank, rank in enumerate(members)}
+    return SharedMemoryGroup(known.arena, processes)
+
+
+def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str]:
+    """Write a test page; return its handle, or why shared memory cannot be allocated."""
+    if not hasattr(os, "memfd_create"):
+        return None, "this system has no memfd_create"
+    try:
+        block = arena.take(64)
+    except OSError as error:
+        return None, f"memfd_create: {error}"
+    block.chunk.words(block.offset, 1)[0] = _MAGIC + os.getpid()
+    return handle_of_block(block), ""
+
+
+def _verify_test_pages(arena: Arena, pages: list[_MappingTestPage]) -> str:
+    """Map and read the other ranks' test pages; return why that failed, or nothing."""
+    for _, process, page in pages:
+        if page is None:
+            continue
+        try:
+            word = arena.open(process, page).words(page.offset, 1)[0]
+        except (OSError, ValueError) as error:
+            return f"process {process} is out of sight: {error}"
+        if word != _MAGIC + process:
+            return f"process {process} lives in another process namespace"
+    return ""
