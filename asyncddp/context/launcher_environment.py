@@ -53,8 +53,9 @@ def select_default_transport(environment: Mapping[str, str]) -> str:
             world of torch.distributed is announced in part.
     """
     rank, size, launcher = _mpi_rank_size_launcher(environment)
-    elastic = "TORCHELASTIC_RUN_ID" in environment
-    if launcher and not (elastic and launcher == "srun"):  # which starts a torchrun on each node
+    # srun may have started a shell, or a torchrun on each node
+    inner = launcher == "srun" and (size == 1 or "TORCHELASTIC_RUN_ID" in environment)
+    if launcher and not inner:
         torch_rank, torch_size = _torch_rank_and_size(environment)
         if torch_size > 1 and (torch_rank, torch_size) != (rank, size):
             raise EnvironmentProblem(

@@ -22,6 +22,11 @@ from asyncddp.launch.rank_environment import rendezvous_variables
 
 _GRACE_PERIOD = 3.0  # seconds in which the other ranks may end after one has failed
 _KILL_PERIOD = 5.0  # seconds after which they are killed
+_ANNOUNCEMENTS = {
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    *("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS"),
+    *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "TORCHELASTIC_RUN_ID"),
+}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -47,7 +52,7 @@ class _Ranks:
             stream = subprocess.PIPE if tag else None
             process = subprocess.Popen(
                 program,
-                env={**environment, **added, **own},
+                env={**_without_launchers(environment), **added, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -85,6 +90,11 @@ class _Ranks:
         """Wait until all output has been passed on."""
         for relay in self._relays:
             relay.join(timeout=1.0)
+
+
+def _without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Leave out by what launchers around this one announce the process that they have started."""
+    return {name: text for name, text in environment.items() if name not in _ANNOUNCEMENTS}
 
 
 def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
