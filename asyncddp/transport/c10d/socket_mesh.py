@@ -88,6 +88,7 @@ class SocketMesh:
         self._routes[peer] = connection
         token = self.world.token.encode()
         connection.send_frame(Header(FrameKind.HELLO, 0, 0, self.rank, len(token)), token)
+        self._flush(connection)
         return connection
 
     def send_frame(self, peer: int, header: Header, payload: bytes | memoryview = b"") -> None:

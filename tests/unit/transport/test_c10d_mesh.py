@@ -1,0 +1,222 @@
+"""The socket mesh between ranks that are threads here, as if on machines of their own."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+import asyncddp as bf
+from asyncddp.errors import MismatchError, PeerLeftError
+from asyncddp.transport.c10d.addresses import open_listeners
+from asyncddp.transport.c10d.c10d_transport import C10dTransport, RankGroup
+from asyncddp.transport.c10d.frames import EAGER_BYTES, FrameKind, Header
+from asyncddp.transport.c10d.socket_mesh import SocketMesh
+from asyncddp.transport.c10d.world_records import World, make_record
+from tests.conformance import test_transports as transports
+
+SECONDS = 10.0
+ENDED = "its process has ended without shutdown()"
+
+
+def open_meshes(size, *, machines):
+    """Meshes of ranks, rank r on machine ``machines(r)``: TCP between them, Unix sockets inside."""
+    every = [open_listeners("localhost", 1) for _ in range(size)]
+    records = tuple(
+        make_record({}, one.host, one.port, one.unix_name)._replace(machine=str(machines(rank)))
+        for rank, one in enumerate(every)
+    )
+    token = secrets.token_hex(16)
+    return [
+        SocketMesh(World(rank, "world", token, records), [one.unix, one.tcp])
+        for rank, one in enumerate(every)
+    ]
+
+
+class Threads:
+    """Ranks that are threads, each with a transport of its own over sockets."""
+
+    transport = "c10d"
+
+    def __init__(self, size, *, machines):
+        self.size = size
+        self.meshes = open_meshes(size, machines=machines)
+        self.ends = [C10dTransport(RankGroup(one, "world", range(size))) for one in self.meshes]
+
+    def run_bare(self, case, *args):
+        """What ``case(transport, *args)`` returned, by rank."""
+        with bf.local_world(self.size, timeout=60) as world:
+            return world.run(lambda: case(self.ends[bf.rank()], *args))
+
+    def close(self):
+        """Close all at once, as ranks do."""
+        closing = [threading.Thread(target=mesh.close) for mesh in self.meshes]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+
+@pytest.fixture(params=[(2, "tcp"), (3, "tcp"), (4, "pairs")], ids=lambda one: f"{one[1]}-{one[0]}")
+def world(request):
+    """Ranks on a machine each, or two on each machine."""
+    size, how = request.param
+    opened = Threads(size, machines=(lambda rank: rank // 2) if how == "pairs" else int)
+    yield opened
+    opened.close()
+
+
+CASES = {
+    "messages_in_order": (),
+    "post_without_reader": (),
+    "by_tag_backwards": (),
+    "same_tag_in_order": (),
+    "around_pieces": ([0, 1, 999, 65_536, 65_537, 300_001, 3_000_001],),
+    "given_up_receive": (),
+    "given_up_send": (),
+    "sums": (torch.float32,),
+    "scattered_sums": (torch.float64,),
+    "splits": (),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_contract_holds_between_machines(world, case):
+    """Without shared memory all goes over sockets: large tensors by rendezvous, sums by rings."""
+    told = world.run_bare(getattr(transports, case), *CASES[case])
+    if case == "given_up_receive":
+        assert told[0] == ([0.0] * 3, [1.0] * 3)
+    else:
+        assert all(one is None or one is True or one for one in told)
+
+
+@pytest.mark.parametrize("world", [(4, "pairs")], indirect=True, ids=["pairs-4"])
+def test_several_large_sums_may_be_under_way(world):
+    """Sums of many pieces each, finished in another order than they were started in."""
+    world.run_bare(transports.several_large_at_once)
+
+
+def exchange(transport, length):
+    ahead, behind = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    sending = transport.isend(torch.ones(length), ahead, 4)
+    out = torch.zeros(length + 1)
+    try:
+        transport.receive(out, behind, 4, SECONDS)
+    except MismatchError as error:
+        received = str(error)
+    try:
+        transport.finish(sending, SECONDS, "send")
+    except MismatchError as error:
+        return received, str(error)
+    return received, None
+
+
+@pytest.mark.parametrize("length", [5, EAGER_BYTES])
+def test_a_receive_of_another_size_is_an_error_where_it_is_known(world, length):
+    """The receiver always knows; the sender of a large tensor waits for it, and is told."""
+    size = 4 * length
+    for rank, (received, sent) in enumerate(world.run_bare(exchange, length)):
+        ahead, behind = (rank + 1) % world.size, (rank - 1) % world.size
+        words = "rank {} sent {} bytes to rank {}, which expected {}".format
+        assert received == words(behind, size, rank, size + 4)
+        assert sent == (words(rank, size, ahead, size + 4) if size > EAGER_BYTES else None)
+
+
+def await_failure(transport, wait):
+    if transport.rank == 1:
+        return None
+    started = time.monotonic()
+    request = {
+        "receive": lambda: transport.irecv(torch.ones(2), 1, 0),
+        "large send": lambda: transport.isend(torch.ones(100_000), 1, 0),
+        "barrier": transport.ibarrier,
+        "allreduce": lambda: transport.iallreduce(torch.ones(50_000)),
+    }[wait]()
+    with pytest.raises(PeerLeftError) as caught:
+        transport.finish(request, SECONDS, wait)
+    assert time.monotonic() - started < SECONDS / 2
+    return str(caught.value)
+
+
+def kill(mesh):
+    """Do to a rank's sockets what the system does when its process dies."""
+    mesh.closed = True
+    for listener in mesh._listeners.values():
+        listener.close()
+    for connection in mesh._connections.values():
+        connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("wait", ["receive", "large send", "barrier", "allreduce"])
+@pytest.mark.parametrize("size", [3, 20])
+def test_every_wait_for_a_rank_that_died_ends_with_its_name(wait, size):
+    """Also on ranks that have no connection to it: those that have pass the news on."""
+    world = Threads(size, machines=lambda rank: 0 if rank else 1)
+    world.run_bare(lambda transport: transport.barrier(SECONDS))
+    kill(world.meshes[1])
+    told = world.run_bare(await_failure, wait)
+    for rank in set(range(size)) - {1}:
+        assert told[rank] == f"rank {rank}: rank 1 has left ({ENDED}), but is needed"
+        assert world.ends[rank].failed_peers() == {1: ENDED}
+    world.meshes[1].closed = False
+    world.close()
+
+
+def test_a_rank_that_leaves_in_an_orderly_way_has_not_failed():
+    """What it sent before still arrives, and nobody takes it for dead."""
+    world = Threads(2, machines=int)
+    one, other = world.ends
+    one.post(1, b"last words")
+    leaving = threading.Thread(target=world.meshes[0].close)
+    leaving.start()
+    came, deadline = [], time.monotonic() + SECONDS
+    while not came and time.monotonic() < deadline:
+        came += other.poll()
+    leaving.join()
+    for _ in range(5):
+        other.poll()
+    assert came == [(0, b"last words")]
+    assert other.failed_peers() == {}
+    other.post(0, b"nobody listens")
+    world.meshes[1].close()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"GET / HTTP/1.1\r\n" + bytes(100), None, b"\x03" + bytes(60)],
+    ids=["HTTP", "another token", "no HELLO"],
+)
+def test_strangers_are_turned_away(first):
+    """A connection that does not show the run's token is closed, and ranks are none the wiser."""
+    world = Threads(2, machines=int)
+    record = world.meshes[0].world.records[0]
+    if first is None:
+        wrong = b"0" * 32
+        first = Header(FrameKind.HELLO, 0, 0, 1, len(wrong)).pack() + wrong
+    with ExitStack() as opened:
+        for family, address in (
+            (socket.AF_INET, (record.host, record.port)),
+            (socket.AF_UNIX, record.unix_address()),
+        ):
+            stranger = opened.enter_context(socket.socket(family))
+            stranger.connect(address)
+            stranger.sendall(first)
+            stranger.settimeout(0.02)
+            deadline = time.monotonic() + SECONDS
+            while True:
+                world.ends[0].poll()
+                try:
+                    assert stranger.recv(10) == b""
+                    break
+                except TimeoutError:
+                    assert time.monotonic() < deadline
+                except ConnectionResetError:
+                    break
+    assert world.run_bare(transports.by_tag_backwards) == [True, True]
+    assert world.ends[0].failed_peers() == {}
+    world.close()
