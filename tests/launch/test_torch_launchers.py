@@ -12,11 +12,9 @@ import subprocess
 
 import pytest
 
-from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.launch import launcher_discovery
+from asyncddp.errors import ArgumentError
 from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.job_options import RunOptions
-from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.launch.launchers.local import LOCAL
 from tests.support import BEFORE_DEADLINE, RUN_LIMIT
 from tests.support.processes import environment, run_to_end, warm_server
@@ -240,15 +238,6 @@ def test_lines_of_output_can_be_tagged(run):
     text = "import os; print('hello from', os.environ['RANK'], os.environ['LOCAL_WORLD_SIZE'])"
     finished = run("--launcher", "local", "--tag-output", "-np", "2", run.script(text))
     assert sorted(finished.stdout.splitlines()) == ["[0] hello from 0 2", "[1] hello from 1 2"]
-
-
-def test_where_no_launcher_of_mpi_is_found_it_is_the_librarys_own(monkeypatch):
-    """A name that is given must be there; ``local`` always is."""
-    monkeypatch.setattr(launcher_discovery.shutil, "which", lambda name, path: None)
-    assert find_launcher(None, {}).launcher is LOCAL
-    assert find_launcher("local", {}).launcher is LOCAL
-    with pytest.raises(EnvironmentProblem, match=r"'mpirun' is not beside .*--launcher local"):
-        find_launcher("mpirun", {})
 
 
 @pytest.mark.parametrize(

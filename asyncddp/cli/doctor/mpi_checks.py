@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from asyncddp.cli.doctor.check_result import CheckResult
 from asyncddp.cli.doctor.machine_checks import output_of
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
+from asyncddp.launch.launcher_discovery import INSTALL_MPI, InstalledLauncher, find_launcher
+from asyncddp.launch.launchers.local import LOCAL
 
 _WITH_LIBRARY = ("Open MPI", "MPICH", "Intel MPI")  # launchers that belong to an MPI library
 
@@ -23,6 +24,9 @@ def check_launcher(
         found = find_launcher(wanted, environment)
     except EnvironmentProblem as problem:
         return None, CheckResult("MPI", "launcher", "missing", str(problem), "bad")
+    if found.launcher is LOCAL:
+        advice = f"asyncddp run starts ranks of this machine alone. For several: {INSTALL_MPI}"
+        return found, CheckResult("MPI", "launcher", "none, torchrun will do", advice, "note")
     value = f"{found.launcher.title} {found.version} ({found.executable})"
     return found, CheckResult("MPI", "launcher", value)
 
@@ -32,14 +36,25 @@ def check_mpi_library(
 ) -> list[CheckResult]:
     """Check the MPI library, of which the probe has told the ``facts``, or the ``problem``."""
     if "problem" in facts:
-        return [CheckResult("MPI", "library", "cannot be used", str(facts["problem"]), "bad")]
-    level, best = str(facts.get("thread_level", "unknown")), "MPI_THREAD_MULTIPLE"
+        needed = found is None or found.launcher is not LOCAL
+        level: Literal["note", "bad"] = "bad" if needed else "note"
+        return [CheckResult("MPI", "library", "cannot be used", str(facts["problem"]), level)]
+    threads, best = str(facts.get("thread_level", "unknown")), "MPI_THREAD_MULTIPLE"
     advice = f"Communication overlaps less with computing; {best} would be better."
     return [
         _check_library(facts, found),
-        CheckResult.with_advice("MPI", "thread level", level, advice, when=level != best),
+        CheckResult.with_advice("MPI", "thread level", threads, advice, when=threads != best),
         *_check_features(facts, has_gpus),
     ]
+
+
+def check_torch_launchers(answer: Mapping[str, Any]) -> CheckResult:
+    """Check the transport of ranks that torchrun and its like start, as the probe has found it."""
+    announced, problem = answer.get("announced", ""), answer.get("c10d_problem", "")
+    if problem:
+        return CheckResult("torchrun", "c10d", "cannot be used", str(problem), "bad")
+    value = "in use where ranks are started without MPI"
+    return CheckResult("torchrun", "c10d", f"in use here: {announced}" if announced else value)
 
 
 def query_cuda_awareness(launcher: str) -> bool | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,20 +43,39 @@ def _list_devices() -> list[str]:
 
 
 def _report_machine() -> None:
+    answer: dict[str, Any] = {"mpi": _describe_mpi(), **_describe_c10d(), "routes": []}
+    if "c10d_problem" not in answer:
+        from asyncddp.transport import C10D, DEFAULT_TRANSPORT
+        from asyncddp.transport.selection import select_route
+
+        devices, by_mpi = _list_devices(), "problem" not in answer["mpi"]
+        answer["routes"] = [
+            dataclasses.asdict(select_route(device, same_machine, transport))
+            for transport in ([DEFAULT_TRANSPORT] if by_mpi else []) + [C10D]
+            for device in devices
+            for same_machine in (True, False)
+        ]
+        answer["device_wires"] = _list_device_transports() if "cuda" in devices else []
+    print_answer(answer)
+
+
+def _describe_mpi() -> dict[str, Any]:
     try:
         from asyncddp.transport.mpi.runtime import describe_mpi
-        from asyncddp.transport.selection import select_route
     except (ImportError, EnvironmentProblem) as problem:
-        print_answer({"mpi": {"problem": str(problem)}, "routes": []})
-        return
-    devices = _list_devices()
-    routes = [
-        dataclasses.asdict(select_route(device, same_machine))
-        for device in devices
-        for same_machine in (True, False)
-    ]
-    transports = _list_device_transports() if "cuda" in devices else []
-    print_answer({"mpi": describe_mpi(), "routes": routes, "device_wires": transports})
+        return {"problem": str(problem)}
+    return describe_mpi()
+
+
+def _describe_c10d() -> dict[str, Any]:
+    """Describe the world of torch.distributed that the environment announces, if it does."""
+    try:
+        from asyncddp.transport.c10d.announced_world import read_world
+
+        world = read_world(os.environ)
+    except (ImportError, EnvironmentProblem) as problem:
+        return {"c10d_problem": str(problem)}
+    return {"announced": f"{world.launcher}, rank {world.rank} of {world.size}" if world else ""}
 
 
 def _list_device_transports() -> list[dict[str, Any]]:
@@ -84,7 +104,8 @@ def _report_ranks() -> None:
     }
     ranks = gather_records(me, dict[str, Any], "doctor")
     if asyncddp.rank() == 0:
-        print_answer({"ranks": ranks, "routes": _rank_pairs(ranks)})
+        transport = asyncddp.current().transport.name
+        print_answer({"ranks": ranks, "routes": _rank_pairs(ranks, transport)})
     asyncddp.shutdown()
 
 
@@ -92,14 +113,14 @@ def _describe_gpu(index: int | None) -> str:
     return "none" if index is None else f"{index} of {len(list_gpus())} by local_rank"
 
 
-def _rank_pairs(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _rank_pairs(ranks: Sequence[Mapping[str, Any]], transport: str) -> list[dict[str, Any]]:
     from asyncddp.transport.selection import select_route
 
     found = []
     for one, other in itertools.combinations(ranks, 2):
         for device in one["devices"]:
             if device in other["devices"]:
-                row = select_route(device, one["machine"] == other["machine"])
+                row = select_route(device, one["machine"] == other["machine"], transport)
                 pair = f"{one['rank']} and {other['rank']}"
                 found.append({"ranks": pair, **dataclasses.asdict(row)})
     return found

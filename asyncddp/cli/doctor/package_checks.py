@@ -80,7 +80,8 @@ def check_packages(has_gpus: bool) -> list[CheckResult]:
     found = [CheckResult("Python", "Python", platform.python_version()), _check_torch(has_gpus)]
     mpi4py = _find_installed(["mpi4py"])
     if mpi4py is None:
-        found.append(CheckResult("Python", "mpi4py", "missing", install_command("mpi4py"), "bad"))
+        advice = f"For MPI: {install_command('mpi4py')}"
+        found.append(CheckResult("Python", "mpi4py", "missing", advice, "note"))
     else:
         found.append(CheckResult("Python", "mpi4py", mpi4py.split()[1]))
     for name, (use, extra) in _OPTIONAL.items():

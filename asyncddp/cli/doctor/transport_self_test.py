@@ -9,7 +9,8 @@ from typing import Any
 
 from asyncddp.cli.doctor.check_result import CheckResult
 
-HOST_TRANSPORTS = ("shared_memory", "mpi")
+HOST_TRANSPORTS = ("shared_memory", "mpi", "c10d")
+_NEED_MPI = ("shared_memory", "mpi", "mpi_cuda")
 DEVICE_TRANSPORTS = ("cuda_staged", "cuda_ipc", "mpi_cuda", "nccl")
 LIMIT = 100.0
 """Seconds for each transport, the start of the ranks included."""
@@ -21,7 +22,9 @@ Ask = Callable[[Sequence[str], Mapping[str, str], float], Mapping[str, Any]]
 """Runs a module with arguments, variables and a timeout, and returns the answer."""
 
 
-def self_test(ask: Ask, where: Sequence[str], *, has_gpus: bool) -> list[dict[str, Any]]:
+def self_test(
+    ask: Ask, where: Sequence[str], *, has_gpus: bool, has_mpi: bool = True
+) -> list[dict[str, Any]]:
     """Test each transport, on ranks that ``ask`` starts; ``where`` are its first arguments.
 
     Returns rows with ``transport``, ``device``, ``result`` (``passed``, ``failed`` or ``not run``)
@@ -33,6 +36,8 @@ def self_test(ask: Ask, where: Sequence[str], *, has_gpus: bool) -> list[dict[st
     for transport, device, variable in tests:
         if device == "cuda" and not has_gpus:
             result, what = "not run", "no GPU, or a torch that cannot use it"
+        elif transport in _NEED_MPI and not has_mpi:
+            result, what = "not run", "no MPI launcher"
         else:
             result, what = _test_transport(ask, where, transport, device, variable)
         rows.append({"transport": transport, "device": device, "result": result, "what": what})
