@@ -51,7 +51,16 @@ def check_command(words: list[str], folder: Path) -> None:
         _check_our_script(REPO / name, [word for word in rest if word.startswith("--")])
     elif name in ("docker", "apptainer"):
         _check_container(rest, folder)
-    elif name in ("mpirun", "mpiexec", "srun", "sbatch", "salloc", "python"):
+    elif name in (
+        "mpirun",
+        "mpiexec",
+        "srun",
+        "sbatch",
+        "salloc",
+        "python",
+        "torchrun",
+        "accelerate",
+    ):
         _check_files(rest, folder)
     elif name == "ssh":
         assert rest, "ssh without a host"
