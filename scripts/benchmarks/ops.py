@@ -21,6 +21,7 @@ from benchmarks.verbs.small_tensor_tables import (
     caller_table,
     small_table,
 )
+from benchmarks.verbs.transports_table import exchange_table, sum_table
 
 __all__ = ["tables"]
 
@@ -29,6 +30,7 @@ _INF = float("inf")
 _SIZES = tuple(4 * 4**power for power in range(14))  # 4 B … 256 MB
 _BUFFERS = 16  # of the largest size that the rivals of a table hold on each rank, all in all
 _QUICK = (4 * _KB, 4 * _MB)
+_TRANSPORT_LIMIT = 64 * _MB
 
 # Of BlueFog's calls, measured on two cores of the same kind of machine: 0.55 ms and 52 ms.
 _ONE_PEER_AIMS = (
@@ -77,6 +79,8 @@ def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
         allreduce_table(world, one_peer, sizes, sum_aims if bound else ()),
         reduce_scatter_table(world, sizes),
         allgather_table(world, sizes),
+        exchange_table(world, [size for size in sizes if size <= _TRANSPORT_LIMIT]),
+        sum_table(world, [size for size in sizes if size <= _TRANSPORT_LIMIT]),
         small_table(world, one_peer, _SMALL_AIMS if bound else ()),
         caller_table(world, one_peer, caller_sizes, _CALLER_AIMS if bound else ()),
     ]

@@ -56,12 +56,15 @@ print(json.dumps({"rank": r, "took": took, "p": sum(ps), "x": sum(xs)}), flush=T
 """
 
 
-def test_a_put_to_a_rank_that_sleeps_on_another_host_completes_promptly(hosts):
+@pytest.mark.parametrize("transport", ["shared_memory", "c10d"])
+def test_a_put_to_a_rank_that_sleeps_on_another_host_completes_promptly(hosts, transport):
     """Put, accumulate and get of 8 bytes x 23 and x 200,000, beside three seconds of sleep.
 
     Ranks of one host use its memory, and the others the network; mass is conserved over both.
     """
-    code, stdout, stderr = hosts.run(*NETWORK, script=SCRIPT)
+    code, stdout, stderr = hosts.run(
+        *NETWORK, script=SCRIPT, environ={"ASYNCDDP_TRANSPORT": transport}
+    )
     assert code == 0, stderr
     ranks = {one["rank"]: one for one in map(json.loads, stdout.splitlines())}
     assert len(ranks) == 4

@@ -18,7 +18,8 @@ _CONNECT_TIMEOUT = 10.0  # seconds
 _SIOCGIFADDR = 0x8915
 _INTERFACE = "GLOO_SOCKET_IFNAME"  # as for gloo: the network interface between machines
 _BACKLOG = 4096
-_THIS_MACHINE_ALONE = ("localhost", "127.0.0.1", "::1")
+THIS_MACHINE_ALONE = ("localhost", "127.0.0.1", "::1")
+"""Names and addresses that mean the machine itself on every machine."""
 
 
 class Listeners(NamedTuple):
@@ -46,7 +47,7 @@ def open_listeners(master: str, port: int) -> Listeners:
     host = _own_address(master, port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # a master that knows its own name by a loopback address has others as well
-    everywhere = is_loopback(host) and master not in _THIS_MACHINE_ALONE
+    everywhere = is_loopback(host) and master not in THIS_MACHINE_ALONE
     with contextlib.ExitStack() as opened:
         unix = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         tcp = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))

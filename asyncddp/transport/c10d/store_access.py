@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -16,6 +17,8 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not said to be 
 )
 
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.restrict_listening_sockets import confine, inodes
+from asyncddp.transport.c10d.addresses import THIS_MACHINE_ALONE
 from asyncddp.transport.c10d.announced_world import (
     AnnouncedWorld,
     default_group_store,
@@ -104,8 +107,9 @@ def _open_store(world: AnnouncedWorld, startup: StartupDeadline) -> Any:
     serves = world.rank == 0 and not world.agent_store
     if not serves:
         _wait_for_server(world, startup)
+    listening = inodes()
     try:
-        return TCPStore(
+        store = TCPStore(
             world.master,
             world.port,
             world.size,
@@ -122,6 +126,10 @@ def _open_store(world: AnnouncedWorld, startup: StartupDeadline) -> Any:
             f"MASTER_PORT={world.port}: {first}. Set MASTER_PORT to a free port of rank 0's "
             "machine, alike for all ranks"
         ) from error
+    if serves and world.master in THIS_MACHINE_ALONE:
+        with contextlib.suppress(OSError):
+            confine(known=listening)
+    return store
 
 
 def _wait_for_server(world: AnnouncedWorld, startup: StartupDeadline) -> None:
