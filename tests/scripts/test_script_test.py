@@ -60,6 +60,12 @@ def test_release_runs_what_builds_the_wheel_or_asks_pypi(suite):
     assert suite("release") == f"python [-m] [pytest] [tests/scripts] [-m] [release] {PROGRESS}"
 
 
+def test_c10d_runs_the_conformance_tests_on_ranks_without_mpi(suite):
+    """Further arguments are pytest's."""
+    expected = f"python [-m] [pytest] [tests/conformance] [-k] [c10d] {PROGRESS} [-x]"
+    assert suite("c10d", "-x") == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
