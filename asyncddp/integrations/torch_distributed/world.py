@@ -79,7 +79,7 @@ class TorchWorld:
 
 def _open_transport(timeout: float) -> Transport:
     config = Config.from_environment(timeout=timeout)
-    launcher_environment.check_launchers(os.environ)
+    launcher_environment.select_default_transport(os.environ)  # which refuses contradictions
     rank, size = launcher_environment.launcher_rank_and_size(os.environ)
     if size > 1 and sys.excepthook is sys.__excepthook__:
         crash_handler.install_crash_handler()  # an error on one rank ends the others, too
