@@ -55,3 +55,16 @@ def test_descent_by_signs_arrives_only_with_error_feedback():
         ends[name] = float(x.sum())
     assert ends["alone"] >= 2 - 0.05
     assert abs(ends["feedback"]) < 0.05
+
+
+def test_what_is_forgotten_is_never_repaid():
+    """After ``forget()`` both messages are encoded as the first ones, and seeds go on."""
+    x, tensor = normal(2, 100), TensorCompressor(ErrorFeedback(Sign()))
+    messages = [tensor, tensor.second_message]
+    first = [one.encode(x) for one in messages]
+    assert all(
+        not torch.equal(one.encode(x), sent) for one, sent in zip(messages, first, strict=True)
+    )
+    tensor.forget()
+    assert tensor.uses == 2
+    assert all(torch.equal(one.encode(x), sent) for one, sent in zip(messages, first, strict=True))
