@@ -29,8 +29,10 @@ _TWICE_GLOO = (
     Target(OURS, 0.5, GLOO, sizes=(4 * _MB, _INF)),
     Target(OURS_ASYNC, 0.5, GLOO_ASYNC, sizes=(4 * _MB, _INF)),
 )
-Verb = Callable[[int, int, dist.ProcessGroup], Callable[[bool], "dist.Work | None"]]
-"""Given bytes of a tensor, this rank and the group: the call, which may be asynchronous."""
+_ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+Verb = Callable[[int, int, dist.ProcessGroup], Callable[[bool], Any]]
+"""Makes the call for bytes of a tensor, this rank and the group; it may be asynchronous."""
 
 
 @lru_cache(maxsize=1)
@@ -39,65 +41,64 @@ def _group() -> dist.ProcessGroup:
     return dist.new_group(backend=backend.BACKEND)
 
 
-def _allreduce(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _allreduce(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     own = torch.zeros(nbytes // 4)
     return lambda later: dist.all_reduce(own, group=group, async_op=later)
 
 
-def _broadcast(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _broadcast(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     own = torch.full((nbytes // 4,), float(rank))
     return lambda later: dist.broadcast(own, 0, group=group, async_op=later)
 
 
-def _reduce(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _reduce(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     own = torch.zeros(nbytes // 4)
     return lambda later: dist.reduce(own, 0, group=group, async_op=later)
 
 
-def _all_gather(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _all_gather(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     own = torch.full((nbytes // 4,), float(rank))
     out = torch.empty(dist.get_world_size(group) * own.numel())
-    return lambda later: group._allgather_base(out, own, _options(dist.AllgatherOptions(), later))
+    return lambda later: _ALL_GATHER(out, own, group=group, async_op=later)
 
 
-def _all_gather_list(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _all_gather_list(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     own = torch.full((nbytes // 4,), float(rank))
     outs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     return lambda later: dist.all_gather(outs, own, group=group, async_op=later)
 
 
-def _gather(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _gather(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     own, ranks = torch.ones(nbytes // 4), dist.get_world_size(group)
     outs = [torch.empty_like(own) for _ in range(ranks)] if rank == 0 else None
     return lambda later: dist.gather(own, outs, 0, group=group, async_op=later)
 
 
-def _scatter(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _scatter(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     own, ranks = torch.ones(nbytes // 4), dist.get_world_size(group)
     parts = [torch.ones_like(own) for _ in range(ranks)] if rank == 0 else None
     return lambda later: dist.scatter(own, parts, 0, group=group, async_op=later)
 
 
-def _reduce_scatter(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _reduce_scatter(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     ranks = dist.get_world_size(group)
     own = torch.ones(max(1, nbytes // 4 // ranks) * ranks)
     out = torch.empty(own.numel() // ranks)
-    options = dist.ReduceScatterOptions
-    return lambda later: group._reduce_scatter_base(out, own, _options(options(), later))
+    return lambda later: _REDUCE_SCATTER(out, own, group=group, async_op=later)
 
 
-def _all_to_all(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _all_to_all(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     ranks = dist.get_world_size(group)
     own = torch.ones(max(1, nbytes // 4 // ranks) * ranks)
     out = torch.empty_like(own)
     return lambda later: dist.all_to_all_single(out, own, group=group, async_op=later)
 
 
-def _barrier(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _barrier(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     return lambda later: dist.barrier(group, async_op=later)
 
 
-def _ring(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], object]:
+def _ring(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
     own, ranks = torch.ones(nbytes // 4), dist.get_world_size(group)
     out = torch.empty_like(own)
 
@@ -123,11 +124,6 @@ _VERBS = {
     "all_to_all_single": _all_to_all,
     "isend and irecv in a ring": _ring,
 }
-
-
-def _options(options: Any, later: bool) -> Any:
-    options.asyncOp = later
-    return options
 
 
 def _rival(world: RankGroup, name: str, make: Verb, *, ours: bool, later: bool) -> Rival:
