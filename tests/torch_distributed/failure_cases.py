@@ -127,6 +127,19 @@ def mixed_backends() -> None:
     tell("mixture", lambda: dist.init_process_group(mixture, init_method="mpi://"))
 
 
+def group_beside_gloo() -> None:
+    """The default group is gloo's: a first group of all ranks, and then of some."""
+    dist.init_process_group("gloo", init_method="mpi://")
+    mine = [[0, 1], [2]][RANK // 2]
+    tell("part", lambda: dist.new_group([0, 1], backend="asyncddp"))
+    every = dist.new_group(backend="asyncddp")
+    x, y = torch.ones(3), torch.ones(3)
+    dist.all_reduce(x, group=every)
+    part = dist.new_group(mine, backend="asyncddp", use_local_synchronization=True)
+    dist.all_reduce(y, group=part)
+    tell("sums", lambda: [x[0].item(), y[0].item()])
+
+
 def main(name: str) -> None:
     globals()[name]()
     if dist.is_initialized():

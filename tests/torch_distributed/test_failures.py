@@ -103,3 +103,15 @@ def test_a_second_backend_in_one_group_is_refused_with_the_remedy(tmp_path: Path
     for rank in range(2):
         assert "got gloo for cuda beside asyncddp" in found[rank, "mixture"], found
         assert "torch.distributed.new_group(backend='gloo')" in found[rank, "mixture"], found
+
+
+def test_groups_of_this_backend_begin_with_all_ranks_beside_gloo(tmp_path: Path) -> None:
+    """Then they can be of some ranks, made by these alone."""
+    found = told("group_beside_gloo", 3, tmp_path)
+    for rank in (0, 1):
+        assert "got 2 of 3 ranks for the first group of this backend" in found[rank, "part"], found
+    assert [found[rank, "sums"] for rank in range(3)] == [
+        "returned [3.0, 2.0]",
+        "returned [3.0, 2.0]",
+        "returned [3.0, 1.0]",
+    ]

@@ -40,12 +40,15 @@ def create_process_group(options: Any, _: Any = None) -> AsyncDDPProcessGroup:
         The process group.
 
     Raises:
-        ArgumentError: Another backend is asked for as well, as in ``"cpu:asyncddp,cuda:nccl"``.
+        ArgumentError: Another backend is asked for as well, as in ``"cpu:asyncddp,cuda:nccl"``, or
+            the first group of this backend is one of some ranks.
         EnvironmentProblem: Torch's world is another one than MPI's.
         WaitTimeoutError: A member has not come by the group's timeout.
     """
     _refuse_mixtures(sys._getframe(1).f_locals.get("backend_config"))
     members = list(options.global_ranks_in_group)
+    if members:
+        TorchWorld.require_default_group(len(members))
     ranks = members or range(options.group_size)
     rank, timeout = options.group_rank, options.timeout.total_seconds()
     title = f"process group {options.group_id!r}" if members else "the default process group"

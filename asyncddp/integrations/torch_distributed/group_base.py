@@ -65,6 +65,8 @@ class GroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is for the
         self._batch: list[dist.Work] | None = None
         self._barriers = 0
         _open_groups.add(self)
+        atexit.unregister(_end_threads)
+        atexit.register(_end_threads)  # anew, so that it runs before what ends MPI
 
     def _submit(
         self,
@@ -262,6 +264,3 @@ def _end_threads() -> None:
     for group in list(_open_groups):
         group.channel.failure = group.channel.failure or PeerError("the script has ended")
         group.shutdown()
-
-
-atexit.register(_end_threads)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from asyncddp.config import Config
 from asyncddp.context import crash_handler, launcher_environment
 from asyncddp.context.context import current, in_local_world
-from asyncddp.errors import EnvironmentProblem
+from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.transport import Transport
 from asyncddp.transport.selection import open_transport
 from asyncddp.transport.startup_deadline import StartupDeadline
@@ -47,6 +47,19 @@ class TorchWorld:
         if cls.process is None:
             cls.process = cls(_open_transport(timeout))
         return cls.process
+
+    @classmethod
+    def require_default_group(cls, members: int) -> None:
+        """Raise an ArgumentError for a group of some ranks that has none of all to come from."""
+        if in_local_world() or (cls.process is not None and cls.process.default is not None):
+            return
+        size = launcher_environment.launcher_rank_and_size(os.environ)[1]
+        if members < size:
+            raise ArgumentError(
+                f"new_group: got {members} of {size} ranks for the first group of this backend; "
+                "expected all: call init_process_group('asyncddp') before, or make a group of all "
+                "ranks first, by new_group(backend='asyncddp')"
+            )
 
     def default_group(self, rank: int, size: int) -> Transport:
         """Make the transport of the group of all ranks, numbered as torch does; collective.
