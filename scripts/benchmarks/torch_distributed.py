@@ -177,7 +177,7 @@ def _step_table(world: RankGroup, workload: Workload) -> TimingTable:
         f"ddp_{workload.key}",
         f"a DDP step of {workload.title}",
         [workload.nbytes],
-        [rival(ours), rival(gloo), rival(LOCAL)],
+        [rival(LOCAL), rival(ours), rival(gloo)],
         size_is="model",
         targets=(Target(ours, 1, gloo),),
         lead=1,
