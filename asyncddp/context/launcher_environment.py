@@ -92,6 +92,18 @@ def check_size(size: int, environment: Mapping[str, str]) -> None:
     )
 
 
+def check_joined(size: int, environment: Mapping[str, str]) -> None:
+    """Raise if a transport without MPI found one rank where a launcher of MPI started several."""
+    rank, launched, launcher = _mpi_rank_size_launcher(environment)
+    if size == 1 < launched and "TORCHELASTIC_RUN_ID" not in environment:
+        raise EnvironmentProblem(
+            f"{launcher} has started this process as rank {rank} of {launched}, but this transport "
+            f"is none of MPI's, and {launched} ranks would each train by themselves: leave "
+            "ASYNCDDP_TRANSPORT and the argument transport out, or for c10d have RANK, WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT set, as asyncddp run does"
+        )
+
+
 def _torch_rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return rank and size of torch.distributed's world, as for init_method="env://"."""
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")

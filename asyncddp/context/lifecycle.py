@@ -19,6 +19,7 @@ from asyncddp.context.context import (
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
 from asyncddp.transport import DEFAULT_TRANSPORT
+from asyncddp.transport.base import Scope
 from asyncddp.transport.selection import open_transport
 from asyncddp.transport.startup_deadline import StartupDeadline
 
@@ -92,6 +93,8 @@ def init(
             opened = open_transport(config.transport, deadline, default=default)
         if opened.started_by_mpi:
             launcher_environment.check_size(opened.size, os.environ)
+        elif opened.scope is not Scope.PROCESS:
+            launcher_environment.check_joined(opened.size, os.environ)
         context = Context(opened, config)
         activate(context)
         crash_handler.install_crash_handler(context)

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from asyncddp.context.launcher_environment import (
+    check_joined,
     check_size,
     launcher_rank_and_size,
     select_default_transport,
@@ -107,6 +108,18 @@ def test_a_world_of_torch_distributed_is_joined(environment):
     assert select_default_transport(environment) == "c10d"
 
 
+@pytest.mark.parametrize("environment", [OPEN_MPI, HYDRA, SRUN])
+def test_ranks_of_mpi_that_c10d_would_leave_alone_are_told_why(environment):
+    """c10d was asked for under a launcher of MPI, which sets none of its variables."""
+    with pytest.raises(
+        EnvironmentProblem, match=r"has started this process as rank .* MASTER_ADDR"
+    ):
+        check_joined(1, environment)
+    check_joined(4, environment)
+    check_joined(1, {})
+    check_joined(1, {**SRUN, **TORCHRUN})
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -135,11 +148,12 @@ def test_ranks_of_a_launcher_that_is_not_known_are_believed_where_sizes_agree():
 
 
 @pytest.mark.launches
-def test_init_refuses_to_train_alone_under_another_launcher():
-    """A real MPI library, which knows of one rank, in a process that srun counts among two."""
+@pytest.mark.parametrize("transport", ["shared_memory", "c10d"])
+def test_init_refuses_to_train_alone_under_another_launcher(transport):
+    """A transport that knows of one rank, in a process that srun counts among two."""
     done = subprocess.run(
         [warm_server().python, "-c", "import asyncddp; asyncddp.init()"],
-        env={**os.environ, **SRUN},
+        env={**os.environ, **SRUN, "ASYNCDDP_TRANSPORT": transport},
         capture_output=True,
         text=True,
         timeout=RUN_LIMIT,
