@@ -19,6 +19,8 @@ RIVALS = {
     "exp2": (*OURS, "mpi4py", "gloo", "limit"),
     "allreduce": (*OURS, "MPI", "gloo", "neighbor_allreduce"),
     "reduce_scatter": ("asyncddp", "asyncddp, out=", "MPI", "gloo"),
+    "transport_exchange": ("mpi", "c10d", "gloo"),
+    "transport_sum": ("mpi", "c10d", "gloo"),
     "allgather": ("asyncddp", "MPI", "gloo"),
     "small": (
         "200 non-blocking calls",
@@ -79,7 +81,7 @@ def test_quick_run_prints_tables_and_writes_json_and_plot(tmp_path):
     assert {row["bytes"] for row in rows if row["table"] == "one_peer"} == SIZES
     for key in STEPS:
         assert [row["rival"] for row in rows if row["table"] == key] == list(METHODS)
-    assert len(re.findall(r"^\| +4 MB \|", done.stdout, flags=re.MULTILINE)) == 5
+    assert len(re.findall(r"^\| +4 MB \|", done.stdout, flags=re.MULTILINE)) == 7
     marked = re.findall(r"✓|MISSED|\(not judged\)", done.stdout.partition("aims are met.")[0])
     assert len(marked) == len(found["aims"]) > 0
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
