@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from asyncddp.errors import WaitTimeoutError
+from asyncddp.errors import MismatchError, WaitTimeoutError
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.serialization import pack, unpack
 from asyncddp.transport.c10d.addresses import Listeners, is_loopback, open_listeners, resolve
@@ -16,6 +16,7 @@ from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.startup_settings import check_settings, shared_settings
 
 _POLL_SECONDS = 0.002
+_READ_TIMEOUT = 5.0  # seconds
 _WORLD = "world"
 _meetings: dict[str, int] = {}
 """Number of the meetings that this process has been to, by the prefix of their store."""
@@ -62,8 +63,21 @@ def _exchange_records(access: StoreAccess, listeners: Listeners, startup: Startu
         access.set(_WORLD, pack((secrets.token_hex(16), every)))
     _wait_for(access, [_WORLD], startup)
     token, records = unpack(access.get(_WORLD), tuple[str, list[RankRecord]], "the list of ranks")
-    check_settings(access.rank, [record.settings for record in records])
+    seen = [f"seen-{rank}" for rank in range(access.size)]
+    access.set(seen[access.rank], b"")
+    try:
+        check_settings(access.rank, [record.settings for record in records])
+    except MismatchError:
+        _let_others_read(access, seen)
+        raise
     return World(access.rank, token[:8], token, tuple(records))
+
+
+def _let_others_read(access: StoreAccess, seen: list[str]) -> None:
+    """Keep the store for a moment, if it is this process's, so that the others find the same."""
+    deadline = time.monotonic() + _READ_TIMEOUT
+    while access.rank == 0 and not access.has(*seen) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def _wait_for(access: StoreAccess, keys: list[str], startup: StartupDeadline) -> None:
