@@ -26,8 +26,6 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
     HierarchicalModelAverager,
 )
-from torch.distributed.optim import PostLocalSGDOptimizer
-from torch.distributed.optim.functional_sgd import _FunctionalSGD
 
 import asyncddp as bf
 from tests.support import on
@@ -41,6 +39,11 @@ from tests.support.ddp_training import (
     loss_of,
     make_ddp,
 )
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript, which they import
+    from torch.distributed.optim import PostLocalSGDOptimizer
+    from torch.distributed.optim.functional_sgd import _FunctionalSGD
 
 HALF, END = 3, 6
 backends = pytest.mark.parametrize("backend", BACKENDS)
