@@ -11,7 +11,7 @@ from asyncddp.integrations.torch_distributed.reductions import GroupReduction
 from asyncddp.tensors.allocation import empty
 from asyncddp.transport.base import Request
 
-_GATHERED_BYTES = 1 << 14  # tensors up to this size go whole to all ranks for other reductions
+_GATHERED_BYTES = 1 << 14  # tensors of all ranks that are gathered, and reduced by each of them
 _COUNTABLE_BYTES = 1 << 30  # in all, that one allgather of the transport counts
 
 
@@ -31,13 +31,15 @@ def allreduce(channel: GroupChannel, tensor: torch.Tensor, reduction: GroupReduc
     if not tensor.numel():
         return
     flat = tensor.view(-1)
-    if reduction.is_sum:
+    if tensor.nbytes * channel.size <= _GATHERED_BYTES:
+        wide = _reduce_gathered(channel, reduction.prepare(flat), reduction)
+    elif reduction.is_sum:
         wide = reduction.prepare(flat)
         if channel.size > 1:
             request = channel.transport.iallreduce(wide, None, reduction.divisor(channel.size))
             channel.finish(request)
         reduction.finish_sum(wide, channel.size)
-    elif tensor.nbytes <= _GATHERED_BYTES or channel.size <= 2:
+    elif channel.size <= 2:
         wide = reduction.of(exchange_copies(channel, reduction.prepare(flat)))
     else:
         parts = flat.tensor_split(channel.size)
@@ -46,6 +48,18 @@ def allreduce(channel: GroupChannel, tensor: torch.Tensor, reduction: GroupReduc
         return
     if wide.data_ptr() != flat.data_ptr():
         flat.copy_(wide)
+
+
+def _reduce_gathered(
+    channel: GroupChannel, own: torch.Tensor, reduction: GroupReduction
+) -> torch.Tensor:
+    """Reduce what all ranks send to all: one message each way, where MPI's sum takes several."""
+    if channel.size == 1:
+        return reduction.of([own])
+    every = empty((channel.size * own.numel(),), own.dtype)
+    counts = [own.numel()] * channel.size
+    channel.finish(channel.transport.iallgather(own, every, counts))
+    return reduction.of(every.view(channel.size, -1).unbind())
 
 
 def _reduce_own_part(
