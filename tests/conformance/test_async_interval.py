@@ -210,6 +210,7 @@ def test_a_run_goes_on_from_a_checkpoint():
     ("options", "words"),
     [
         ({"sync_interval_ms": 0}, "sync_interval_ms: expected a number above 0, or None"),
+        ({"sync_interval_ms": "50"}, "sync_interval_ms: expected a number above 0, or None"),
         ({"sync_interval_ms": 5, "peer_selection_mode": "one"}, "'all' or 'neighbors', got 'one'"),
         ({"sync_interval_ms": 5, "warmup_steps": -1}, "warmup_steps: expected"),
         ({"sync_interval": 5}, "has no such option.*Did you mean 'sync_interval_ms'"),

@@ -13,7 +13,13 @@ SCRIPT = "from tests.torch_distributed import training_cases\ntraining_cases.com
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(("ranks", "allowed"), [(2, {"equal"}), (4, {"equal", "near"})])
+@pytest.mark.parametrize(
+    ("ranks", "allowed"),
+    [
+        (2, {"equal"}),
+        pytest.param(4, {"equal", "near"}, marks=pytest.mark.torch_suite),
+    ],
+)
 def test_all_that_builds_on_groups_agrees_with_gloo(
     ranks: int, allowed: set[str], tmp_path: Path
 ) -> None:

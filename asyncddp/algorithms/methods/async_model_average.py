@@ -63,7 +63,7 @@ class AsyncModelAverage(Algorithm):
                 f"{peer_selection_mode!r}"
             )
         if sync_interval_ms is not None:
-            if not sync_interval_ms > 0:
+            if not isinstance(sync_interval_ms, (int, float)) or not sync_interval_ms > 0:
                 raise ArgumentError(
                     "argument sync_interval_ms: expected a number above 0, or None to average by "
                     f"steps, got {sync_interval_ms!r}"
