@@ -30,7 +30,11 @@ HOSTS = "hosts"
 RANKS = tuple(name for name, (transport, _) in WORLDS.items() if transport != "loopback")
 """The groups of tests on ranks that are processes, one of each world."""
 
-_MAKE_HOSTS = ("tests/hosts/", "tests/examples/test_bench_network.py")
+_MAKE_HOSTS = (
+    "tests/hosts/",
+    "tests/examples/test_bench_methods.py",
+    "tests/examples/test_bench_network.py",
+)
 _WORLD = re.compile(rf"[\[-]({'|'.join(RANKS)})(?=[]-])")
 _LONG = (
     *RANKS[::-1],

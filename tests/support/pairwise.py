@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.marks import parameters
-from tests.support.worlds import WORLDS
+from tests.support.worlds import EVERYWHERE, WORLDS
 
 __all__ = ["by_transport", "pairs_of", "pairwise", "rows_of_pairs"]
 
@@ -89,8 +89,8 @@ def by_transport(**given: Collection[Any]) -> pytest.MarkDecorator:
     """
     ((name, values),) = given.items()
     sizes: dict[str, list[str]] = {}
-    for world, (transport, _) in WORLDS.items():
-        sizes.setdefault(transport, []).append(world)
+    for world in EVERYWHERE:
+        sizes.setdefault(WORLDS[world][0], []).append(world)
     rows = [
         pytest.param(world.values[0], value, marks=world.marks, id=f"{world.id}-{value}")
         for number, value in enumerate(values)
