@@ -116,6 +116,15 @@ class OneNode:
             check=False,
         )
 
+    def pmix_step(self, ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a program on ranks that PMIx connects; right after another Slurm may not launch."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            done = self.call("srun", f"--ntasks={ranks}", "--mpi=pmix", *words)
+            if "launch failed" not in done.stderr or time.monotonic() > end:
+                return done
+            time.sleep(1.0)
+
     def submit(self, name: str, *words: str, **more: str) -> tuple[int, str]:
         """Run a batch job; gives exit code and output (``sbatch --wait`` rarely looks)."""
         output = f"--output={name}.out"

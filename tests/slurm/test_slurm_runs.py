@@ -18,7 +18,7 @@ def lines(text):
 
 def test_srun_with_pmix_starts_ranks_that_know_each_other(pmix):
     """Two tasks of srun --mpi=pmix are ranks 0 and 1 of one world."""
-    done = pmix.call("srun", "--ntasks=2", "--mpi=pmix", sys.executable, "train.py")
+    done = pmix.pmix_step(2, sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
     assert lines(done.stdout) == RANKS
 
@@ -35,7 +35,7 @@ def test_torch_distributed_meets_under_srun_with_no_variable_set(pmix):
         "dist.destroy_process_group()\n"
     )
     (pmix.folder / "backend.py").write_text(text)
-    done = pmix.call("srun", "--ntasks=2", "--mpi=pmix", sys.executable, "backend.py")
+    done = pmix.pmix_step(2, sys.executable, "backend.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 sum 3.0", "rank 1 sum 3.0"]
 

@@ -70,10 +70,10 @@ class _Run:
             yield from measure_turns(self.world, trainings, rounds, self.interface, slower)
 
     def curves(self, turns: list[MethodTurns], most: float) -> Iterator[LearningCurve]:
-        """A training from the start, of so many seconds at most, for everything that took turns."""
+        """A training of so many seconds at most for what took turns with no rank slowed down."""
         judge = self.fresh()
-        for turn in turns:
-            self.say(f"training {turn.name}, last rank {turn.slower:g} times slower")
+        for turn in (one for one in turns if one.slower == 1):
+            self.say(f"training {turn.name}")
             rate = RATES.get(turn.name, RATE)
             training = prepare(turn.name, self.fresh(), self.world.gloo, _LEARNING_PLAIN, rate)
             step = median(turn.seconds)
