@@ -31,7 +31,10 @@ def suite(machine):
     return called
 
 
-LONG = "soaks and release tests; scripts/test soak and scripts/test release run them"
+LONG = (
+    "soaks, release tests, most of torch's and c10d's; "
+    "scripts/test soak, release, torch, c10d run them"
+)
 PROGRESS = "[-o] [console_output_style=count] [--durations] [10] [--durations-min] [0.1]"
 
 
