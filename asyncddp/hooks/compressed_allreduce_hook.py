@@ -10,7 +10,7 @@ from asyncddp.compression import Compressor, ErrorFeedback, compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.engine import Steps
 from asyncddp.hooks.bucket_codecs import BucketCodecs
-from asyncddp.hooks.gradient_state import GradientState
+from asyncddp.hooks.gradient_state import GradientHookState
 from asyncddp.hooks.process_group_exchanges import ProcessGroupExchanges
 from asyncddp.hooks.registration import require_bucket
 from asyncddp.ops.encoded_exchange import sum_encoded_over_group
@@ -18,7 +18,7 @@ from asyncddp.ops.encoded_exchange import sum_encoded_over_group
 _HOOK = "compressed_allreduce_hook"
 
 
-class CompressedAllreduceState(GradientState):
+class CompressedAllreduceState(GradientHookState):
     r"""State of :func:`compressed_allreduce_hook`.
 
     Args:

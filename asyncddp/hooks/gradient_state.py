@@ -18,7 +18,7 @@ from asyncddp.hooks.hook_state import HookState
 from asyncddp.hooks.process_group_exchanges import ProcessGroupExchanges
 
 
-class GradientState(HookState):
+class GradientHookState(HookState):
     """State of a hook that puts an average in the place of each bucket's gradients.
 
     Attributes:

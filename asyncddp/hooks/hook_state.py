@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from asyncddp.engine import Steps
 from asyncddp.errors import ArgumentError
-from asyncddp.hooks.process_group_exchanges import BucketExchange, ProcessGroupExchanges
+from asyncddp.hooks.process_group_exchanges import PendingBucketExchange, ProcessGroupExchanges
 from asyncddp.hooks.registration import USER_ERRORS, agree, check_device, require_ddp
 
 logger = logging.getLogger("asyncddp")
@@ -71,7 +71,7 @@ class HookState(ABC):
         self._group: dist.ProcessGroup | None = group
         self._device = device
         self._positions = {id(p): place for place, p in enumerate(parameters)}
-        self._exchanges: deque[BucketExchange[Any]] = deque()
+        self._exchanges: deque[PendingBucketExchange[Any]] = deque()
         self._stream: torch.cuda.Stream | None = None
         if self.replicas_differ:
             self._keep_buffers_apart(ddp)
@@ -127,7 +127,7 @@ class HookState(ABC):
         if index == 0:
             self._exchanges.clear()  # of a backward pass that failed
         with torch.no_grad(), self._stream_of(device):
-            exchange = BucketExchange(operation, steps(operation), finish)
+            exchange = PendingBucketExchange(operation, steps(operation), finish)
             if device.type == "cuda":
                 while not exchange.advance():
                     pass

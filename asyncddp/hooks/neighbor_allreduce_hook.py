@@ -12,7 +12,7 @@ from asyncddp.compression import Compressor, compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.engine import Steps
 from asyncddp.hooks.bucket_codecs import BucketCodecs
-from asyncddp.hooks.gradient_state import GradientState
+from asyncddp.hooks.gradient_state import GradientHookState
 from asyncddp.hooks.neighbor_average import (
     average_with_neighbors,
     check_size,
@@ -27,7 +27,7 @@ from asyncddp.tensors.dtypes import DTYPES
 _HOOK = "neighbor_allreduce_hook"
 
 
-class NeighborAllreduceState(GradientState):
+class NeighborAllreduceState(GradientHookState):
     r"""State of :func:`neighbor_allreduce_hook`.
 
     Args:

@@ -152,7 +152,7 @@ class ProcessGroupExchanges:
         return True
 
 
-class BucketExchange(Generic[R]):
+class PendingBucketExchange(Generic[R]):
     """Steps of the exchange of one bucket, from one batch of messages to the next.
 
     Args:

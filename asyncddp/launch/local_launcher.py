@@ -30,7 +30,7 @@ _ANNOUNCEMENTS = {
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class _Ranks:
+class _RankProcesses:
     """The processes of all ranks."""
 
     def __init__(
@@ -110,7 +110,7 @@ def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
 
 
 @contextlib.contextmanager
-def _forwarded_signals(ranks: _Ranks) -> Iterator[None]:
+def _forwarded_signals(ranks: _RankProcesses) -> Iterator[None]:
     def forward(number: int, _: FrameType | None) -> None:
         ranks.signal(number)
         ranks.code = ranks.code or 128 + number
@@ -125,7 +125,7 @@ def _forwarded_signals(ranks: _Ranks) -> Iterator[None]:
 
 def run(count: int, program: Sequence[str], *, tag: bool = False) -> int:
     """Run a program on so many ranks; return the exit code of the first that failed."""
-    ranks = _Ranks(count, program, os.environ, tag=tag)
+    ranks = _RankProcesses(count, program, os.environ, tag=tag)
     with _forwarded_signals(ranks):
         stronger, due = [signal.SIGTERM, signal.SIGKILL], 0.0
         while ranks.running:

@@ -36,11 +36,11 @@ from asyncddp.transport import Transport
 from asyncddp.transport.base import Request
 
 _ProcessGroup: Any = dist.ProcessGroup
-_open_groups: weakref.WeakSet[GroupBase] = weakref.WeakSet()
+_open_groups: weakref.WeakSet[ProcessGroupBase] = weakref.WeakSet()
 """Groups whose threads must end before MPI does."""
 
 
-class GroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is for the class in C++
+class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is for the class in C++
     """Process group without its collectives.
 
     Args:
@@ -219,7 +219,7 @@ class GroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is for the
         here = torch.cuda.is_available()
         return [torch.device(name) for name in DEVICES if name == "cpu" or here]
 
-    def _get_backend(self, device: torch.device) -> GroupBase:
+    def _get_backend(self, device: torch.device) -> ProcessGroupBase:
         return self
 
     def _get_backend_name(self) -> str:

@@ -18,13 +18,13 @@ from asyncddp.integrations.torch_distributed.arguments import (
     as_lists,
     verb_options,
 )
-from asyncddp.integrations.torch_distributed.group_base import GroupBase
+from asyncddp.integrations.torch_distributed.group_base import ProcessGroupBase
 from asyncddp.integrations.torch_distributed.host_buffers import check_tensors
 from asyncddp.integrations.torch_distributed.reductions import reduction_for
 from asyncddp.torch_modes import uncompiled
 
 
-class AsyncDDPProcessGroup(GroupBase):
+class AsyncDDPProcessGroup(ProcessGroupBase):
     """Process group of torch over a transport of its own; made by ``init_process_group``.
 
     Each verb takes what torch's own groups take, in all forms, and returns a work.

@@ -22,7 +22,7 @@ THIS_MACHINE_ALONE = ("localhost", "127.0.0.1", "::1")
 """Names and addresses that mean the machine itself on every machine."""
 
 
-class Listeners(NamedTuple):
+class ListeningSockets(NamedTuple):
     """Sockets on which a rank listens, and the addresses that others use."""
 
     unix: socket.socket
@@ -37,7 +37,7 @@ class Listeners(NamedTuple):
         self.tcp.close()
 
 
-def open_listeners(master: str, port: int) -> Listeners:
+def open_listeners(master: str, port: int) -> ListeningSockets:
     """Listen for other ranks, on the network interface that leads to the master's address.
 
     Raises:
@@ -57,7 +57,7 @@ def open_listeners(master: str, port: int) -> Listeners:
             listener.listen(_BACKLOG)
             listener.setblocking(False)
         opened.pop_all()
-    return Listeners(unix, tcp, unix_name, host, tcp.getsockname()[1])
+    return ListeningSockets(unix, tcp, unix_name, host, tcp.getsockname()[1])
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -26,7 +26,7 @@ from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
 from asyncddp.transport.c10d import collectives
 from asyncddp.transport.c10d.collective_request import CollectiveRequest
-from asyncddp.transport.c10d.collectives import Exchange, Steps
+from asyncddp.transport.c10d.collectives import CollectiveExchange, Exchanges, Steps
 from asyncddp.transport.c10d.message_endpoint import MessageEndpoint
 from asyncddp.transport.c10d.rendezvous import meet
 from asyncddp.transport.c10d.socket_mesh import SocketMesh
@@ -50,7 +50,7 @@ _TAGS = 1 << 32
 _MAX_SELECTED = 1024  # descriptors that select() takes
 
 
-class RankGroup(NamedTuple):
+class MeshGroup(NamedTuple):
     """Group of ranks of a mesh, by a name that all of them know and no other group has."""
 
     mesh: SocketMesh
@@ -71,12 +71,12 @@ class C10dTransport(Transport):
     local_path = "read where they lie, or piece by piece out of shared memory"
 
     def __init__(
-        self, group: RankGroup | None = None, startup: StartupDeadline | None = None
+        self, group: MeshGroup | None = None, startup: StartupDeadline | None = None
     ) -> None:
         self._world = group is None
         if group is None:
             mesh = meet(startup or StartupDeadline.for_single_process())
-            group = RankGroup(mesh, mesh.world.name, range(mesh.size))
+            group = MeshGroup(mesh, mesh.world.name, range(mesh.size))
         self._mesh, self._group = group.mesh, group
         self.rank, self.size = group.members.index(group.mesh.rank), len(group.members)
         self._messages = MessageEndpoint(self._mesh, _number(group.name), group.members)
@@ -159,12 +159,12 @@ class C10dTransport(Transport):
 
     # collectives
 
-    def _collective(self, pieces: Callable[[Iterator[Exchange]], Iterable[Steps]]) -> Request:
+    def _collective(self, pieces: Callable[[Exchanges], Iterable[Steps]]) -> Request:
         """Start a collective, of which each piece has an exchange of its own."""
         self.require_collectives()
         tag = next(self._tags)
         lanes = (
-            Exchange(self._collectives, self.rank, self.size, tag + lane)
+            CollectiveExchange(self._collectives, self.rank, self.size, tag + lane)
             for lane in itertools.cycle(range(_LANES))
         )
         members, stop = self._group.members, self.break_collectives
@@ -235,7 +235,7 @@ class C10dTransport(Transport):
         self, name: str, members: Sequence[int], group: SharedMemoryGroup | None = None
     ) -> C10dTransport:
         world = [self._group.members[rank] for rank in members]
-        return C10dTransport(RankGroup(self._mesh, f"{self._group.name}/{name}", world, group))
+        return C10dTransport(MeshGroup(self._mesh, f"{self._group.name}/{name}", world, group))
 
     @override
     def split(self, color: int, key: int) -> Transport:

@@ -27,7 +27,7 @@ SHORT_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
-class Exchange:
+class CollectiveExchange:
     """Sends and receives of one collective, under a tag of its own."""
 
     endpoint: MessageEndpoint
@@ -48,7 +48,10 @@ class Exchange:
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
 
-def barrier(exchange: Exchange) -> Steps:
+Exchanges: TypeAlias = Iterator[CollectiveExchange]
+
+
+def barrier(exchange: CollectiveExchange) -> Steps:
     """Dissemination barrier: log2(n) rounds of empty messages to ever farther ranks."""
     nothing, distance = empty((0,), torch.uint8), 1
     while distance < exchange.size:
@@ -59,7 +62,7 @@ def barrier(exchange: Exchange) -> Steps:
         distance *= 2
 
 
-def broadcast(exchange: Exchange, tensor: torch.Tensor, root: int) -> Steps:
+def broadcast(exchange: CollectiveExchange, tensor: torch.Tensor, root: int) -> Steps:
     """Broadcast along a binomial tree below the root."""
     size, place = exchange.size, (exchange.rank - root) % exchange.size
     bit = 1
@@ -75,7 +78,7 @@ def broadcast(exchange: Exchange, tensor: torch.Tensor, root: int) -> Steps:
     yield [exchange.send(tensor, child) for child in children]
 
 
-def allgather(exchange: Exchange, parts: Sequence[torch.Tensor], *, short: bool) -> Steps:
+def allgather(exchange: CollectiveExchange, parts: Sequence[torch.Tensor], *, short: bool) -> Steps:
     """Give each rank all parts, of which rank r has ``parts[r]`` in place."""
     rank, size = exchange.rank, exchange.size
     if short:
@@ -92,7 +95,7 @@ def allgather(exchange: Exchange, parts: Sequence[torch.Tensor], *, short: bool)
 
 
 def reduce_scatter(
-    exchange: Exchange,
+    exchange: CollectiveExchange,
     parts: Sequence[torch.Tensor],
     out: torch.Tensor,
     divisor: int | None = None,
@@ -112,7 +115,7 @@ def reduce_scatter(
 
 
 def allreduce(
-    exchange: Exchange, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
+    exchange: CollectiveExchange, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
 ) -> Steps:
     """Sum flat tensors of all ranks into ``out``, and divide the sum."""
     if tensor.nbytes <= SHORT_BYTES:

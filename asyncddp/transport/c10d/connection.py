@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from asyncddp.transport.c10d.frames import HEADER_BYTES, FrameKind, Header, unpack_header
+from asyncddp.transport.c10d.frames import HEADER_BYTES, FrameHeader, FrameKind, unpack_header
 
 _READ_BYTES = 1 << 18  # of one read of headers and short payloads
 _BATCH_BYTES = 1 << 16  # of short frames in one call
@@ -87,7 +87,7 @@ class Connection:
 
     # sending
 
-    def send_frame(self, header: Header, payload: bytes | memoryview = b"") -> None:
+    def send_frame(self, header: FrameHeader, payload: bytes | memoryview = b"") -> None:
         """Queue a frame; short frames go ahead of the pieces of large tensors."""
         self._frames.append(header.pack() + bytes(payload))
 
@@ -125,7 +125,7 @@ class Connection:
         if not self._frames and self._bulk:
             send = self._bulk.popleft()
             piece, send.left = send.left[: self._piece()], send.left[self._piece() :]
-            header = Header(FrameKind.DATA, number=send.number, size=len(piece)).pack()
+            header = FrameHeader(FrameKind.DATA, number=send.number, size=len(piece)).pack()
             self._batch += [memoryview(header), piece]
             if len(send.left):
                 self._bulk.append(send)
@@ -136,8 +136,8 @@ class Connection:
     # receiving
 
     def receive(
-        self, payload_target: Callable[[Connection, Header], PayloadTarget | None]
-    ) -> Iterator[tuple[Header, bytes]]:
+        self, payload_target: Callable[[Connection, FrameHeader], PayloadTarget | None]
+    ) -> Iterator[tuple[FrameHeader, bytes]]:
         """Read what has come: yield whole short frames; fill targets with the payload of others.
 
         Of a frame for which ``payload_target`` returns memory the payload goes there. It raises
@@ -168,8 +168,8 @@ class Connection:
             target.on_filled()
 
     def _parse(
-        self, payload_target: Callable[[Connection, Header], PayloadTarget | None]
-    ) -> Iterator[tuple[Header, bytes]]:
+        self, payload_target: Callable[[Connection, FrameHeader], PayloadTarget | None]
+    ) -> Iterator[tuple[FrameHeader, bytes]]:
         while self._end - self._start >= HEADER_BYTES:
             header = unpack_header(self._buffer, self._start)
             self._start += HEADER_BYTES

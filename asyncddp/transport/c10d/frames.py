@@ -34,7 +34,7 @@ _NO_PAYLOAD = frozenset(
 )
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """Header of a frame; ``group`` and ``tag`` address messages and tensors."""
 
     kind: FrameKind
@@ -57,7 +57,7 @@ _FORMAT = struct.Struct("<BxxxIQQQ")
 HEADER_BYTES = _FORMAT.size
 
 
-def unpack_header(data: bytearray | memoryview, offset: int) -> Header:
+def unpack_header(data: bytearray | memoryview, offset: int) -> FrameHeader:
     """Decode a header; ValueError if these bytes are none."""
     kind, tag, group, number, size = _FORMAT.unpack_from(data, offset)
-    return Header(FrameKind(kind), tag, group, number, size)
+    return FrameHeader(FrameKind(kind), tag, group, number, size)

@@ -11,7 +11,7 @@ import torch
 from asyncddp.errors import MismatchError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.c10d.connection import BulkReceive, BulkSend
-from asyncddp.transport.c10d.frames import EAGER_BYTES, FrameKind, Header
+from asyncddp.transport.c10d.frames import EAGER_BYTES, FrameHeader, FrameKind
 from asyncddp.transport.c10d.socket_mesh import SocketMesh
 
 
@@ -71,17 +71,17 @@ class MessageEndpoint:
         self._place = {member: rank for rank, member in enumerate(members)}
         self.inbox: deque[tuple[int, bytes]] = deque()
         self._posted: dict[tuple[int, int], deque[_PostedReceive]] = {}
-        self._unexpected: dict[tuple[int, int], deque[tuple[Header, bytes | bytearray]]] = {}
+        self._unexpected: dict[tuple[int, int], deque[tuple[FrameHeader, bytes | bytearray]]] = {}
         self._announced: dict[int, tuple[MeshRequest, memoryview]] = {}
         mesh.open_endpoint(group, self)
 
     def post(self, peer: int, message: bytes) -> None:
         """Send a control message to a rank of the group."""
-        header = Header(FrameKind.MESSAGE, 0, self._group, 0, len(message))
+        header = FrameHeader(FrameKind.MESSAGE, 0, self._group, 0, len(message))
         with self._mesh.lock:
             self._send(self.members[peer], header, message)
 
-    def _send(self, member: int, header: Header, payload: bytes | memoryview = b"") -> None:
+    def _send(self, member: int, header: FrameHeader, payload: bytes | memoryview = b"") -> None:
         if member == self._mesh.rank:
             self.on_frame(member, header, bytes(payload))
         else:
@@ -93,19 +93,19 @@ class MessageEndpoint:
         with self._mesh.lock:
             if len(memory) <= EAGER_BYTES or member == self._mesh.rank:
                 request = MeshRequest(self._mesh, member, bool)
-                header = Header(FrameKind.EAGER, tag, self._group, 0, len(memory))
+                header = FrameHeader(FrameKind.EAGER, tag, self._group, 0, len(memory))
                 self._send(member, header, memory)
                 request.complete()
                 return request
             number = self._mesh.next_number()
             request = MeshRequest(self._mesh, member, partial(self._withdraw, member, number))
             self._announced[number] = request, memory
-            self._send(member, Header(FrameKind.RTS, tag, self._group, number, len(memory)))
+            self._send(member, FrameHeader(FrameKind.RTS, tag, self._group, number, len(memory)))
             return request
 
     def _withdraw(self, member: int, number: int) -> None:
         if self._announced.pop(number, None) is not None:
-            self._send(member, Header(FrameKind.WITHDRAWN, 0, self._group, number))
+            self._send(member, FrameHeader(FrameKind.WITHDRAWN, 0, self._group, number))
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> MeshRequest:
         """Start to receive a tensor of exactly this size."""
@@ -125,7 +125,7 @@ class MessageEndpoint:
 
     # frames
 
-    def on_frame(self, peer: int, header: Header, payload: bytes | bytearray) -> None:
+    def on_frame(self, peer: int, header: FrameHeader, payload: bytes | bytearray) -> None:
         """Take a frame from a rank of the world."""
         if header.kind is FrameKind.MESSAGE:
             self.inbox.append((self._place[peer], bytes(payload)))
@@ -155,18 +155,20 @@ class MessageEndpoint:
                 return receive
         return None
 
-    def _match(self, receive: _PostedReceive, header: Header, payload: bytes | bytearray) -> None:
+    def _match(
+        self, receive: _PostedReceive, header: FrameHeader, payload: bytes | bytearray
+    ) -> None:
         peer, number, rank = receive.peer, header.number, self._mesh.rank
         announced = header.kind is FrameKind.RTS
         if header.size != len(receive.out):
             receive.error = self._mismatch(peer, header.size, rank, len(receive.out))
             if announced:
-                refusal = Header(FrameKind.REFUSED, 0, self._group, number, len(receive.out))
+                refusal = FrameHeader(FrameKind.REFUSED, 0, self._group, number, len(receive.out))
                 self._send(peer, refusal)
         elif announced:
             receive.bulk = BulkReceive(receive.out, receive.complete)
             self._mesh.bulk_receives[peer, number] = receive.bulk
-            self._send(peer, Header(FrameKind.CTS, 0, self._group, number))
+            self._send(peer, FrameHeader(FrameKind.CTS, 0, self._group, number))
         else:
             receive.out[:] = payload
             receive.complete()
@@ -198,7 +200,7 @@ class MessageEndpoint:
 class _ClosedEndpoint:
     """Endpoint of a closed group: it drops what comes."""
 
-    def on_frame(self, peer: int, header: Header, payload: bytes | bytearray) -> None:
+    def on_frame(self, peer: int, header: FrameHeader, payload: bytes | bytearray) -> None:
         """Drop the frame."""
 
 

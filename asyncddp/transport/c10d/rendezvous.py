@@ -8,10 +8,10 @@ import time
 from asyncddp.errors import MismatchError, WaitTimeoutError
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.serialization import pack, unpack
-from asyncddp.transport.c10d.addresses import Listeners, is_loopback, open_listeners, resolve
+from asyncddp.transport.c10d.addresses import ListeningSockets, is_loopback, open_listeners, resolve
 from asyncddp.transport.c10d.socket_mesh import SocketMesh
 from asyncddp.transport.c10d.store_access import StoreAccess
-from asyncddp.transport.c10d.world_records import RankRecord, World, make_record, single_world
+from asyncddp.transport.c10d.world_records import RankRecord, WorldRecord, make_record, single_world
 from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.startup_settings import check_settings, shared_settings
 
@@ -20,7 +20,7 @@ _READ_TIMEOUT = 5.0  # seconds
 _WORLD = "world"
 _meetings: dict[str, int] = {}
 """Number of the meetings that this process has been to, by the prefix of their store."""
-_unfinished: dict[str, Listeners] = {}
+_unfinished: dict[str, ListeningSockets] = {}
 """Sockets of a meeting whose deadline has passed; the next ``init()`` goes on with it."""
 
 
@@ -50,7 +50,9 @@ def meet(startup: StartupDeadline) -> SocketMesh:
     return _connect(world, listeners, access)
 
 
-def _exchange_records(access: StoreAccess, listeners: Listeners, startup: StartupDeadline) -> World:
+def _exchange_records(
+    access: StoreAccess, listeners: ListeningSockets, startup: StartupDeadline
+) -> WorldRecord:
     """Give this rank's record and take all; rank 0 collects them for the others."""
     settings = shared_settings(startup.config, "c10d")
     mine = make_record(settings, listeners.host, listeners.port, listeners.unix_name)
@@ -70,7 +72,7 @@ def _exchange_records(access: StoreAccess, listeners: Listeners, startup: Startu
     except MismatchError:
         _let_others_read(access, seen)
         raise
-    return World(access.rank, token[:8], token, tuple(records))
+    return WorldRecord(access.rank, token[:8], token, tuple(records))
 
 
 def _let_others_read(access: StoreAccess, seen: list[str]) -> None:
@@ -88,7 +90,7 @@ def _wait_for(access: StoreAccess, keys: list[str], startup: StartupDeadline) ->
         time.sleep(_POLL_SECONDS)
 
 
-def _connect(world: World, listeners: Listeners, access: StoreAccess) -> SocketMesh:
+def _connect(world: WorldRecord, listeners: ListeningSockets, access: StoreAccess) -> SocketMesh:
     """Open the mesh; where all ranks are on one machine, no other can connect."""
     if len(world.machine_ranks()) == access.size:
         listeners.tcp.close()

@@ -19,8 +19,8 @@ from typing import Protocol
 from asyncddp.errors import PeerLeftError
 from asyncddp.transport.c10d.addresses import connect_to
 from asyncddp.transport.c10d.connection import BulkReceive, BulkSend, Connection, PayloadTarget
-from asyncddp.transport.c10d.frames import FrameKind, Header
-from asyncddp.transport.c10d.world_records import World
+from asyncddp.transport.c10d.frames import FrameHeader, FrameKind
+from asyncddp.transport.c10d.world_records import WorldRecord
 
 _WATCHED = 16  # the first ranks, to which all others are connected
 _ENDED = "its process has ended without shutdown()"
@@ -33,7 +33,7 @@ _SOCKET_ERRORS = (OSError, EOFError, ValueError)
 class FrameReceiver(Protocol):
     """Endpoint of a group on this rank, to which the mesh hands the group's frames."""
 
-    def on_frame(self, peer: int, header: Header, payload: bytes | bytearray) -> None:
+    def on_frame(self, peer: int, header: FrameHeader, payload: bytes | bytearray) -> None:
         """Take a frame from a rank of the world."""
         ...
 
@@ -48,7 +48,7 @@ class SocketMesh:
         make_endpoint: Makes the endpoint of a group whose first frame comes before it exists here.
     """
 
-    def __init__(self, world: World, listeners: Sequence[socket.socket]) -> None:
+    def __init__(self, world: WorldRecord, listeners: Sequence[socket.socket]) -> None:
         self.world, self.rank, self.size = world, world.rank, len(world.records)
         self.lock = threading.RLock()
         self.failed: dict[int, str] = {}
@@ -58,7 +58,7 @@ class SocketMesh:
         self.piece = _PIECE
         self.rounds: list[Callable[[], object]] = []  # called in every round of progress
         self._numbers = itertools.count(1)  # of large tensors that this rank sends
-        self._waiting_frames: dict[int, list[tuple[int, Header, bytes | bytearray]]] = {}
+        self._waiting_frames: dict[int, list[tuple[int, FrameHeader, bytes | bytearray]]] = {}
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._connections: dict[int, Connection] = {}  # by file descriptor
         self._routes: dict[int, Connection] = {}  # by rank: where this rank sends
@@ -87,11 +87,11 @@ class SocketMesh:
         self._add(connection)
         self._routes[peer] = connection
         token = self.world.token.encode()
-        connection.send_frame(Header(FrameKind.HELLO, 0, 0, self.rank, len(token)), token)
+        connection.send_frame(FrameHeader(FrameKind.HELLO, 0, 0, self.rank, len(token)), token)
         self._flush(connection)
         return connection
 
-    def send_frame(self, peer: int, header: Header, payload: bytes | memoryview = b"") -> None:
+    def send_frame(self, peer: int, header: FrameHeader, payload: bytes | memoryview = b"") -> None:
         """Send a frame to another rank; it is dropped if that rank is gone."""
         connection = self.connect(peer)
         if connection is not None:
@@ -177,7 +177,7 @@ class SocketMesh:
 
     # frames
 
-    def _payload_target(self, connection: Connection, header: Header) -> PayloadTarget | None:
+    def _payload_target(self, connection: Connection, header: FrameHeader) -> PayloadTarget | None:
         if connection.peer is None:
             return None
         if header.kind is FrameKind.DATA:
@@ -187,7 +187,7 @@ class SocketMesh:
             return PayloadTarget(memoryview(memory), lambda: self._deliver(peer, header, memory))
         return None
 
-    def _bulk_target(self, peer: int, header: Header) -> PayloadTarget:
+    def _bulk_target(self, peer: int, header: FrameHeader) -> PayloadTarget:
         receive = self.bulk_receives.get((peer, header.number))
         if receive is None or len(receive.left) < header.size:
             raise ValueError(f"{header.size} bytes that nobody has asked for")
@@ -195,7 +195,7 @@ class SocketMesh:
             del self.bulk_receives[peer, header.number]
         return receive.next_target(header.size)
 
-    def _handle(self, connection: Connection, header: Header, payload: bytes) -> None:
+    def _handle(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
         if connection.peer is None:
             if header.kind is not FrameKind.HELLO or payload != self.world.token.encode():
                 raise ValueError("a connection that is none of this run")
@@ -209,7 +209,7 @@ class SocketMesh:
         else:
             self._deliver(connection.peer, header, payload)
 
-    def _deliver(self, peer: int, header: Header, payload: bytes | bytearray) -> None:
+    def _deliver(self, peer: int, header: FrameHeader, payload: bytes | bytearray) -> None:
         endpoint = self.endpoints.get(header.group)
         if endpoint is None:
             self._waiting_frames.setdefault(header.group, []).append((peer, header, payload))
@@ -229,7 +229,7 @@ class SocketMesh:
     def tell_of_failure(self, failed: int, reason: str) -> None:
         """Tell the ranks to which there is a connection that one has failed."""
         text = reason.encode()
-        header = Header(FrameKind.FAILED, 0, 0, failed, len(text))
+        header = FrameHeader(FrameKind.FAILED, 0, 0, failed, len(text))
         for peer in [peer for peer in self._routes if peer != failed]:
             self.send_frame(peer, header, text)
 
@@ -256,7 +256,7 @@ class SocketMesh:
             return
         self.flush_for(_CLOSE_TIMEOUT)
         for connection in list(self._connections.values()):
-            connection.send_frame(Header(FrameKind.BYE))
+            connection.send_frame(FrameHeader(FrameKind.BYE))
             self._flush(connection)
         self.flush_for(_CLOSE_TIMEOUT)
         deadline = time.monotonic() + _LINGER

@@ -27,7 +27,7 @@ class RankRecord(NamedTuple):
         return f"\0{self.unix_name}"
 
 
-class World(NamedTuple):
+class WorldRecord(NamedTuple):
     """All ranks of a run, seen by one of them."""
 
     rank: int
@@ -63,7 +63,7 @@ def make_record(settings: Settings, host: str, port: int, unix_name: str) -> Ran
     return RankRecord(describe_machine(), os.getpid(), unix_name, host, port, cores, settings)
 
 
-def single_world() -> World:
+def single_world() -> WorldRecord:
     """Make the world of a rank that is alone."""
     record = make_record({}, "", 0, "")
-    return World(0, secrets.token_hex(8), secrets.token_hex(16), (record,))
+    return WorldRecord(0, secrets.token_hex(8), secrets.token_hex(16), (record,))

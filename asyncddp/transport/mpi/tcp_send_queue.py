@@ -13,6 +13,7 @@ import socket
 import struct
 from collections.abc import Iterable
 
+from asyncddp.restrict_listening_sockets import listeners
 from asyncddp.tcp_sockets import copy_of, tcp_sockets
 
 _SHORT_BUFFER, _UNSENT = 128 << 10, 32 << 10  # bytes
@@ -23,8 +24,7 @@ _MIN_RTT = slice(148, 152)  # where struct tcp_info has tcpi_min_rtt, in microse
 def listening_ports() -> list[int]:
     """Return the ports at which other machines reach this process; empty where not known."""
     with contextlib.suppress(OSError):
-        found = tcp_sockets()
-        return sorted({one.port for one in found if one.peer_port is None and not one.is_loopback})
+        return sorted({one.port for one in listeners() if not one.is_loopback})
     return []
 
 

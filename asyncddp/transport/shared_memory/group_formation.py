@@ -12,7 +12,7 @@ T = TypeVar("T")
 _MAGIC = 0x41_44_44_50
 
 
-class Gather(Protocol):
+class RecordGatherer(Protocol):
     """Gathers a record of a type from every rank of this machine; collective."""
 
     def __call__(self, mine: T, kind: type[T], /) -> list[T]:
@@ -28,7 +28,7 @@ class _MappingTestPage(NamedTuple):
     page: SharedMemoryHandle | None
 
 
-def form_group(gather: Gather, rank: int) -> tuple[SharedMemoryGroup | None, str | None]:
+def form_group(gather: RecordGatherer, rank: int) -> tuple[SharedMemoryGroup | None, str | None]:
     """Map each other's test pages; return the group, or why memory cannot be shared; collective.
 
     ``gather`` is between the ranks of this machine, of which there are several; ``rank`` is this

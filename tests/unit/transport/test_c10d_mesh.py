@@ -14,10 +14,10 @@ import torch
 import asyncddp as bf
 from asyncddp.errors import MismatchError, PeerLeftError
 from asyncddp.transport.c10d.addresses import open_listeners
-from asyncddp.transport.c10d.c10d_transport import C10dTransport, RankGroup
-from asyncddp.transport.c10d.frames import EAGER_BYTES, FrameKind, Header
+from asyncddp.transport.c10d.c10d_transport import C10dTransport, MeshGroup
+from asyncddp.transport.c10d.frames import EAGER_BYTES, FrameHeader, FrameKind
 from asyncddp.transport.c10d.socket_mesh import SocketMesh
-from asyncddp.transport.c10d.world_records import World, make_record
+from asyncddp.transport.c10d.world_records import WorldRecord, make_record
 from tests.conformance import test_transports as transports
 
 SECONDS = 10.0
@@ -33,7 +33,7 @@ def open_meshes(size, *, machines):
     )
     token = secrets.token_hex(16)
     return [
-        SocketMesh(World(rank, "world", token, records), [one.unix, one.tcp])
+        SocketMesh(WorldRecord(rank, "world", token, records), [one.unix, one.tcp])
         for rank, one in enumerate(every)
     ]
 
@@ -46,7 +46,7 @@ class Threads:
     def __init__(self, size, *, machines):
         self.size = size
         self.meshes = open_meshes(size, machines=machines)
-        self.ends = [C10dTransport(RankGroup(one, "world", range(size))) for one in self.meshes]
+        self.ends = [C10dTransport(MeshGroup(one, "world", range(size))) for one in self.meshes]
 
     def run_bare(self, case, *args):
         """What ``case(transport, *args)`` returned, by rank."""
@@ -197,7 +197,7 @@ def test_strangers_are_turned_away(first):
     record = world.meshes[0].world.records[0]
     if first is None:
         wrong = b"0" * 32
-        first = Header(FrameKind.HELLO, 0, 0, 1, len(wrong)).pack() + wrong
+        first = FrameHeader(FrameKind.HELLO, 0, 0, 1, len(wrong)).pack() + wrong
     with ExitStack() as opened:
         for family, address in (
             (socket.AF_INET, (record.host, record.port)),
