@@ -9,8 +9,7 @@ from functools import lru_cache
 import torch
 
 from asyncddp.transport import TRANSPORTS, Transport
-from asyncddp.transport.c10d.c10d_transport import C10dTransport
-from asyncddp.transport.c10d.c10d_transport import RankGroup as MeshGroup
+from asyncddp.transport.c10d.c10d_transport import C10dTransport, MeshGroup
 from asyncddp.transport.c10d.rendezvous import meet
 from asyncddp.transport.startup_deadline import StartupDeadline
 from benchmarks import baselines
