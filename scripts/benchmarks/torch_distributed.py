@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,7 @@ Verb = Callable[[int, int, dist.ProcessGroup], Callable[[bool], Any]]
 @lru_cache(maxsize=1)
 def _group() -> dist.ProcessGroup:
     """Make the group of all ranks on this backend, beside gloo's default group; collective."""
-    return dist.new_group(backend=backend.BACKEND)
+    return cast("dist.ProcessGroup", dist.new_group(backend=backend.BACKEND))
 
 
 def _allreduce(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
@@ -105,7 +105,10 @@ def _ring(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], 
     def call(later: bool) -> object:
         before, after = (rank - 1) % ranks, (rank + 1) % ranks
         sent = dist.isend(own, after, group=group)
-        dist.irecv(out, before, group=group).wait()
+        received = dist.irecv(out, before, group=group)
+        assert sent is not None
+        assert received is not None
+        received.wait()
         sent.wait()
         return None
 
@@ -153,7 +156,7 @@ def _verb_table(world: RankGroup, verb: str, make: Verb, sizes: Sequence[int]) -
             _rival(world, OURS_ASYNC, make, ours=True, later=True),
             _rival(world, GLOO_ASYNC, make, ours=False, later=True),
         ]
-    targets = _AT_LEAST_GLOO if make is not _ring else _AT_LEAST_GLOO[:1]
+    targets: tuple[Target, ...] = _AT_LEAST_GLOO if make is not _ring else _AT_LEAST_GLOO[:1]
     if make is _allreduce:
         targets += _TWICE_GLOO
     return TimingTable(

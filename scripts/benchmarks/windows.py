@@ -52,7 +52,7 @@ class _MpiWindow:
         except MPI.Exception as error:
             self.problem = f"MPI gives no window: {error}"
             return
-        parts = whole.split(self.largest // 4)
+        parts = torch.split(whole, self.largest // 4)
         self.buffers = dict(zip(sorted(sources), parts, strict=False))
 
     def close(self) -> None:

@@ -80,7 +80,8 @@ def advice(rows: Sequence[TimingRow]) -> list[str]:
 
 def _drawn(path: Path, rows: Sequence[TimingRow], caption: str) -> None:
     """A panel for each number of ranks: time over size by each transport, and the limits."""
-    tables, moved = {}, {}
+    tables: dict[str, str] = {}
+    moved: dict[tuple[str, str, int], TimingRow] = {}
     for row in rows:
         transport, _, ranks = row.table.rpartition("_")
         if transport in TRANSPORT_NAMES and row.rival in (transport, COPY, SLOWER):

@@ -59,7 +59,7 @@ class Device(ABC):
 
 class _GPU(Device):
     def __init__(self) -> None:
-        self.place = torch.device("cuda", bf.current().default_gpu)
+        self.place = torch.device("cuda", bf.current().default_gpu or 0)
         torch.cuda.set_device(self.place)
         self.streams = streams_of_device(self.place)
         self.memory = int(torch.cuda.get_device_properties(self.place).total_memory)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -72,12 +72,12 @@ def _foreach(
     mixing: WeightRow, own: torch.Tensor, others: list[torch.Tensor], out: torch.Tensor
 ) -> Work:
     wide = DTYPES[own.dtype].accumulate
-    pieces = [list(other.split(_CHUNK)) for other in others]
+    pieces = [list(torch.split(other, _CHUNK)) for other in others]
 
     def work() -> None:
         """A pass for each neighbour, whose pieces are started together."""
         total = out.copy_(own) if own.dtype == wide else own.to(wide)
-        parts = list(total.split(_CHUNK))
+        parts = list(torch.split(total, _CHUNK))
         torch._foreach_mul_(parts, mixing.self_weight)
         for peer, piece in zip(mixing.sources, pieces, strict=True):
             same = piece if own.dtype == wide else [one.to(wide) for one in piece]
@@ -190,5 +190,8 @@ class _HostClock:
         return 1e3 * (end._at - self._at)
 
 
-def _clock(device: torch.device) -> torch.cuda.Event | _HostClock:
-    return torch.cuda.Event(enable_timing=True) if device.type == "cuda" else _HostClock()
+def _clock(device: torch.device) -> _HostClock:
+    """Make a timer of the device's kind."""
+    if device.type != "cuda":
+        return _HostClock()
+    return cast("_HostClock", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]

@@ -77,7 +77,7 @@ def measure(
 def _sheets(
     found: Sequence[MethodsMeasurement],
 ) -> list[tuple[FigureTable, Sequence[FigureRow]]]:
-    sheets = []
+    sheets: list[tuple[FigureTable, Sequence[FigureRow]]] = []
     for hosts in sorted({one.network.hosts for one in found}):
         here = [one for one in found if one.network.hosts == hosts]
         columns = ("method", *(one.link for one in here))

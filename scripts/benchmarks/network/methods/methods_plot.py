@@ -66,7 +66,7 @@ def _over_ddp(
 def _slow_rank(axes: Axes, measured: MethodsMeasurement) -> None:
     """How much longer a step of the other ranks takes with one that is slow."""
     plain, slowed = measured.steps(), measured.steps(measured.slowness)
-    names = [name for name in reversed(_STYLES) if name in plain]
+    names = [name for name in reversed(tuple(_STYLES)) if name in plain]
     axes.barh(
         range(len(names)),
         [slowed[name] / plain[name] for name in names],
