@@ -58,6 +58,37 @@ if dist.get_rank() == 1:
     raise ValueError("rank 1 has lost its data")
 dist.all_reduce(torch.ones(10))
 """
+MIXED = """
+import torch, torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers torch's backend without messages
+import asyncddp.integrations.torch_distributed
+meta = torch.device("meta")
+for config in ("cpu:asyncddp,meta:fake", "meta:fake,cpu:asyncddp"):
+    dist.init_process_group(config, init_method="mpi://")
+    every = dist.distributed_c10d._get_default_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for group in (every, dist.new_group([0, 1]), dist.new_group(backend=config)):
+        ours = torch.full((3,), float(rank))
+        dist.all_reduce(ours, group=group)
+        assert ours.tolist() == [1.0] * 3
+        theirs, whole = torch.empty((2, 3), device=meta).unbind()
+        assert type(dist.all_reduce(theirs, group=group, async_op=True)).__name__ == "FakeWork"
+        dist.broadcast(whole, 0, group=group)
+        with dist._coalescing_manager(group, device=torch.device("cpu")):
+            dist.all_reduce(ours, group=group)
+            dist.all_reduce(more := torch.ones(2), group=group)
+        assert [*ours.tolist(), *more.tolist()] == [2.0] * 5
+        assert group._get_backend(meta).__class__.__name__ == "FakeProcessGroup"
+        assert dist.distributed_c10d._find_pg_by_ranks_and_tag("", [0, 1]) is every
+    dist.destroy_process_group(group)
+    dist.destroy_process_group()
+    assert not dist.distributed_c10d._world.pg_names
+for config in ("cpu:asyncddp,cuda:nope", "cpu:gloo,meta:asyncddp"):
+    try:
+        dist.init_process_group(config, init_method="mpi://")
+    except ValueError as error:
+        print(error, flush=True)
+"""
 LATE = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -89,6 +120,20 @@ def test_verbs_of_torch_and_of_the_library_go_on_at_the_same_time(tmp_path: Path
     ended = run_on_mpirun(4, BOTH, tmp_path)
     assert ended.code == 0, ended
     assert ended.stdout.count("again 4.0 4.0") == 4, ended
+
+
+def test_other_backends_serve_their_devices_beside_this_one(tmp_path: Path) -> None:
+    """In groups of all and of some ranks; what cannot be made is named with the argument."""
+    ended = run_on_mpirun(2, MIXED, tmp_path)
+    assert ended.code == 0, ended
+    assert (
+        ended.stdout.count(
+            "got cuda:nope, but this torch has no such backend; expected one of gloo"
+        )
+        == 2
+    )
+    assert ended.stdout.count("got meta:asyncddp, expected asyncddp for cpu or cuda") == 2
+    assert "Warning" not in ended.stderr, ended
 
 
 def test_a_rank_that_raises_ends_all_and_says_why(tmp_path: Path) -> None:
