@@ -8,7 +8,6 @@
 ``bash``                commands that run in the page's folder
 ``bash parsed``         commands for machines that are not here: our own command line reads them
 ``bash fails``          commands that end with an error
-``bash needs=PACKAGE``  commands that are skipped where a package is not installed
 ``bash file=NAME``      a script for a batch system, read in the same way
 ``text output``         what the block above prints; ``...`` stands for anything
 ``text figures``        the same, with any numbers in place of those that are shown
