@@ -14,9 +14,11 @@ transport of the group's own, apart from that of the library's verbs:
 ====================================================  ==========================================
 verb of the group                                     what runs
 ====================================================  ==========================================
-allreduce, allreduce_coalesced, reduce                allreduce of the transport for sums and
+allreduce, allreduce_coalesced                        allreduce of the transport for sums and
                                                       averages: MPI's, or through shared memory;
                                                       else parts are exchanged, reduced, gathered
+reduce                                                messages: parts are exchanged, reduced, and
+                                                      gathered by the root
 reduce_scatter, _reduce_scatter_base, … _coalesced    reduce-scatter of the transport for equal
                                                       parts and sums; else parts are exchanged
 broadcast                                             broadcast of the transport

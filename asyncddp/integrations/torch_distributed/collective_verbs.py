@@ -46,10 +46,11 @@ def reduce(
 ) -> None:
     """Reduce a tensor into that of the root; those of other ranks stay as they are."""
     if channel.rank == root:
-        allreduce(channel, [tensor], reduction)
+        buffer = OutputBuffer(tensor, read=True)
+        collectives.reduce(channel, buffer.data, reduction, root)
+        buffer.store()
     else:
-        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-        allreduce(channel, [copy], reduction)
+        collectives.reduce(channel, on_host(tensor), reduction, root)
 
 
 def broadcast(channel: GroupChannel, tensors: Tensors, root: int) -> None:

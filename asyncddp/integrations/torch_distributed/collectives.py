@@ -50,6 +50,24 @@ def allreduce(channel: GroupChannel, tensor: torch.Tensor, reduction: GroupReduc
         flat.copy_(wide)
 
 
+def reduce(
+    channel: GroupChannel, tensor: torch.Tensor, reduction: GroupReduction, root: int
+) -> None:
+    """Reduce a tensor over all ranks into that of the root; those of other ranks stay."""
+    if not tensor.numel():
+        return
+    flat, here = tensor.view(-1), channel.rank == root
+    if tensor.nbytes * channel.size <= _GATHERED_BYTES:
+        terms = [empty(flat.shape, flat.dtype) for _ in range(channel.size)] if here else []
+        gather(channel, flat, terms, root)
+        if here:
+            flat.copy_(reduction.of([reduction.prepare(term) for term in terms]))
+        return
+    parts = list(flat.tensor_split(channel.size))
+    own = _reduce_own_part(channel, parts, reduction).to(flat.dtype)
+    gather(channel, own, parts if here else [], root)
+
+
 def _reduce_gathered(
     channel: GroupChannel, own: torch.Tensor, reduction: GroupReduction
 ) -> torch.Tensor:

@@ -18,8 +18,8 @@ from asyncddp.shm.arena import MappedChunk, SharedMemoryHandle, handle_of_block,
 from asyncddp.transport.base import SharedMemoryGroup
 
 _MIN_BYTES = 1 << 16  # of a tensor; below, messages are quicker
-_PIECE_BYTES = 1 << 19
-_SLOTS = 4
+_PIECE_BYTES = 1 << 20
+_SLOTS = 3
 _PUBLISHED, _REDUCED, _CONSUMED = 0, 8, 16  # progress words, each in a cache line of its own
 _PUBLISH_AHEAD = 2  # pieces published before the first of them is reduced
 _IDLE_POLLS = 100
