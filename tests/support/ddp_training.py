@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import os
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,12 +36,16 @@ SMALL = 0.0005
 
 LR = 0.05
 
+_groups: deque[dist.ProcessGroup] = deque(maxlen=4)
+
 
 def grouped(case: Callable) -> Callable:
     """Run a case in a process group of all ranks: ``case(backend, folder, …)``, for a folder.
 
     What the case has made is gone before the group is destroyed: a DistributedDataParallel that had
-    the last reference to a group of gloo could wait for its threads, and these for Python.
+    the last reference to a group of gloo could wait for its threads, and these for Python. The
+    group itself is kept for a while: a callback on one of those threads that had the last
+    reference would wait for its own thread, which ends the process.
     """
 
     @functools.wraps(case)
@@ -55,6 +60,7 @@ def grouped(case: Callable) -> Callable:
             world_size=bf.size(),
             timeout=datetime.timedelta(seconds=60),
         )
+        _groups.append(dist.distributed_c10d._get_default_group())
         try:
             return case(*args)
         finally:
