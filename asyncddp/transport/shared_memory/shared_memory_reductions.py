@@ -169,7 +169,7 @@ class SharedMemoryAllreduceRequest(SharedMemoryReductionRequest):
     """Request of one allreduce through shared memory.
 
     Two ranks add each other's pieces in place; more of them divide the additions: rank r sums part
-    r of each piece for all, and every rank copies all parts.
+    r of each piece for all, which it need not publish, and every rank copies all parts.
     """
 
     def _cut(self, tensor: torch.Tensor, out: torch.Tensor) -> tuple[_Pieces, _Pieces]:
@@ -181,7 +181,13 @@ class SharedMemoryAllreduceRequest(SharedMemoryReductionRequest):
         return slot[: self._own[number].nbytes].view(self._own[number].dtype)
 
     def _publish_piece(self, number: int) -> None:
-        self._slot(self._buffers.own.slots, number).copy_(self._own[number])
+        slot, own = self._slot(self._buffers.own.slots, number), self._own[number]
+        if len(self._buffers.rank_buffers) == 2:
+            slot.copy_(own)
+            return
+        first, end = self._part_range(own, self._buffers.rank)
+        slot[:first].copy_(own[:first])
+        slot[end:].copy_(own[end:])
 
     def _advance(self) -> bool:
         if len(self._buffers.rank_buffers) == 2:
@@ -198,6 +204,7 @@ class SharedMemoryAllreduceRequest(SharedMemoryReductionRequest):
         if not self._ready(_PUBLISHED, number):
             return False
         parts = [self._rank_part(piece, buffers.rank) for piece in self._terms(number)]
+        parts[buffers.rank] = self._rank_part(self._own[number], buffers.rank)
         if parts[0].numel():
             self._sum(parts, self._rank_part(self._slot(buffers.own.sums, number), buffers.rank))
         self._reduced += 1
@@ -216,8 +223,12 @@ class SharedMemoryAllreduceRequest(SharedMemoryReductionRequest):
 
     def _rank_part(self, piece: torch.Tensor, rank: int) -> torch.Tensor:
         """Return the part of a piece that a rank sums."""
+        first, end = self._part_range(piece, rank)
+        return piece[first:end]
+
+    def _part_range(self, piece: torch.Tensor, rank: int) -> tuple[int, int]:
         share = -(-piece.numel() // len(self._buffers.rank_buffers))
-        return piece[rank * share : (rank + 1) * share]
+        return rank * share, (rank + 1) * share
 
 
 class SharedMemoryReduceScatterRequest(SharedMemoryReductionRequest):
