@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlparse
 
@@ -96,7 +97,8 @@ def _open_store(world: Transport, timeout: timedelta) -> Store:
 def _store(
     host: str, port: int, size: int, timeout: timedelta, listening: int | None = None
 ) -> Store:
-    return TCPStore(
+    make = partial(
+        TCPStore,
         host_name=host,
         port=port,
         world_size=size,
@@ -105,6 +107,10 @@ def _store(
         wait_for_workers=False,
         master_listen_fd=listening,
     )
+    try:
+        return make()
+    except NotImplementedError:  # torch 2.6: its server on libuv takes no socket that listens
+        return make(use_libuv=False)
 
 
 def _env_or_mpi(torchs: Callable[..., Meeting]) -> Callable[..., Meeting]:
