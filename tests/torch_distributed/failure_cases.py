@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -123,8 +124,8 @@ def misspelt_backend() -> None:
 
 
 def mixed_backends() -> None:
-    mixture = "cpu:asyncddp,cuda:gloo"
-    tell("mixture", lambda: dist.init_process_group(mixture, init_method="mpi://"))
+    for mixture in ("cpu:asyncddp,cuda:nope", "cpu:gloo,meta:asyncddp"):
+        tell(mixture, partial(dist.init_process_group, mixture, init_method="mpi://"))
 
 
 def group_beside_gloo() -> None:

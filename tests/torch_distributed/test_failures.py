@@ -97,12 +97,14 @@ def test_a_misspelt_backend_is_an_error(tmp_path: Path) -> None:
     assert all("asyncdp" in text.lower() for text in found.values()), found
 
 
-def test_a_second_backend_in_one_group_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    """Torch would drop one of them without a word."""
+def test_a_mixture_of_backends_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """With the device and the name that do not go together, on all ranks."""
     found = told("mixed_backends", 2, tmp_path)
     for rank in range(2):
-        assert "got gloo for cuda beside asyncddp" in found[rank, "mixture"], found
-        assert "torch.distributed.new_group(backend='gloo')" in found[rank, "mixture"], found
+        unknown = "got cuda:nope, but this torch has no such backend; expected one of gloo"
+        assert unknown in found[rank, "cpu:asyncddp,cuda:nope"], found
+        unserved = "got meta:asyncddp, expected asyncddp for cpu or cuda"
+        assert unserved in found[rank, "cpu:gloo,meta:asyncddp"], found
 
 
 def test_groups_of_this_backend_begin_with_all_ranks_beside_gloo(tmp_path: Path) -> None:

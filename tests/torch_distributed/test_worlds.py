@@ -72,8 +72,12 @@ for config in ("cpu:asyncddp,meta:fake", "meta:fake,cpu:asyncddp"):
         dist.all_reduce(ours, group=group)
         assert ours.tolist() == [1.0] * 3
         theirs, whole = torch.empty((2, 3), device=meta).unbind()
-        assert type(dist.all_reduce(theirs, group=group, async_op=True)).__name__ == "FakeWork"
-        dist.broadcast(whole, 0, group=group)
+        try:
+            work = dist.all_reduce(theirs, group=group, async_op=True)
+            assert type(work).__name__ == "FakeWork"
+            dist.broadcast(whole, 0, group=group)
+        except NotImplementedError:
+            assert torch.__version__ < "2.8", "which has kernels for tensors without memory"
         with dist._coalescing_manager(group, device=torch.device("cpu")):
             dist.all_reduce(ours, group=group)
             dist.all_reduce(more := torch.ones(2), group=group)
@@ -83,11 +87,6 @@ for config in ("cpu:asyncddp,meta:fake", "meta:fake,cpu:asyncddp"):
     dist.destroy_process_group(group)
     dist.destroy_process_group()
     assert not dist.distributed_c10d._world.pg_names
-for config in ("cpu:asyncddp,cuda:nope", "cpu:gloo,meta:asyncddp"):
-    try:
-        dist.init_process_group(config, init_method="mpi://")
-    except ValueError as error:
-        print(error, flush=True)
 """
 LATE = """
 import torch, torch.distributed as dist
@@ -123,16 +122,9 @@ def test_verbs_of_torch_and_of_the_library_go_on_at_the_same_time(tmp_path: Path
 
 
 def test_other_backends_serve_their_devices_beside_this_one(tmp_path: Path) -> None:
-    """In groups of all and of some ranks; what cannot be made is named with the argument."""
+    """In groups of all and of some ranks."""
     ended = run_on_mpirun(2, MIXED, tmp_path)
     assert ended.code == 0, ended
-    assert (
-        ended.stdout.count(
-            "got cuda:nope, but this torch has no such backend; expected one of gloo"
-        )
-        == 2
-    )
-    assert ended.stdout.count("got meta:asyncddp, expected asyncddp for cpu or cuda") == 2
     assert "Warning" not in ended.stderr, ended
 
 

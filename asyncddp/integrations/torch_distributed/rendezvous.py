@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlparse
 
@@ -97,8 +96,7 @@ def _open_store(world: Transport, timeout: timedelta) -> Store:
 def _store(
     host: str, port: int, size: int, timeout: timedelta, listening: int | None = None
 ) -> Store:
-    make = partial(
-        TCPStore,
+    return TCPStore(
         host_name=host,
         port=port,
         world_size=size,
@@ -106,11 +104,8 @@ def _store(
         timeout=timeout,
         wait_for_workers=False,
         master_listen_fd=listening,
+        use_libuv=torch.__version__ >= "2.8",  # which before takes no socket that listens
     )
-    try:
-        return make()
-    except NotImplementedError:  # torch 2.6: its server on libuv takes no socket that listens
-        return make(use_libuv=False)
 
 
 def _env_or_mpi(torchs: Callable[..., Meeting]) -> Callable[..., Meeting]:
