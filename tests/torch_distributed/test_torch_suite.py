@@ -20,7 +20,7 @@ SUBSET = """
     test_all_gather_coalesced_complex test_all_gather_group test_all_reduce_group_max
     test_all_reduce_sum_async test_all_to_all_single_unequal_split_complex test_barrier_group
     test_broadcast_full_group test_ddp_create_graph test_destroy_group test_gather_group test_isend
-    test_new_subgroups_with_group_param test_reduce_sum_twice test_scatter_complex
+    test_reduce_sum_twice test_scatter_complex
     test_send_recv_any_source test_send_recv_with_tag test_static_graph_api_cpu
 """
 WARM = "from tests.torch_distributed import torch_suite_runner\ntorch_suite_runner.main({names})\n"
