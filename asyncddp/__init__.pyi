@@ -1,5 +1,8 @@
 """The public names, listed once; `__init__.py` loads each on first use."""
 
+from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import load_checkpoint as load_checkpoint
+from .checkpoint import save_checkpoint as save_checkpoint
 from .context import Context as Context
 from .context import current as current
 from .context import init as init

@@ -137,18 +137,21 @@ class ModelAverager(CrossRoundState):
         if self.single_rank:
             return
         before, self.buckets = self.state_dict(), buckets
-        if self.compressor is not None:
-            for bucket in buckets:
-                seed = self.context.rank + bucket.index * self.context.size
-                bucket.compressor = TensorCompressor(self.compressor, seed)
         self.windows.set_buckets(buckets)
         if self.communication.uses_windows:
             self._choose_schedule()
             self.windows.ensure_created(self.schedule_of_ranks)
-        for bucket in buckets:
+        self.begin_state()
+        self.load_state_dict(before)
+
+    def begin_state(self) -> None:
+        """Begin the state of method and compressors, from what buckets hold now; collective."""
+        for bucket in self.buckets:
+            if self.compressor is not None:
+                seed = self.context.rank + bucket.index * self.context.size
+                bucket.compressor = TensorCompressor(self.compressor, seed)
             fetch = partial(self._exchange_with_neighbors, bucket)
             bucket.state.update(self.algorithm.initial_state(bucket, fetch))
-        self.load_state_dict(before)
 
     def _exchange_with_neighbors(self, bucket: AveragedBucket) -> Mapping[int, torch.Tensor]:
         """Return the in-neighbours' tensors of a bucket, as they are."""

@@ -18,11 +18,7 @@ from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, AsyncDDPError, UsageError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.method_settings import MethodSettings
-from asyncddp.optim.replica_agreement import (
-    checked_policy,
-    unify_replicas,
-    unify_state,
-)
+from asyncddp.optim.replica_agreement import checked_policy, unify_replicas, unify_state
 from topology import TopologyError
 
 WRAPPER = "DistributedOptimizer"
@@ -213,17 +209,21 @@ class AlgorithmSwitcher:
         """Continue from what :meth:`state_dict` gave; collective where another method was in use.
 
         The wrapped optimizer has its state already. Without ``"steps"`` that is all there is.
+        Without ``"parameters"`` the method begins anew from the models, on all ranks alike.
         """
         settings, since = self.settings, self._since
         if "steps" in saved:
             self.steps, since = saved["steps"], saved["since"]
-            settings = self._settings_of(saved["algorithm"])
+            settings = self._settings_of(saved)
         self._since = since
         if settings is not self.settings or self._warming != self._warms_up():
             self._end_phase()
             self._begin(settings, since=since)
         self._tell_optimizer()
         if "steps" not in saved:
+            return
+        if "parameters" not in saved:
+            self.averager.begin_state()
             return
         if saved["parameters"] and saved["algorithm"] != self._method.name:
             raise ArgumentError(
@@ -232,9 +232,14 @@ class AlgorithmSwitcher:
             )
         self.averager.load_state_dict(saved)
 
-    def _settings_of(self, algorithm: str) -> MethodSettings:
+    def method_after_loading(self, saved: Mapping[str, Any]) -> str:
+        """Return the name of the method that would go on from a state."""
+        return self._settings_of(saved).method_name
+
+    def _settings_of(self, saved: Mapping[str, Any]) -> MethodSettings:
         """Return the settings that go on from a state: by schedule, or those chosen by hand."""
-        due = [step for step in self._schedule if step <= self.steps]
+        algorithm = saved["algorithm"]
+        due = [step for step in self._schedule if step <= saved["steps"]]
         scheduled = self._schedule[max(due)] if due else self._first
         order = (self.settings, scheduled) if self._by_hand else (scheduled, self.settings)
         return next((one for one in order if one.method_name == algorithm), order[0])

@@ -112,12 +112,19 @@ def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
         )
     named = tensors_of(model, buffers=buffers)
     require_equal_tensors(current(), "average_model", named)
-    parameters = list(model.parameters())
+    with lend_average(model, buffers=buffers):
+        yield model
+
+
+@contextmanager
+def lend_average(model: M, *, buffers: bool, parameters: bool = True) -> Iterator[M]:
+    """Do what :func:`average_model` does, unchecked, and for buffers alone where it is asked."""
+    every = list(model.parameters())
     kept = [b for b in model.buffers() if b.layout == torch.strided]
-    wait_for_reads(parameters)
-    own = TensorBackup([*parameters, *kept])
+    wait_for_reads(every)
+    own = TensorBackup([*every, *kept])
     try:
-        average_module(model, buffers=buffers)
+        average_module(model, buffers=buffers, parameters=parameters)
         yield model
     finally:
         own.restore()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -46,7 +46,7 @@ def unify_replicas(models: Sequence[torch.nn.Module], policy: str) -> None:
         every = list(tensors_of(model).values())
         wait_for_reads(every)
         with torch.no_grad():
-            average_module(model, buffers=True, parameters=_parameters_differ(model))
+            average_module(model, buffers=True, parameters=tensors_differ(_parameters(model)))
             floats = {id(one) for one in dense_floats(model, buffers=True)}
             _broadcast([one for one in every if id(one) not in floats])
 
@@ -77,9 +77,13 @@ def _broadcast(tensors: Sequence[torch.Tensor]) -> None:
         handle.wait()
 
 
-def _parameters_differ(model: torch.nn.Module) -> bool:
-    """Return whether two ranks differ in a bit of the parameters."""
+def _parameters(model: torch.nn.Module) -> list[torch.Tensor]:
+    return list(tensors_of(model, buffers=False).values())
+
+
+def tensors_differ(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether two ranks differ in a bit of these tensors; collective."""
     digest = sha256()
-    for parameter in tensors_of(model, buffers=False).values():
-        digest.update(as_bytes(on_host(parameter)).numpy().data)
+    for tensor in tensors:
+        digest.update(as_bytes(on_host(tensor)).numpy().data)
     return len(set(gather_records(digest.hexdigest(), str, "comparison of parameters"))) > 1

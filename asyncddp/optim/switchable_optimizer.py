@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from asyncddp.algorithms import Algorithm
@@ -116,6 +117,10 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
             self._autotuner.load_state_dict(saved["autotune"])
         self._switcher.load_state_dict(saved)
         self.counters = {"round": 0, "passes": self._phase.config.first_carried_passes, **saved}
+
+    def method_after_loading(self, averaging_state: Mapping[str, Any]) -> str:
+        """Return the name of the method that would go on from an :attr:`averaging_state`."""
+        return self._switcher.method_after_loading(averaging_state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state, with this wrapper's counters in ``"asyncddp"``."""

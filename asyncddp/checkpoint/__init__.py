@@ -1,0 +1,37 @@
+"""Checkpoints of all ranks' training: ``save_checkpoint`` and ``load_checkpoint``.
+
+A folder holds the checkpoints of one run, each a folder of its own that is named by its step::
+
+    checkpoints/
+        step_0000000020/
+            manifest.json      world size, algorithm, round, …, and the sizes of the files
+            average.pt         the average of the ranks' models: replicas="average" and "all"
+            rank0.pt           rank 0's model:                   replicas="rank0"
+            rank_00000.pt …    every rank's own:                 replicas="all"
+
+``torch.load(file)`` reads each file with ``weights_only=True``: ``"model"``, ``"optimizer"`` and
+``"scheduler"`` are state dicts, ``"extra"`` is the caller's, ``"rng"`` has the state of the random
+generators by rank, and ``"manifest"`` what ``manifest.json`` says of the run.
+
+**Whole or not there.** Files are written under other names, brought to the disk, and renamed; the
+manifest is written last, when all ranks have said that theirs are there. So a process that is
+killed at any moment leaves the former checkpoints, and a folder without a manifest, which loading
+skips with a warning and the next save removes. A step that is saved again replaces the former one
+when its manifest is written, and not before. What fails on one rank, such as a full disk, raises
+the same error on all, once what was written of the new checkpoint is removed.
+
+**Shared and local disks.** The folder may be one that all machines share, or each machine's own of
+the same name. Loading looks at what all ranks have: of every rank's own files the last checkpoint
+counts of which each rank can read its file; one file for all is read by the first rank that has
+it, which sends it to the others. The last checkpoint is the one that was saved last.
+
+**Another number of ranks** takes the average, or rank 0's where only that was saved. There each
+optimizer has the averages of floating-point tensors, such as moments, and rank 0's numbers; the
+counters go on, so that schedules and learning rates do. What a method remembers of single ranks,
+such as public copies and residuals, begins anew; random generators stay as they are.
+"""
+
+from asyncddp.checkpoint.load import Checkpoint, load_checkpoint
+from asyncddp.checkpoint.save import save_checkpoint
+
+__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint"]

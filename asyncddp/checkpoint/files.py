@@ -1,0 +1,96 @@
+"""Files that are whole or not there, and file work that succeeds on all ranks or fails on all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import torch
+
+from asyncddp.context import is_initialized
+from asyncddp.errors import ArgumentError, AsyncDDPError, EnvironmentProblem, UsageError
+from asyncddp.ops.object_collectives import gather_records
+
+T = TypeVar("T")
+
+FILE_ERRORS = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    EOFError,
+    pickle.PickleError,
+)
+"""What ``torch.save`` and ``torch.load`` raise for full disks, damaged files and odd objects."""
+
+
+def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file under another name and rename it, so that it is whole or not there."""
+    temporary = file.with_name(f"{file.name}.{uuid4().hex[:8]}.part")
+    try:
+        write(temporary)
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        temporary.replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_folder(file.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the names in a folder outlive a power cut, where the file system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def save_tensors(content: Any, file: Path) -> None:
+    """Save by ``torch.save``; a full disk is told by the system's own error."""
+    try:
+        with file.open("wb") as stream:
+            torch.save(content, stream)
+    except RuntimeError as error:  # torch's own, with the system's behind it
+        cause = error.__context__
+        if isinstance(cause, OSError):
+            raise cause from error
+        raise
+
+
+def together(verb: str, what: str, action: Callable[[], T]) -> T:
+    """Do something on all ranks; where it fails on one, raise an error that says so on all.
+
+    Collective, but for a process outside a world, which is alone. Mistakes of the caller stay
+    :class:`ArgumentError`, all else becomes :class:`EnvironmentProblem`.
+    """
+    kind, text, result = "", "", None
+    try:
+        result = action()
+    except UsageError as error:
+        kind, text = "argument", str(error)
+    except EnvironmentProblem as error:
+        kind, text = "environment", str(error)
+    except AsyncDDPError:
+        raise  # the other ranks know of it
+    except FILE_ERRORS as error:
+        kind, text = "environment", f"could not {what}: {str(error) or type(error).__name__}"
+    problems = [[kind, text]]
+    if is_initialized():
+        problems = gather_records([kind, text], list[str], verb)
+    for rank, (kind, text) in enumerate(problems):
+        if kind:
+            if kind == "argument":
+                raise ArgumentError(text if text.startswith(verb) else f"{verb}: {text}")
+            raise EnvironmentProblem(f"{verb}: rank {rank} {text}")
+    return result  # type: ignore[return-value] # it is the action's

@@ -1,0 +1,280 @@
+"""``load_checkpoint``: go on from the last checkpoint that all ranks can read."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.checkpoint.files import FILE_ERRORS, together
+from asyncddp.checkpoint.folder import MANIFEST, SavedManifest, list_checkpoints, step_of
+from asyncddp.checkpoint.random_state import restore_random_state
+from asyncddp.checkpoint.training_state import HasState, check_fit, load_state, without_own_memory
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.ops.broadcast import broadcast
+from asyncddp.ops.object_collectives import gather_records
+from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
+from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.byte_views import as_bytes, from_bytes
+
+logger = logging.getLogger("asyncddp")
+
+_VERB = "load_checkpoint"
+_PIECE = 64 << 20  # bytes of a file that travel at a time
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What :func:`load_checkpoint` has found.
+
+    Attributes:
+        step: The step after which it was saved.
+        extra: What was given as ``extra``.
+        manifest: What is known of the run: ``"world_size"``, ``"algorithm"``, ``"round"``,
+            ``"replicas"``, ``"time"``, and more.
+        exact: Whether each rank goes on with its own model, optimizer and random state.
+        folder: The checkpoint's folder.
+
+    Example:
+        >>> Checkpoint(20, {"epoch": 3}, {"world_size": 4}, True, Path("step_0000000020")).step
+        20
+    """
+
+    step: int
+    extra: Any
+    manifest: Mapping[str, Any]
+    exact: bool
+    folder: Path
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: HasState | None = None,
+    *,
+    step: int | None = None,
+    replicas: str | None = None,
+) -> Checkpoint | None:
+    """Load the last checkpoint of :func:`save_checkpoint` that all ranks can read; collective.
+
+    Where every rank's own was saved, and the number of ranks is the same, each goes on exactly.
+    Otherwise all start from the average, or from rank 0's where that was saved. Call it before the
+    first step, or between two barriers.
+
+    Args:
+        path: The folder of the run's checkpoints, or that of one of them.
+        model: The module, which is given its parameters and buffers.
+        optimizer: The optimizer, which is given its state; None leaves that in the file.
+        scheduler: The scheduler likewise.
+        step: Load the checkpoint of this step, and no other.
+        replicas: ``"average"`` takes the average where every rank's own was saved, too.
+
+    Returns:
+        Step, ``extra`` and more; None where there is no checkpoint yet, or only a half-written one,
+        unless one was named.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: The checkpoint is of another model, other groups or another algorithm, or was
+            saved without what is given here; raised on all ranks, and nothing is changed.
+        MismatchError: Ranks give different arguments.
+        EnvironmentProblem: The one that was named, or each that is there, is damaged or is not
+            where the ranks can read it; raised on all ranks, and nothing is changed.
+
+    Example:
+        >>> import asyncddp as bf, tempfile, torch
+        >>> def evaluate(folder):
+        ...     model = torch.nn.Linear(1, 1, bias=False)
+        ...     torch.nn.init.constant_(model.weight, bf.rank())
+        ...     bf.save_checkpoint(folder, model, step=1)
+        ...     found = bf.load_checkpoint(folder, model)
+        ...     return found.manifest["world_size"], model.weight.item()
+        >>> with tempfile.TemporaryDirectory() as folder, bf.local_world(2) as world:
+        ...     world.run(evaluate, folder)
+        [(2, 0.5), (2, 0.5)]
+    """
+    together(_VERB, "read its arguments", lambda: _check_arguments(path, model, step, replicas))
+    facts = [f"path={os.fspath(path)!r}", f"step={step}", f"replicas={replicas!r}"]
+    facts += [f"optimizer {optimizer is not None}", f"scheduler {scheduler is not None}"]
+    require_equal_on_all_ranks(current(), f"{_VERB} needs the same arguments on all ranks", facts)
+    folder = Path(path)
+    named = step_of(folder)
+    if step is None and named is not None:
+        folder, step = folder.parent, named
+    found = _newest(folder, step, replicas)
+    if found is None:
+        return None
+    content, candidate, exact = found
+    saved = dict(content)
+    if not exact and "optimizer" in saved:
+        saved["optimizer"] = without_own_memory(saved["optimizer"])
+    together(_VERB, "compare", lambda: check_fit(_VERB, saved, model, optimizer, scheduler))
+    together(_VERB, "load", lambda: load_state(saved, model, optimizer, scheduler))
+    own_random = saved["rng"].get(current().rank)
+    manifest = saved["manifest"]
+    if own_random is not None and manifest["world_size"] == current().size:
+        restore_random_state(own_random)
+    return Checkpoint(manifest["step"], saved["extra"], manifest, exact, folder / candidate.folder)
+
+
+def _check_arguments(path: Any, model: Any, step: Any, replicas: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f"argument path: expected a folder's name, got {path!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(
+            f"argument model: expected a torch.nn.Module, got {type(model).__name__}"
+        )
+    if step is not None:
+        checked_integer("argument step", step, 0)
+    if replicas not in (None, "average"):
+        raise ArgumentError(f"argument replicas: expected None or 'average', got {replicas!r}")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A checkpoint that some rank has, with the whole files that each rank has of it."""
+
+    folder: str
+    content: Mapping[str, Any]
+    files: Sequence[Sequence[str]]
+
+    def is_exact(self, replicas: str | None) -> bool:
+        """Return whether each rank reads a file of its own."""
+        same = self.content["world_size"] == current().size
+        return same and self.content["replicas"] == "all" and replicas is None
+
+    def sources(self, replicas: str | None) -> list[tuple[int, str]]:
+        """Return the rank that reads a file, and its name: for each rank, or for all.
+
+        Raises:
+            ValueError: The files are not where they are needed.
+        """
+        names = list(self.content["files"])
+        if self.is_exact(replicas):
+            wanted = sorted(name for name in names if name.startswith("rank_"))
+            for rank, name in enumerate(wanted):
+                if name not in self.files[rank]:
+                    raise ValueError(
+                        f"rank {rank} has no whole {name}; replicas='average' needs one file only"
+                    )
+            return list(enumerate(wanted))
+        name = next(name for name in names if not name.startswith("rank_"))
+        if replicas == "average" and not name.startswith("average"):
+            raise ValueError("it was saved with replicas='rank0', and has no average")
+        reader = next((rank for rank, here in enumerate(self.files) if name in here), None)
+        if reader is None:
+            raise ValueError(f"no rank has a whole {name}")
+        return [(reader, name)]
+
+
+def _candidates(path: Path) -> tuple[list[_Candidate], bool]:
+    """Gather what all ranks have, the last saved first, and whether damage was found; collective.
+
+    What is half-written is named in a warning.
+    """
+
+    def look() -> tuple[list[SavedManifest], dict[Path, str]]:
+        return list_checkpoints(path)
+
+    saved, others = together(_VERB, f"read {path}", look)
+    if current().local_rank == 0:
+        for folder, why in others.items():
+            logger.warning("%s: %s is skipped: %s", _VERB, folder, why)
+    damaged = any((folder / MANIFEST).exists() for folder in others)
+    mine = [
+        {"folder": one.folder.name, "content": one.content, "files": one.whole_files()}
+        for one in saved
+    ]
+    every = gather_records([damaged, mine], list[Any], _VERB)
+    known = {one["content"]["id"]: one for _, theirs in every for one in theirs}
+    found = []
+    for identifier, one in known.items():
+        files: list[list[str]] = [
+            next((o["files"] for o in theirs if o["content"]["id"] == identifier), [])
+            for _, theirs in every
+        ]
+        found.append(_Candidate(one["folder"], one["content"], files))
+    found.sort(key=lambda one: (one.content["number"], one.content["id"]), reverse=True)
+    return found, any(theirs for theirs, _ in every)
+
+
+def _newest(
+    path: Path, step: int | None, replicas: str | None
+) -> tuple[dict[str, Any], _Candidate, bool] | None:
+    """Read the last checkpoint that all ranks can read; None if there is none; collective."""
+    candidates, damaged = _candidates(path)
+    there = sorted({one.content["step"] for one in candidates})
+    wanted = [one for one in candidates if step is None or one.content["step"] == step]
+    why = ""
+    for one in wanted:
+        try:
+            return _read(path, one, replicas), one, one.is_exact(replicas)
+        except (ValueError, EnvironmentProblem) as error:
+            why = f"{path / one.folder}: {str(error).removeprefix(f'{_VERB}: ')}"
+        if current().local_rank == 0:
+            logger.warning("%s: %s is skipped: %s", _VERB, path / one.folder, why)
+    if step is not None and not wanted:
+        raise EnvironmentProblem(
+            f"{_VERB}: no checkpoint of step {step} can be read in {path}; there are "
+            f"{', '.join(map(str, there)) or 'none'}"
+        )
+    if wanted or damaged:
+        raise EnvironmentProblem(
+            f"{_VERB}: none of the checkpoints in {path} can be read. {why}. Mend or remove them "
+            "to begin anew"
+        )
+    return None
+
+
+def _read(path: Path, one: _Candidate, replicas: str | None) -> dict[str, Any]:
+    """Read each rank's own file, or one for all, and check that it belongs to the checkpoint.
+
+    Collective; raises an error on all ranks, or a ValueError on all, without a message between.
+    """
+    sources, folder = one.sources(replicas), path / one.folder
+    if one.is_exact(replicas):
+        file = folder / sources[current().rank][1]
+        return together(_VERB, f"read {file}", lambda: _content(file, one))
+    reader, name = sources[0]
+    here = current().rank == reader
+    data = together(
+        _VERB, f"read {folder / name}", lambda: (folder / name).read_bytes() if here else b""
+    )
+    whole = _broadcast_bytes(data, int(one.content["files"][name]), reader)
+    return together(_VERB, f"read {folder / name}", lambda: _content(io.BytesIO(whole), one))
+
+
+def _broadcast_bytes(data: bytes, size: int, root: int) -> bytes:
+    """Give all ranks the root's bytes, in pieces; collective."""
+    if current().size == 1:
+        return data
+    here, found = current().rank == root, bytearray()
+    for start in range(0, size, _PIECE):
+        length = min(_PIECE, size - start)
+        part = data[start : start + length]
+        own = from_bytes(part, torch.uint8, (length,)) if here else empty((length,), torch.uint8)
+        piece = broadcast(own, root)
+        found += part if here else as_bytes(piece).numpy().tobytes()
+    return bytes(found)
+
+
+def _content(file: Path | io.BytesIO, one: _Candidate) -> dict[str, Any]:
+    """Load a file, and check that it is of the checkpoint that the manifest describes."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        same = content["manifest"]["id"] == one.content["id"]
+    except FILE_ERRORS as error:
+        first = [*str(error).splitlines(), type(error).__name__][0]
+        raise ValueError(f"it is damaged: {first}") from error
+    if not same:
+        raise ValueError("it is of another save than the manifest")
+    return dict(content)

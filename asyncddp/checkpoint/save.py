@@ -1,0 +1,269 @@
+"""``save_checkpoint``: all ranks' training in files that are whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.checkpoint.files import save_tensors, together, write_whole
+from asyncddp.checkpoint.folder import (
+    FORMAT,
+    MANIFEST,
+    file_of,
+    list_checkpoints,
+    remove_checkpoint,
+    remove_old,
+    step_folder,
+    write_manifest,
+)
+from asyncddp.checkpoint.loadable import check_loadable
+from asyncddp.checkpoint.random_state import random_state
+from asyncddp.checkpoint.training_state import (
+    HasState,
+    algorithm_of,
+    averaged_state,
+    compact,
+    own_state,
+    progress_of,
+)
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.ops.object_collectives import gather_records
+from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
+
+_VERB = "save_checkpoint"
+POLICIES = ("average", "rank0", "all")
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where a checkpoint goes: its folder, and its number among those saved there."""
+
+    path: Path
+    step: int
+    number: int
+    id: str
+    suffix: str
+
+    @property
+    def folder(self) -> Path:
+        return step_folder(self.path, self.step)
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: HasState | None = None,
+    *,
+    step: int | None = None,
+    extra: Any = None,
+    replicas: str = "average",
+    keep: int | None = 3,
+) -> Path:
+    """Save model, optimizer, scheduler and random state of all ranks; collective, between steps.
+
+    Returns on all ranks once the checkpoint is whole on the disk. No parameter changes.
+
+    Args:
+        path: The folder of the run's checkpoints, the same on all ranks; made if it is not there.
+        model: The module; for a :class:`~asyncddp.DecentralizedDataParallel` its optimizers and
+            schedulers are saved with it.
+        optimizer: Its optimizer; a :class:`~asyncddp.DistributedOptimizer` with its counters and
+            what its method remembers.
+        scheduler: A learning rate scheduler, or whatever has a ``state_dict()``.
+        step: The number of the checkpoint; None takes the steps that rank 0's wrapper has made.
+        extra: Anything that ``torch.load(weights_only=True)`` reads, such as an epoch, or a
+            sampler's state; each rank's own with ``"all"``, rank 0's otherwise.
+        replicas: What is kept of models that differ: ``"average"``, in one file, from which any
+            number of ranks starts; ``"rank0"``, which costs no averaging, for methods that keep
+            one model on all ranks; ``"all"``, a file for each rank beside the average, from which
+            the same number of ranks goes on exactly.
+        keep: How many checkpoints stay, the last saved ones; None for all.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: An argument that cannot be, or holds what could not be loaded; raised on all
+            ranks before anything is written, as is the next.
+        MismatchError: Ranks give different arguments, or have different models.
+        EnvironmentProblem: A rank could not write, for example since the disk is full; raised on
+            all ranks. Former checkpoints stay as they were.
+        WaitTimeoutError: A rank has not come, or not written its file, by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, tempfile, torch
+        >>> def train(folder):
+        ...     model = torch.nn.Linear(1, 1)
+        ...     start = bf.load_checkpoint(folder, model)
+        ...     bf.save_checkpoint(folder, model, step=10, extra={"epoch": 2})
+        ...     again = bf.load_checkpoint(folder, model)
+        ...     return start, again.step, again.extra
+        >>> with tempfile.TemporaryDirectory() as folder, bf.local_world(2) as world:
+        ...     world.run(train, folder)
+        [(None, 10, {'epoch': 2}), (None, 10, {'epoch': 2})]
+    """
+
+    def collect() -> dict[str, Any]:
+        _check_arguments(path, model, step, replicas, keep, progress_of(model, optimizer))
+        state = {**own_state(model, optimizer, scheduler), "extra": extra}
+        for key, value in state.items():
+            check_loadable(key, value)
+        return state
+
+    context = current()
+    state = together(_VERB, "collect what is to be saved", collect)
+    facts = [f"path={os.fspath(path)!r}", f"step={step}", f"replicas={replicas!r}", f"keep={keep}"]
+    facts.append(f"parts {', '.join(key for key in state if key != 'extra')}")
+    require_equal_on_all_ranks(context, f"{_VERB} needs the same arguments on all ranks", facts)
+    target = _agreed_target(Path(path), step, progress_of(model, optimizer))
+    manifest = _described(target, replicas, model, optimizer, state)
+    contents = _contents(replicas, model, state, target.suffix)
+    sizes = _write_files(target, {k: {**v, "manifest": manifest} for k, v in contents.items()})
+    content = {**manifest, "format": FORMAT, "number": target.number, "files": sizes}
+    if context.local_rank == 0:
+        _commit(target, content)
+    else:
+        _commit(target, None)
+    prune = context.local_rank == 0
+    together(_VERB, "remove old ones", lambda: remove_old(target.path, keep) if prune else None)
+    return target.folder
+
+
+def _check_arguments(
+    path: Any, model: Any, step: Any, replicas: Any, keep: Any, progress: Any
+) -> None:
+    """Raise an error about a wrong argument of this rank."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f"argument path: expected a folder's name, got {path!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(
+            f"argument model: expected a torch.nn.Module, got {type(model).__name__}"
+        )
+    if replicas not in POLICIES:
+        raise ArgumentError(
+            f"argument replicas: expected one of {', '.join(map(repr, POLICIES))}, got {replicas!r}"
+        )
+    if keep is not None:
+        checked_integer("argument keep", keep, 1, "None or a whole number")
+    if step is not None:
+        checked_integer("argument step", step, 0)
+    elif progress is None:
+        raise ArgumentError(
+            "argument step: expected a number, since no DistributedOptimizer or "
+            "DecentralizedDataParallel was given that counts its steps, got None"
+        )
+
+
+def _agreed_target(path: Path, step: int | None, progress: tuple[int, int] | None) -> _Target:
+    """Make the folder, and agree on step, number, id and names of files; collective."""
+    here = progress[0] if step is None and progress is not None else int(step or 0)
+    token = f"{uuid4().hex}"
+    first: list[Any] = gather_records([here, token], list[Any], _VERB)[0]
+
+    def look() -> list[int]:
+        step_folder(path, first[0]).mkdir(parents=True, exist_ok=True)
+        saved, _ = list_checkpoints(path)
+        again = (step_folder(path, first[0]) / MANIFEST).exists()
+        return [max((one.number + 1 for one in saved), default=0), int(again)]
+
+    found = together(_VERB, f"write to {path}", look)
+    every = gather_records(found, list[int], _VERB)
+    number = max(one[0] for one in every)
+    suffix = f".{number}" if any(one[1] for one in every) else ""
+    return _Target(path, first[0], number, first[1], suffix)
+
+
+def _described(
+    target: _Target,
+    replicas: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    state: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what the manifest says of the run."""
+    progress = progress_of(model, optimizer)
+    return {
+        "step": target.step,
+        "id": target.id,
+        "world_size": current().size,
+        "replicas": replicas,
+        "algorithm": algorithm_of(model, optimizer, state),
+        "round": None if progress is None else progress[1],
+        "parts": [key for key in state if key != "extra"],
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "torch": str(torch.__version__),
+    }
+
+
+def _contents(
+    replicas: str, model: torch.nn.Module, state: dict[str, Any], suffix: str
+) -> dict[str, dict[str, Any]]:
+    """Return what this rank writes, by name of file; collective."""
+    rank = current().rank
+    own_random = random_state()
+    every = dict(enumerate(gather_records(own_random, dict[str, bytes], _VERB)))
+    found: dict[str, dict[str, Any]] = {}
+    if replicas == "all":
+        found[file_of("all", rank, suffix)] = {**state, "rng": {rank: own_random}}
+    if replicas != "rank0":
+        averaged = averaged_state(model, state)
+        if rank == 0:
+            found[file_of("average", 0, suffix)] = {**averaged, "rng": every}
+    elif rank == 0:
+        found[file_of("rank0", 0, suffix)] = {**state, "rng": every}
+    return found
+
+
+def _write_files(target: _Target, contents: Mapping[str, Any]) -> dict[str, int]:
+    """Write this rank's files, and return the sizes of all ranks' by name; collective."""
+
+    def write() -> dict[str, int]:
+        sizes = {}
+        for name, content in contents.items():
+            compacted = {key: compact(value) for key, value in content.items()}
+            file = target.folder / name
+            try:
+                write_whole(file, lambda part, it=compacted: save_tensors(it, part))  # type: ignore[misc]
+            except OSError as error:
+                raise EnvironmentProblem(f"could not write {file}: {error}") from error
+            sizes[name] = file.stat().st_size
+        return sizes
+
+    try:
+        mine = together(_VERB, f"write to {target.folder}", write)
+    except EnvironmentProblem:
+        _withdraw(target, contents)
+        raise
+    every = gather_records(mine, dict[str, int], _VERB)
+    return {name: size for sizes in every for name, size in sizes.items()}
+
+
+def _commit(target: _Target, manifest: dict[str, Any] | None) -> None:
+    """Write the manifest, where this rank is to; collective."""
+
+    def write() -> None:
+        if manifest is not None:
+            write_manifest(target.folder, manifest)
+
+    together(_VERB, f"write {target.folder / MANIFEST}", write)
+
+
+def _withdraw(target: _Target, names: Mapping[str, Any]) -> None:
+    """Remove this rank's files of a checkpoint that will not be."""
+    with contextlib.suppress(OSError):
+        for name in names:
+            (target.folder / name).unlink(missing_ok=True)
+        if not target.suffix:
+            remove_checkpoint(target.folder)

@@ -1,0 +1,235 @@
+"""What a checkpoint holds of a training run: this rank's own state, and that of all averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
+
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.allreduce_tensors import AVERAGED_BYTES, average_tensors
+from asyncddp.ops.object_collectives import gather_records
+from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
+from asyncddp.optim.average_models import lend_average
+from asyncddp.optim.distributed_optimizer import DistributedOptimizer
+from asyncddp.optim.replica_agreement import tensors_differ
+from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParallel
+from asyncddp.tensors.allocation import detached_copy
+from asyncddp.tensors.buckets import partition
+
+_VERB = "save_checkpoint"
+_METHOD_KEYS = ("asyncddp", "algorithm")
+"""Where an optimizer's state has the averaging's: a wrapper's own, and that of a module."""
+_OF_ONE_RANK = ("parameters", "compressors")
+"""What a method remembers of a rank's own model, which has no average."""
+
+
+class HasState(Protocol):
+    """Something with a state dict, such as a scheduler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Continue from a state."""
+
+
+def own_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: HasState | None
+) -> dict[str, Any]:
+    """Return this rank's state dicts, as they are, of what there is."""
+    found: dict[str, Any] = {"model": model.state_dict()}
+    if optimizer is not None:
+        found["optimizer"] = optimizer.state_dict()
+    elif isinstance(model, DecentralizedDataParallel):
+        found["optimizer"] = model.optim_state_dict()
+    if scheduler is not None:
+        found["scheduler"] = scheduler.state_dict()
+    return found
+
+
+def averaging_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what an optimizer's state says of the averaging; empty for a plain one's."""
+    found: Any = next((state[key] for key in _METHOD_KEYS if key in state), {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def algorithm_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, state: Mapping[str, Any]
+) -> str | None:
+    """Return the name of the algorithm that trains; None for a plain optimizer, or none."""
+    if isinstance(optimizer, DistributedOptimizer):
+        return str(averaging_of(state.get("optimizer", {}))["algorithm"])
+    return model.algorithm if isinstance(model, DecentralizedDataParallel) else None
+
+
+def progress_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> tuple[int, int] | None:
+    """Return the numbers of completed steps and rounds; None where nothing of ours counts them."""
+    if isinstance(optimizer, DistributedOptimizer):
+        return optimizer.steps, optimizer.round
+    if isinstance(model, DecentralizedDataParallel):
+        return model.steps, model._averager.round
+    return None
+
+
+def without_own_memory(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state without what a method remembers of one rank's model.
+
+    Who loads it begins that anew, from the models that all ranks have loaded.
+    """
+    found = dict(optimizer)
+    for key in _METHOD_KEYS:
+        if isinstance(found.get(key), Mapping):
+            found[key] = {k: v for k, v in found[key].items() if k not in _OF_ONE_RANK}
+    return found
+
+
+def averaged_state(model: torch.nn.Module, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state with averages over ranks, on rank 0; collective, and empty on the others.
+
+    Of the model parameters and floating-point buffers are averages, as in ``average_model``; of
+    the optimizer floating-point tensors that all ranks have. Where the ranks have the same bits
+    they keep them. All else is rank 0's.
+    """
+    root = current().rank == 0
+    found = dict(own) if root else {}
+    require_equal_tensors(current(), _VERB, tensors_of(model))
+    differ = tensors_differ(tensors_of(model, buffers=False).values())
+    with torch.no_grad(), lend_average(model, buffers=True, parameters=differ):
+        if root:
+            found["model"] = compact(model.state_dict(), copies=True)
+    if "optimizer" in own:
+        averages = _averaged_tensors(without_own_memory(own["optimizer"]))
+        if root:
+            found["optimizer"] = tree_map_only(
+                torch.Tensor,
+                lambda tensor: averages.get(id(tensor), tensor),
+                without_own_memory(own["optimizer"]),
+            )
+    return found
+
+
+def _averaged_tensors(state: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+    """Return averages by the tensor that they replace, on rank 0, and nothing on the others."""
+    named = {
+        f"{keystr(path)} {tuple(value.shape)} {value.dtype}": value
+        for path, value in tree_flatten_with_path(state)[0]
+        if isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and value.is_floating_point()
+    }
+    everywhere = set.intersection(*map(set, gather_records(sorted(named), list[str], _VERB)))
+    tensors = [named[name] for name in sorted(everywhere)]
+    if not tensors or not tensors_differ(tensors):
+        return {}
+    found: dict[int, torch.Tensor] = {}
+    for indices in partition(tensors, AVERAGED_BYTES):
+        copies = [detached_copy(tensors[index]) for index in indices]
+        average_tensors(copies)
+        if current().rank == 0:
+            found.update((id(tensors[i]), c.cpu()) for i, c in zip(indices, copies, strict=True))
+    return found
+
+
+def compact(state: Any, *, copies: bool = False) -> Any:
+    """Return a state with tensors on the host that drag no larger memory into the file.
+
+    Parameters are views of buckets, and ``torch.save`` writes the whole memory behind a view.
+    """
+    known: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return tensor
+        alone = tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()
+        if tensor.is_cpu and alone and not copies:
+            return tensor
+        key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+        if key not in known or not tensor.numel():
+            known[key] = detached_copy(tensor).cpu()
+        return known[key]
+
+    found = tree_map_only(torch.Tensor, copy, state)
+    if hasattr(state, "_metadata"):  # versions of modules, which a state dict carries along
+        found._metadata = state._metadata
+    return found
+
+
+def check_fit(
+    verb: str,
+    saved: Mapping[str, Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: HasState | None,
+) -> None:
+    """Raise an error that says what of a saved state does not fit; nothing is changed."""
+    problems = list(_model_problems(saved["model"], model.state_dict()))
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ArgumentError(
+            f"{verb}: argument model: the checkpoint is of another model: "
+            f"{'; '.join(problems[:5])}{more}. Build the model as it was"
+        )
+    for key, part in (("optimizer", optimizer), ("scheduler", scheduler)):
+        if part is not None and key not in saved:
+            raise ArgumentError(
+                f"{verb}: argument {key}: expected None, since the checkpoint was saved without "
+                f"one; give {key} to save_checkpoint too"
+            )
+    if optimizer is None:
+        return
+    groups = [len(group["params"]) for group in saved["optimizer"].get("param_groups", ())]
+    here = [len(group["params"]) for group in optimizer.param_groups]
+    if groups != here:
+        raise ArgumentError(
+            f"{verb}: argument optimizer: the checkpoint has groups of {groups} parameters, and "
+            f"the optimizer of {here}; make it as it was"
+        )
+    if isinstance(optimizer, DistributedOptimizer):
+        _check_algorithm(verb, averaging_of(saved["optimizer"]), optimizer)
+
+
+def _check_algorithm(
+    verb: str, averaging: Mapping[str, Any], optimizer: DistributedOptimizer
+) -> None:
+    """Raise an error where loading would go on by another algorithm; plain states fit all."""
+    before = averaging.get("algorithm")
+    after = optimizer.method_after_loading(averaging) if "steps" in averaging else before
+    if before != after:
+        raise ArgumentError(
+            f"{verb}: argument optimizer: the checkpoint is of {before}, and the optimizer would "
+            f"go on with {after}; make it with algorithm={before!r}, and call "
+            f"optimizer.switch_to({after!r}) once it is loaded, or load the model alone"
+        )
+
+
+def _model_problems(saved: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"it lacks {name}" for name in here if name not in saved)
+    yield from (f"it has {name}, which the model has not" for name in saved if name not in here)
+    for name in here:
+        if not (isinstance(here[name], torch.Tensor) and isinstance(saved.get(name), torch.Tensor)):
+            continue
+        one, other = tuple(saved[name].shape), tuple(here[name].shape)
+        if one != other:
+            yield f"{name} has shape {one} in it, and {other} in the model"
+
+
+def load_state(
+    saved: Mapping[str, Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: HasState | None,
+) -> None:
+    """Give model, optimizer and scheduler their saved states; collective."""
+    model.load_state_dict(saved["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(saved["optimizer"])
+    elif isinstance(model, DecentralizedDataParallel) and "optimizer" in saved:
+        model.load_optim_state_dict(saved["optimizer"])
+    if scheduler is not None:
+        scheduler.load_state_dict(saved["scheduler"])
