@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.checkpoint`` that need one process."""
