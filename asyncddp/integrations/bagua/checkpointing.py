@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.checkpoint.files import save_tensors, together, write_whole
+from asyncddp.checkpoint.training_state import HasState
 from asyncddp.context import current, is_initialized
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.ops.object_collectives import gather_records
@@ -21,26 +20,6 @@ T = TypeVar("T")
 _TRACKER = "latest_checkpointed_iteration.txt"
 _COMMON_FILE = "mp_rank_00_model_states.pt"
 _RANK_FILE = "rank_{:05d}_states.pt"
-_ERRORS = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    pickle.PickleError,
-)
-"""What ``torch.save`` and ``torch.load`` raise for full disks, damaged files and odd objects."""
-
-
-class HasState(Protocol):
-    """Something with a state dict, such as a scheduler."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Continue from a state."""
 
 
 def save_checkpoint(
@@ -94,16 +73,16 @@ def save_checkpoint(
     def write() -> None:
         if rank == 0 or per_rank:
             folder.mkdir(parents=True, exist_ok=True)
-            _replace(file, lambda temporary: torch.save(content, temporary))
+            write_whole(file, lambda temporary: save_tensors(content, temporary))
 
     def track() -> None:
         if rank == 0:
             _remove_others(folder, [_RANK_FILE.format(one) for one in range(size)] * per_rank)
             text = str(iteration)
-            _replace(folder.parent / _TRACKER, lambda temporary: temporary.write_text(text))
+            write_whole(folder.parent / _TRACKER, lambda temporary: temporary.write_text(text))
 
-    _together(verb, f"write {file}", write)
-    _together(verb, f"write {folder.parent / _TRACKER}", track)
+    together(verb, f"write {file}", write)
+    together(verb, f"write {folder.parent / _TRACKER}", track)
 
 
 def load_checkpoint(
@@ -140,7 +119,7 @@ def load_checkpoint(
     """
     verb = "load_checkpoint"
     path = Path(checkpoints_path)
-    iteration = _together(verb, f"read {path / _TRACKER}", lambda: _latest(path))
+    iteration = together(verb, f"read {path / _TRACKER}", lambda: _latest(path))
     found = _gathered(iteration, int, verb)
     if len(set(found)) > 1:
         other = next(rank for rank, one in enumerate(found) if one != found[0])
@@ -151,7 +130,7 @@ def load_checkpoint(
     if iteration < 0:
         return 0
     folder = _folder(path, iteration)
-    content = _together(verb, f"read {folder}", lambda: _read(folder))
+    content = together(verb, f"read {folder}", lambda: _read(folder))
     model.load_state_dict(content["model"], strict=strict)
     for key, part in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
         if part is None:
@@ -176,20 +155,6 @@ def _folder(path: str | os.PathLike[str], iteration: int) -> Path:
 
 def _described(iteration: int) -> str:
     return "no checkpoint" if iteration < 0 else f"iteration {iteration}"
-
-
-def _replace(file: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file under another name and rename it, so that it is whole or not there."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
-        write(temporary)
-        with temporary.open("rb+") as written:
-            os.fsync(written.fileno())
-        temporary.replace(file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _remove_others(folder: Path, rank_files: list[str]) -> None:
@@ -234,16 +199,3 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def _gathered(value: T, kind: type[T], verb: str) -> list[T]:
     return gather_records(value, kind, verb) if is_initialized() else [value]
-
-
-def _together(verb: str, what: str, action: Callable[[], T]) -> T:
-    """Do something on all ranks; where it fails on one, raise an error that says so on all."""
-    problem, result = "", None
-    try:
-        result = action()
-    except _ERRORS as error:
-        problem = f"{what}: {error}"
-    for rank, said in enumerate(_gathered(problem, str, verb)):
-        if said:
-            raise EnvironmentProblem(f"{verb}: rank {rank} could not {said}")
-    return result  # type: ignore[return-value] # it is the action's
