@@ -122,7 +122,7 @@ def save_checkpoint(
             check_loadable(key, value)
         return state
 
-    context = current()
+    context, here = current(), current().local_rank == 0
     state = together(_VERB, "collect what is to be saved", collect)
     facts = [f"path={os.fspath(path)!r}", f"step={step}", f"replicas={replicas!r}", f"keep={keep}"]
     facts.append(f"parts {', '.join(key for key in state if key != 'extra')}")
@@ -132,12 +132,8 @@ def save_checkpoint(
     contents = _contents(replicas, model, state, target.suffix)
     sizes = _write_files(target, {k: {**v, "manifest": manifest} for k, v in contents.items()})
     content = {**manifest, "format": FORMAT, "number": target.number, "files": sizes}
-    if context.local_rank == 0:
-        _commit(target, content)
-    else:
-        _commit(target, None)
-    prune = context.local_rank == 0
-    together(_VERB, "remove old ones", lambda: remove_old(target.path, keep) if prune else None)
+    _commit(target, content, contents)
+    together(_VERB, "remove old ones", lambda: remove_old(target.path, keep) if here else None)
     return target.folder
 
 
@@ -250,14 +246,18 @@ def _write_files(target: _Target, contents: Mapping[str, Any]) -> dict[str, int]
     return {name: size for sizes in every for name, size in sizes.items()}
 
 
-def _commit(target: _Target, manifest: dict[str, Any] | None) -> None:
-    """Write the manifest, where this rank is to; collective."""
+def _commit(target: _Target, manifest: dict[str, Any], names: Mapping[str, Any]) -> None:
+    """Write the manifest, by one rank of each machine, or withdraw all files; collective."""
 
     def write() -> None:
-        if manifest is not None:
+        if current().local_rank == 0:
             write_manifest(target.folder, manifest)
 
-    together(_VERB, f"write {target.folder / MANIFEST}", write)
+    try:
+        together(_VERB, f"write {target.folder / MANIFEST}", write)
+    except EnvironmentProblem:
+        _withdraw(target, names)
+        raise
 
 
 def _withdraw(target: _Target, names: Mapping[str, Any]) -> None:

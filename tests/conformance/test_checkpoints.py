@@ -13,6 +13,8 @@ import torch
 
 import asyncddp as bf
 import topology
+from asyncddp.algorithms import ALGORITHMS
+from tests.conformance.test_method_checkpoints import made as any_method
 from tests.support import LoopbackWorld, on
 from tests.support.bagua_net import LR, momentum_sgd, net, vector
 from tests.support.bagua_training import Run
@@ -122,6 +124,33 @@ def test_another_number_of_ranks_takes_the_average(world, replicas, tmp_path):
             assert steps == 6
         spread = max(float((one[1] - starts[0][1]).abs().max()) for one in starts)
         assert spread < 0.5, "what the method remembers does not fit the models"
+
+
+def save_any(method, folder):
+    run = any_method(method)
+    run.train(3)
+    bf.save_checkpoint(folder, run.model, run.optimizer)
+    return vector(run.model)
+
+
+def load_any(method, folder):
+    run = any_method(method)
+    run.train(1)
+    bf.load_checkpoint(folder, run.model, run.optimizer)
+    start = vector(run.model)
+    run.step = 3
+    run.train(3)
+    return start, run.optimizer.steps, bf.consensus_distance(run.model)
+
+
+@pytest.mark.parametrize("method", list(ALGORITHMS))
+def test_every_method_begins_from_the_average(method, tmp_path):
+    """On other ranks all begin from it, and stay near each other as they go on."""
+    average = mean(LoopbackWorld(3).run(save_any, method, tmp_path))
+    for start, steps, distance in LoopbackWorld(2).run(load_any, method, tmp_path):
+        torch.testing.assert_close(start, average)
+        assert steps == 6
+        assert distance < 0.01
 
 
 def of_one_file(folder):
