@@ -37,7 +37,7 @@ nitpick_ignore_regex = [
     # What is documented elsewhere: no inventory is fetched, so that a build needs no network.
     (
         r"py:.*",
-        r"(torch|numpy|np|npt|networkx|nx|sp|matplotlib|mpi4py|collections|contextlib|datetime|os|typing(_extensions)?)\b.*",
+        r"(torch|numpy|np|npt|networkx|nx|sp|matplotlib|mpi4py|collections|contextlib|datetime|os|pathlib|typing(_extensions)?)\b.*",
     ),
     # Type variables and aliases of signatures, which have no page.
     (r"py:class", r"[a-z_]+"),  # of "rank, size: …" in a list of attributes
