@@ -53,5 +53,9 @@ class AccumulationCounter:
     def end(self, *, averaged: bool) -> None:
         """Record that a step has ended, and whether it averaged."""
         self.carried_passes = 0 if averaged else self._passes_with()
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave the passes since the last step out of the count."""
         self.current_passes = 0
         self._gradient_counts.clear()

@@ -1,0 +1,82 @@
+"""Lightning's collectives by the library's verbs: reduce, and all_gather with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from asyncddp.context import Context, current
+from asyncddp.context.context import use
+from asyncddp.errors import ArgumentError
+from asyncddp.ops.allgather import allgather
+from asyncddp.ops.allreduce import allreduce
+
+_OPERATIONS = {
+    "mean": "average", "avg": "average", "sum": "sum", "min": "min", "max": "max",
+    "product": "product",
+}  # fmt: skip
+
+
+def reduce_in_place(tensor: Any, group: Any, operation: Any) -> Any:
+    """Reduce a tensor over all ranks, in place; anything else is returned as it is.
+
+    Args:
+        tensor: The tensor.
+        group: None, since there is no group of torch.
+        operation: ``"mean"``, ``"avg"``, ``"sum"``, a ``ReduceOp`` of torch, or None for the mean.
+
+    Raises:
+        ArgumentError: A group was given, or the operation is another one.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    require_no_group("reduce", group)
+    # torch's enumeration prints as RedOpType.SUM
+    name = "mean" if operation is None else str(operation).rpartition(".")[2].lower()
+    if name not in _OPERATIONS:
+        raise ArgumentError(
+            f"reduce: argument reduce_op: expected one of {', '.join(_OPERATIONS)}, got "
+            f"{operation!r}"
+        )
+    op, whole = _OPERATIONS[name], not tensor.is_floating_point() and not tensor.is_complex()
+    if op == "average":
+        summed = allreduce(tensor.detach().double() if whole else tensor.detach())
+        return tensor.copy_(summed)
+    value = tensor.detach().to(torch.int64) if whole else tensor.detach()
+    return tensor.copy_(allreduce(value, op=op))
+
+
+def gather_stacked(tensor: torch.Tensor, group: Any, *, sync_grads: bool) -> torch.Tensor:
+    """Gather a tensor of all ranks along a new first dimension, with gradients if asked for."""
+    require_no_group("all_gather", group)
+    if sync_grads and torch.is_grad_enabled():
+        gathered: torch.Tensor = _StackedGather.apply(current(), tensor)  # type: ignore[no-untyped-call]
+        return gathered
+    return allgather(tensor.detach().unsqueeze(0))
+
+
+def require_no_group(verb: str, group: Any) -> None:
+    """Raise an ArgumentError for a group of torch's."""
+    if group is not None and "WORLD" not in str(group):
+        raise ArgumentError(
+            f"{verb}: argument group: AsyncDDPStrategy works on all ranks; expected None, got "
+            f"{group!r}. Use torch.distributed's verbs with a group of its own"
+        )
+
+
+class _StackedGather(torch.autograd.Function):
+    """Gather whose gradient is the sum of all ranks' gradients for this rank's part."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, context: Context, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.context = context
+        return allgather(tensor.detach().unsqueeze(0))
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
+        with use(ctx.context):
+            return None, allreduce(gradients[0].contiguous(), op="sum")[ctx.context.rank]
