@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from asyncddp.install_commands import needed_package
+from asyncddp.integrations.lightning.callbacks import (
+    ConsensusMonitorMembers,
+    SwitchAlgorithmMembers,
+    TimelineCallbackMembers,
+)
 from asyncddp.integrations.lightning.strategy import StrategyMembers
 from asyncddp.integrations.lightning.world_environment import WorldEnvironment
 
 with needed_package("asyncddp.integrations.pytorch_lightning needs it", "lightning"):
     from lightning_fabric.plugins.environments import ClusterEnvironment
+    from pytorch_lightning.callbacks import Callback
     from pytorch_lightning.strategies import ParallelStrategy, StrategyRegistry
 
-__all__ = ["AsyncDDPStrategy"]
+__all__ = ["AsyncDDPStrategy", "ConsensusMonitor", "SwitchAlgorithm", "TimelineCallback"]
 
 
 class _Environment(WorldEnvironment, ClusterEnvironment):  # type: ignore[misc]
@@ -24,3 +30,15 @@ class AsyncDDPStrategy(StrategyMembers, ParallelStrategy):  # type: ignore[misc]
 
 
 AsyncDDPStrategy.register_strategies(StrategyRegistry)
+
+
+class ConsensusMonitor(ConsensusMonitorMembers, Callback):  # type: ignore[misc]
+    """Callback that logs how all ranks are doing; see ``ConsensusMonitorMembers``."""
+
+
+class SwitchAlgorithm(SwitchAlgorithmMembers, Callback):  # type: ignore[misc]
+    """Callback that switches the algorithm at epochs; see ``SwitchAlgorithmMembers``."""
+
+
+class TimelineCallback(TimelineCallbackMembers, Callback):  # type: ignore[misc]
+    """Callback that shows epochs in the timeline; see ``TimelineCallbackMembers``."""

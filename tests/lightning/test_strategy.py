@@ -207,3 +207,44 @@ def test_a_contradiction_is_told_with_both_numbers(world: World) -> None:
     assert "got 3" in told[2]
     assert "Did you mean 'bytegrad'" in told[3]
     assert "'per_rank', got 'mean'" in told[4]
+
+
+def callbacks_and_bagua(folder: str) -> None:
+    """A switch in mid-fit that a resumed run makes again, a monitor, and Bagua's names."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    from asyncddp.integrations.bagua import BaguaStrategy
+    from asyncddp.integrations.lightning import (
+        AsyncDDPStrategy,
+        ConsensusMonitor,
+        SwitchAlgorithm,
+    )
+
+    def make(epochs: int) -> Any:
+        switch = SwitchAlgorithm({1: ("decentralized", {"peer_selection_mode": "shift_one"})})
+        kept = ModelCheckpoint(folder, save_last=True)
+        return trainer(
+            AsyncDDPStrategy("gradient_allreduce"),
+            max_epochs=epochs,
+            enable_checkpointing=True,
+            logger=CSVLogger(folder, version=0) if bf.rank() == 0 else False,
+            callbacks=[kept, switch, ConsensusMonitor(every=2)],
+        )
+
+    first = make(2)
+    first.fit(module(), shares())
+    assert first.strategy.optimizers[0].algorithm == "decentralized"
+    second = make(3)
+    second.fit(module(), shares(), ckpt_path=f"{folder}/last.ckpt")
+    assert second.strategy.optimizers[0].algorithm == "decentralized"
+    for name in ("gradient_allreduce", "bytegrad", "decentralized", "async", "qadam"):
+        trained = trainer(BaguaStrategy(algorithm=name), max_epochs=1)
+        trained.fit(module(name), shares())
+    trainer("bagua", max_epochs=1).fit(module(), shares())
+
+
+@on("mpi-2")
+def test_callbacks_switch_and_watch_and_bagua_s_names_train(world: World, tmp_path: Path) -> None:
+    """Also after a resume."""
+    world.run(callbacks_and_bagua, str(tmp_path))

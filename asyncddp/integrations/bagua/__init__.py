@@ -25,3 +25,16 @@ Bagua, since it is wrong there or does without:
   own model. ``fuse_optimizer`` refuses optimizers whose update of an element depends on others.
 - One command starts the ranks of all nodes, and there is no service process.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """Load ``BaguaStrategy``, which needs Lightning, when it is asked for."""
+    if name == "BaguaStrategy":
+        from asyncddp.integrations.bagua.bagua_strategy import BaguaStrategy
+
+        return BaguaStrategy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

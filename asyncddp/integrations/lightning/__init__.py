@@ -15,14 +15,26 @@ same.
 from __future__ import annotations
 
 from asyncddp.install_commands import needed_package
+from asyncddp.integrations.lightning.callbacks import (
+    ConsensusMonitorMembers,
+    SwitchAlgorithmMembers,
+    TimelineCallbackMembers,
+)
 from asyncddp.integrations.lightning.strategy import StrategyMembers
 from asyncddp.integrations.lightning.world_environment import WorldEnvironment
 
 with needed_package("asyncddp.integrations.lightning needs Lightning", "lightning"):
     from lightning.fabric.plugins.environments import ClusterEnvironment
+    from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.strategies import ParallelStrategy, StrategyRegistry
 
-__all__ = ["AsyncDDPStrategy"]
+__all__ = [
+    "AsyncDDPStrategy",
+    "ConsensusMonitor",
+    "StrategyRegistry",
+    "SwitchAlgorithm",
+    "TimelineCallback",
+]
 
 
 class _Environment(WorldEnvironment, ClusterEnvironment):  # type: ignore[misc]
@@ -36,3 +48,15 @@ class AsyncDDPStrategy(StrategyMembers, ParallelStrategy):  # type: ignore[misc]
 
 
 AsyncDDPStrategy.register_strategies(StrategyRegistry)
+
+
+class ConsensusMonitor(ConsensusMonitorMembers, Callback):  # type: ignore[misc]
+    """Callback that logs how all ranks are doing; see ``ConsensusMonitorMembers``."""
+
+
+class SwitchAlgorithm(SwitchAlgorithmMembers, Callback):  # type: ignore[misc]
+    """Callback that switches the algorithm at epochs; see ``SwitchAlgorithmMembers``."""
+
+
+class TimelineCallback(TimelineCallbackMembers, Callback):  # type: ignore[misc]
+    """Callback that shows epochs in the timeline; see ``TimelineCallbackMembers``."""

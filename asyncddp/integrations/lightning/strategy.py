@@ -379,18 +379,17 @@ class StrategyMembers:
 
     def _shared_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's state without what a method remembers of ranks' own models."""
-        if KEY not in state or self._settings.create_method().replicates_model:
+        optimizers = self.distributed_optimizers
+        if KEY not in state or all(o._averager.algorithm.replicates_model for o in optimizers):
             return state
         return {**state, KEY: {**state[KEY], "parameters": {}, "compressors": []}}
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint with the ranks' files beside it."""
-        parts, members = self, super()
         if self._checkpoint == "per_rank":
             Path(_rank_file(filepath)).unlink(missing_ok=True)
-        removing: Any = members
-        removing.remove_checkpoint(filepath)
-        del parts
+        members: Any = super()
+        members.remove_checkpoint(filepath)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint; to resume it must be one of this strategy."""

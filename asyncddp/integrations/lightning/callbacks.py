@@ -1,0 +1,133 @@
+"""What the callbacks do, for whichever package of Lightning their classes are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncddp.algorithms import ALGORITHMS
+from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.context.user_activities import timeline_end_activity, timeline_start_activity
+from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.monitoring import Monitor, monitor
+from asyncddp.optim.distributed_optimizer import DistributedOptimizer
+
+_NOT_SCALARS = ("rank", "step", "time", "consensus_error", "departed")
+_ROW = "lightning"
+
+
+class ConsensusMonitorMembers:
+    """Logs each rank's consensus distance, staleness and times into the Trainer's loggers.
+
+    Args:
+        every: Optimizer steps from report to report.
+        consensus: As of :func:`asyncddp.monitor`.
+    """
+
+    def __init__(self, every: int = 50, consensus: str | None = "projection") -> None:
+        self._every, self._consensus = every, consensus
+        self._monitor: Monitor | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to watch the first optimizer."""
+
+        def write(record: dict[str, Any]) -> None:
+            rank = record["rank"]
+            figures = {
+                f"asyncddp/{name}/rank_{rank}": value
+                for name, value in record.items()
+                if name not in _NOT_SCALARS and value is not None
+            }
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, step=record["step"])
+
+        watched = _optimizers_of(trainer, "ConsensusMonitor")[0]
+        self._monitor = monitor(
+            watched, self._every, write, self._consensus, first_step=watched.steps
+        )
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write what is left."""
+        if self._monitor is not None:
+            self._monitor.close()
+
+
+class SwitchAlgorithmMembers:
+    """Switches the algorithm at the start of epochs.
+
+    Args:
+        at_epoch: By epoch, counted from 0: the algorithm, or that and a dict of its arguments.
+        replicas: As of ``DistributedOptimizer.switch_to``.
+
+    Raises:
+        UnknownNameError: No algorithm has the name.
+        ArgumentError: No mapping from epochs.
+    """
+
+    def __init__(self, at_epoch: Mapping[int, Any], replicas: str = "average") -> None:
+        if not isinstance(at_epoch, Mapping):
+            raise ArgumentError(
+                "SwitchAlgorithm: argument at_epoch: expected a mapping such as "
+                f"{{5: 'decentralized'}}, got {at_epoch!r}"
+            )
+        self._entries: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for epoch, entry in at_epoch.items():
+            number = checked_integer("SwitchAlgorithm: argument at_epoch: epoch", epoch, 0)
+            algorithm, arguments = entry if isinstance(entry, tuple) else (entry, {})
+            if isinstance(algorithm, str):
+                _ = ALGORITHMS[algorithm]
+            self._entries[number] = algorithm, dict(arguments)
+        self._replicas, self._made = replicas, -1
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin with the strategy's own algorithm."""
+        self._made = -1
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Switch to what was in use when the checkpoint was written."""
+        due = [epoch for epoch in self._entries if epoch <= checkpoint["epoch"]]
+        if due and trainer.state.fn == "fit":
+            self._switch(trainer, max(due))
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Switch if the epoch says so."""
+        if trainer.current_epoch in self._entries:
+            self._switch(trainer, trainer.current_epoch)
+
+    def _switch(self, trainer: Any, epoch: int) -> None:
+        if self._made == epoch:
+            return
+        self._made = epoch
+        algorithm, arguments = self._entries[epoch]
+        for optimizer in _optimizers_of(trainer, "SwitchAlgorithm"):
+            optimizer.switch_to(algorithm, replicas=self._replicas, **arguments)
+
+
+class TimelineCallbackMembers:
+    """Shows epochs and validation in the timeline, which ``asyncddp run --timeline DIR`` writes."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Note that an epoch begins."""
+        timeline_start_activity(_ROW, f"epoch {trainer.current_epoch}")
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note that it ends."""
+        timeline_end_activity(_ROW)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Note that validation begins."""
+        timeline_start_activity(f"{_ROW} validation", "validation")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note that it ends."""
+        timeline_end_activity(f"{_ROW} validation")
+
+
+def _optimizers_of(trainer: Any, caller: str) -> list[DistributedOptimizer]:
+    found: list[DistributedOptimizer] = getattr(trainer.strategy, "distributed_optimizers", [])
+    if not found:
+        raise UsageError(
+            f"{caller}: the Trainer has no optimizer of AsyncDDPStrategy; expected "
+            f"strategy=AsyncDDPStrategy(…), got {type(trainer.strategy).__name__}"
+        )
+    return found
