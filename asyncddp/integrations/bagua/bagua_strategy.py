@@ -10,7 +10,7 @@ from asyncddp.integrations.lightning import AsyncDDPStrategy, StrategyRegistry
 from asyncddp.registry import nearest
 
 
-class BaguaStrategy(AsyncDDPStrategy):  # type: ignore[misc]
+class BaguaStrategy(AsyncDDPStrategy):
     """Strategy of Lightning's Trainer with Bagua's names of algorithms.
 
     Args:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import asyncddp
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.context.user_activities import timeline_end_activity, timeline_start_activity
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.monitoring import Monitor, monitor
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 
 _NOT_SCALARS = ("rank", "step", "time", "consensus_error", "departed")
@@ -26,7 +26,7 @@ class ConsensusMonitorMembers:
 
     def __init__(self, every: int = 50, consensus: str | None = "projection") -> None:
         self._every, self._consensus = every, consensus
-        self._monitor: Monitor | None = None
+        self._monitor: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch the first optimizer."""
@@ -42,7 +42,7 @@ class ConsensusMonitorMembers:
                 logger.log_metrics(figures, step=record["step"])
 
         watched = _optimizers_of(trainer, "ConsensusMonitor")[0]
-        self._monitor = monitor(
+        self._monitor = asyncddp.monitor(
             watched, self._every, write, self._consensus, first_step=watched.steps
         )
 
