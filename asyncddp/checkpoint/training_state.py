@@ -104,13 +104,22 @@ def averaged_state(model: torch.nn.Module, own: Mapping[str, Any]) -> dict[str, 
         if root:
             found["model"] = compact(model.state_dict(), copies=True)
     if "optimizer" in own:
-        averages = _averaged_tensors(without_own_memory(own["optimizer"]))
+        averaged = averaged_optimizer_state(own["optimizer"])
         if root:
-            found["optimizer"] = tree_map_only(
-                torch.Tensor,
-                lambda tensor: averages.get(id(tensor), tensor),
-                without_own_memory(own["optimizer"]),
-            )
+            found["optimizer"] = averaged
+    return found
+
+
+def averaged_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state with averages over ranks, on rank 0; collective.
+
+    On the others it is their own; nowhere it has what a method remembers of one rank's model.
+    """
+    shared = without_own_memory(state)
+    averages = _averaged_tensors(shared)
+    found: dict[str, Any] = tree_map_only(
+        torch.Tensor, lambda tensor: averages.get(id(tensor), tensor), shared
+    )
     return found
 
 

@@ -118,7 +118,7 @@ class AlgorithmSwitcher:
         used, before = settings, self.settings
         if self._warming:
             used, before = settings.before(self._method), before.before(self._method)
-        self._end_phase()
+        self.end_phase()
         self.phase = used.rebuild_phase(self.phase, before, WRAPPER)
         if self._first is self.settings:
             self._first = settings
@@ -153,7 +153,7 @@ class AlgorithmSwitcher:
     def _end_warmup(self) -> None:
         """Replace the warm-up's phase by the method's own; all ranks hold one model."""
         self._refuse_in_join(f"the warm-up of {self._method.name} ends")
-        self._end_phase()
+        self.end_phase()
         self._begin(self.settings, since=self._since)
 
     def switch(self, settings: MethodSettings, replicas: str) -> None:
@@ -168,7 +168,7 @@ class AlgorithmSwitcher:
         """End the method in use, make the replicas agree, and begin another."""
         self._refuse_in_join(f"a switch to {settings.method_name} is due")
         before = self.averager
-        self._end_phase()
+        self.end_phase()
         with use(self._context):
             unify_replicas(self._models, replicas)
             if settings.create_method().what is AveragedQuantity.MOMENTUM:
@@ -188,7 +188,8 @@ class AlgorithmSwitcher:
                 "different numbers of steps; switch before or after the block"
             )
 
-    def _end_phase(self) -> None:
+    def end_phase(self) -> None:
+        """End what is under way, free the windows and remove the hooks; collective."""
         self.phase.conclude()
         self.phase.wait_for_reads()
         self.averager.windows.free()
@@ -217,7 +218,7 @@ class AlgorithmSwitcher:
             settings = self._settings_of(saved)
         self._since = since
         if settings is not self.settings or self._warming != self._warms_up():
-            self._end_phase()
+            self.end_phase()
             self._begin(settings, since=since)
         self._tell_optimizer()
         if "steps" not in saved:

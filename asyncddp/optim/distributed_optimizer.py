@@ -15,7 +15,7 @@ from asyncddp.algorithms.phases import Closure
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.compression import Compressor
 from asyncddp.context import current
-from asyncddp.errors import ArgumentError
+from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.optim.algorithm_switch import AlgorithmSwitcher, SwitchSchedule
 from asyncddp.optim.autotune import Autotune, checked_autotune
 from asyncddp.optim.autotuner import Autotuner
@@ -228,10 +228,13 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
 
         Raises:
             NotInitializedError: The world has ended, or this process was forked from its rank.
-            UsageError: Parameters or gradients were changed where the method does not allow it.
+            UsageError: Parameters or gradients were changed where the method does not allow it, or
+                :meth:`close` was called before.
             TopologyError: The method cannot live with the topology in use.
             PeerError: A peer failed, or does something else.
         """
+        if self._closed:
+            raise UsageError("DistributedOptimizer.step(): called after close(); wrap it anew")
         if not self._averager.single_rank:
             self._averager.context.engine.ensure_open("DistributedOptimizer.step()")
         scaled = getattr(self, "found_inf", None) is not None

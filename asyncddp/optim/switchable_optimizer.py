@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from asyncddp.algorithms import Algorithm
@@ -20,6 +21,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
 
     _switcher: AlgorithmSwitcher
     _autotuner: Autotuner | None = None
+    _closed = False
 
     @property
     def autotune(self) -> Autotuner | None:
@@ -93,6 +95,32 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
     def resume(self) -> None:
         """Let averaging by the clock go on after :meth:`abort`; all ranks call it."""
         self._phase.resume()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients accumulate in the block: its backward passes are not counted.
+
+        So the pass that follows, with its step, is one, however many were made before.
+        """
+        counter = self._phase.accumulation
+        before, counter.held = counter.held, True
+        try:
+            yield
+        finally:
+            counter.held = before
+            counter.forget()
+
+    def close(self) -> None:
+        """End what is under way, free the windows and remove all hooks; collective.
+
+        The state can be saved after it, and the model trained by another wrapper.
+
+        Raises:
+            WaitTimeoutError: A rank has not come by the deadline.
+        """
+        if not self._closed:
+            self._closed = True
+            self._switcher.end_phase()
 
     @property
     def counters(self) -> dict[str, int]:

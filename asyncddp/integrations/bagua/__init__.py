@@ -34,7 +34,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     """Load ``BaguaStrategy``, which needs Lightning, when it is asked for."""
     if name == "BaguaStrategy":
-        from asyncddp.integrations.bagua.bagua_strategy import BaguaStrategy
+        from asyncddp.integrations.bagua.lightning import BaguaStrategy
 
         return BaguaStrategy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``BaguaStrategy``: Lightning's former strategy of that name, by the library's methods."""
+"""What ``BaguaStrategy`` does, for whichever package of Lightning its class is made."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 from asyncddp.errors import UnknownNameError
 from asyncddp.integrations.bagua.torch_api.algorithms import Algorithm, GlobalAlgorithmRegistry
-from asyncddp.integrations.lightning import AsyncDDPStrategy, StrategyRegistry
 from asyncddp.registry import nearest
 
 
-class BaguaStrategy(AsyncDDPStrategy):
+class BaguaStrategyMixin:
     """Strategy of Lightning's Trainer with Bagua's names of algorithms.
 
     Args:
@@ -49,7 +48,8 @@ class BaguaStrategy(AsyncDDPStrategy):
             declared: Any = Algorithm.init(algorithm, **bagua_kwargs)
             method = declared.reify(None)
             name, arguments = method.name, dict(method.arguments)
-        super().__init__(
+        of_lightning: Any = super()
+        of_lightning.__init__(
             name,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -62,6 +62,3 @@ class BaguaStrategy(AsyncDDPStrategy):
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Register ``bagua``."""
         strategy_registry.register("bagua", cls, "Bagua's algorithms by asyncddp", override=True)
-
-
-BaguaStrategy.register_strategies(StrategyRegistry)

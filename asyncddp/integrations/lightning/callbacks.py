@@ -16,7 +16,7 @@ _NOT_SCALARS = ("rank", "step", "time", "consensus_error", "departed")
 _ROW = "lightning"
 
 
-class ConsensusMonitorMembers:
+class ConsensusMonitorMixin:
     """Logs each rank's consensus distance, staleness and times into the Trainer's loggers.
 
     Args:
@@ -52,7 +52,7 @@ class ConsensusMonitorMembers:
             self._monitor.close()
 
 
-class SwitchAlgorithmMembers:
+class SwitchAlgorithmMixin:
     """Switches the algorithm at the start of epochs.
 
     Args:
@@ -103,7 +103,7 @@ class SwitchAlgorithmMembers:
             optimizer.switch_to(algorithm, replicas=self._replicas, **arguments)
 
 
-class TimelineCallbackMembers:
+class TimelineCallbackMixin:
     """Shows epochs and validation in the timeline, which ``asyncddp run --timeline DIR`` writes."""
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:

@@ -38,24 +38,10 @@ class BaguaOptimizer(DistributedOptimizer):
         if settings.algorithm == "qadam":
             self.switch_to("qadam", replicas="keep", **settings.options)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let gradients accumulate in the block, in which nothing is averaged."""
-        counter = self._phase.accumulation
-        counter.held = True
-        try:
-            yield
-        finally:
-            counter.held = False
-
     @property
     def buckets(self) -> Sequence[AveragedBucket]:
         """The buckets that are averaged; none where there is one rank."""
         return self._averager.buckets
-
-    def end(self) -> None:
-        """End what is under way, and remove all hooks."""
-        self._switcher._end_phase()
 
 
 class BucketView:
@@ -171,7 +157,7 @@ class MethodDriver(TrainingDriver):
     @override
     def end(self) -> None:
         for optimizer, distributed in zip(self._optimizers, self._distributed, strict=True):
-            distributed.end()
+            distributed.close()
             route_of(optimizer).target = None
 
 

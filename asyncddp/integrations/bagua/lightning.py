@@ -1,0 +1,13 @@
+"""``BaguaStrategy``: the former strategy of that name, for the Trainer of ``lightning``."""
+
+from __future__ import annotations
+
+from asyncddp.integrations.bagua.bagua_strategy import BaguaStrategyMixin
+from asyncddp.integrations.lightning import AsyncDDPStrategy, StrategyRegistry
+
+
+class BaguaStrategy(BaguaStrategyMixin, AsyncDDPStrategy):  # noqa: D101
+    pass
+
+
+BaguaStrategy.register_strategies(StrategyRegistry)

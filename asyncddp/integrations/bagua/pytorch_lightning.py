@@ -1,0 +1,13 @@
+"""``BaguaStrategy`` for the Trainer of the package ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+from asyncddp.integrations.bagua.bagua_strategy import BaguaStrategyMixin
+from asyncddp.integrations.pytorch_lightning import AsyncDDPStrategy, StrategyRegistry
+
+
+class BaguaStrategy(BaguaStrategyMixin, AsyncDDPStrategy):  # noqa: D101
+    pass
+
+
+BaguaStrategy.register_strategies(StrategyRegistry)

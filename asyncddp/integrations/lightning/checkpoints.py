@@ -1,0 +1,137 @@
+"""What a checkpoint of Lightning holds of all ranks' training, and the files of each rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import torch
+
+from asyncddp.checkpoint.files import FILE_ERRORS, together
+from asyncddp.checkpoint.training_state import averaged_optimizer_state, without_own_memory
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.ops.object_collectives import gather_records
+from asyncddp.optim.average_models import average_model
+
+logger = logging.getLogger("asyncddp")
+
+KEY = "asyncddp"
+
+
+def shared_model_state(policy: str, module: torch.nn.Module) -> dict[str, Any]:
+    """Return the model that a checkpoint holds: rank 0's, or the average; collective for that."""
+    if policy == "rank0":
+        return module.state_dict()
+    with average_model(module):
+        return copied(module.state_dict())
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with copies of its tensors."""
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+
+
+def shared_optimizer_state(policy: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state that suits :func:`shared_model_state`; collective likewise."""
+    return without_own_memory(state) if policy == "rank0" else averaged_optimizer_state(state)
+
+
+def rank_file(filepath: Any) -> str:
+    """Return the name of this rank's own file beside a checkpoint, or beside what it links to."""
+    path = os.fspath(filepath)
+    return f"{path if '://' in path else os.path.realpath(path)}.rank{current().rank}"
+
+
+def write(filepath: Any, action: Callable[[], None]) -> None:
+    """Write files on all ranks; what fails on one, such as a full disk, is raised on all."""
+    together("save_checkpoint", f"write {filepath}", action)
+
+
+def read(
+    filepath: Any,
+    load: Callable[[Any], dict[str, Any]],
+    *,
+    resumes: bool,
+    required: bool = False,
+) -> dict[str, Any]:
+    """Read a checkpoint, and where it has them and the ranks are as many, the rank's own states.
+
+    Args:
+        filepath: The checkpoint.
+        load: Reads a file.
+        resumes: Whether the ranks' own states are wanted.
+        required: Whether it must be one of the strategy, that tells how averaging goes on.
+
+    Raises:
+        ArgumentError: It is not.
+        EnvironmentProblem: A rank cannot read its file; raised on all.
+    """
+
+    def load_shared() -> dict[str, Any]:
+        loaded = load(filepath)
+        if required and KEY not in loaded:
+            raise ArgumentError(
+                f"argument ckpt_path: {filepath} is no checkpoint of AsyncDDPStrategy, so that it "
+                "does not tell how averaging goes on. Begin a new run from its weights: "
+                "Model.load_from_checkpoint(path), then fit without ckpt_path"
+            )
+        return loaded
+
+    loaded = together("load_checkpoint", f"read {filepath}", load_shared)
+    found = loaded.get(KEY, {})
+    if not resumes or found.get("checkpoint") != "per_rank":
+        return loaded
+    if found["world_size"] == current().size:
+        own = _own_states(filepath, load, found["id"])
+        problems = gather_records(own if isinstance(own, str) else "", str, "load_checkpoint")
+        if not any(problems) and not isinstance(own, str):
+            return {**loaded, **own}
+        if current().rank == 0:
+            first = next(filter(None, problems))
+            logger.warning("%s: all ranks go on from the average, since %s", filepath, first)
+    return loaded
+
+
+def _own_states(
+    filepath: Any, load: Callable[[Any], dict[str, Any]], wanted: str
+) -> dict[str, Any] | str:
+    """Return the states in this rank's own file, or in words why it cannot be used."""
+    file = rank_file(filepath)
+    try:
+        own = load(file)
+    except FILE_ERRORS as error:
+        return f"{file} cannot be read: {error}"
+    if own.pop(KEY, {}).get("id") != wanted:
+        return f"{file} is of another save"
+    return own
+
+
+def remove_rank_files(filepath: Any) -> None:
+    """Remove the ranks' own files beside a checkpoint, also those of more ranks than there are."""
+    file = Path(filepath)
+    for one in file.parent.iterdir() if file.parent.is_dir() else ():
+        if one.name.startswith(f"{file.name}.rank"):
+            one.unlink(missing_ok=True)
+
+
+def check_writable(folders: list[Path], *, every_rank: bool) -> None:
+    """Raise an error on all ranks if a folder of checkpoints cannot be written; collective."""
+
+    def try_files() -> None:
+        for folder in folders if every_rank or current().rank == 0 else []:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with TemporaryFile(dir=folder):
+                    pass
+            except OSError as error:
+                raise EnvironmentProblem(
+                    f"cannot write checkpoints to {folder}: {error}; give ModelCheckpoint another "
+                    "dirpath, or the Trainer another default_root_dir"
+                ) from error
+
+    together("Trainer.fit", "write checkpoints", try_files)

@@ -1,0 +1,206 @@
+"""Strategy of Lightning's Fabric, for whichever package of Lightning its class is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import torch
+
+from asyncddp.algorithms import Algorithm
+from asyncddp.context import current
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.lightning.checkpoints import (
+    KEY,
+    rank_file,
+    read,
+    shared_model_state,
+    shared_optimizer_state,
+    write,
+)
+from asyncddp.integrations.lightning.collectives import reduce_in_place
+from asyncddp.integrations.lightning.world_strategy import WorldStrategyMixin
+from asyncddp.ops.barrier import barrier
+from asyncddp.ops.object_collectives import broadcast_object
+from asyncddp.optim.distributed_optimizer import DistributedOptimizer
+from asyncddp.optim.parameter_sync import broadcast_parameters
+
+
+class FabricStrategyMixin(WorldStrategyMixin):
+    """Trains modules by Fabric on the library's world, by any of its methods.
+
+    ``fabric.setup(model, optimizer)`` gives all ranks rank 0's model, and wraps the optimizer by
+    :class:`asyncddp.DistributedOptimizer`. Ranks, devices and samplers are those of the world that
+    ``asyncddp run``, ``mpirun``, ``srun`` or ``torchrun`` has started; making a strategy joins it.
+
+    Args:
+        algorithm, communication, topology, compression, process_group_backend: As of the Trainer's
+            :class:`asyncddp.integrations.lightning.AsyncDDPStrategy`.
+        checkpoint: Whose model ``fabric.save`` writes: ``"average"`` of all ranks, ``"rank0"``, or
+            the average and ``"per_rank"`` files beside it, by which as many ranks go on.
+        accelerator, parallel_devices, checkpoint_io, precision: As of Lightning's own strategies.
+        **options: Other arguments of :class:`asyncddp.DistributedOptimizer`, and options of the
+            method.
+
+    Raises:
+        UnknownNameError: No method has the name.
+        ArgumentError: An argument that cannot be.
+    """
+
+    _caller: ClassVar[str] = "Fabric"
+
+    def __init__(
+        self,
+        algorithm: str | type[Algorithm] = "adapt_then_combine",
+        communication: str | None = None,
+        topology: Any = None,
+        compression: Any = None,
+        *,
+        checkpoint: str = "average",
+        process_group_backend: str | None = None,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        checkpoint_io: Any = None,
+        precision: Any = None,
+        **options: Any,
+    ) -> None:
+        arguments = {**options, "communication": communication, "compression": compression}
+        self._join_world(algorithm, topology, checkpoint, process_group_backend, arguments)
+        self._modules: list[torch.nn.Module] = []
+        self.distributed_optimizers: list[DistributedOptimizer] = []
+        of_lightning: Any = super()
+        of_lightning.__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=type(self).environment(),
+            checkpoint_io=checkpoint_io,
+            precision=precision,
+        )
+        self._backward_sync_control = self
+
+    # collectives
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for all ranks."""
+        barrier()
+
+    def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce a tensor over all ranks, in place."""
+        return reduce_in_place(tensor, group, reduce_op)
+
+    # training
+
+    def module_to_device(self, module: torch.nn.Module) -> None:
+        """Move a module to this rank's device."""
+        module.to(self.root_device)
+
+    def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Give all ranks rank 0's module."""
+        broadcast_parameters(module)
+        self._modules.append(module)
+        return module
+
+    def setup_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Wrap an optimizer of modules that were set up before."""
+        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        owners = [
+            module
+            for module in self._modules
+            if trained & {id(parameter) for parameter in module.parameters()}
+        ]
+        if not owners:
+            raise ArgumentError(
+                "AsyncDDPStrategy: fabric.setup_optimizers was given an optimizer of no module "
+                "that is set up; call fabric.setup(model, optimizer), or setup_module(model) before"
+            )
+        wrapped = self._wrapped(optimizer, owners)
+        self.distributed_optimizers.append(wrapped)
+        return wrapped
+
+    @contextmanager
+    def no_backward_sync(self, module: Any, enabled: bool = True) -> Iterator[None]:
+        """Let gradients accumulate, so that a step counts as one pass."""
+        with ExitStack() as stack:
+            for optimizer in self.distributed_optimizers if enabled else ():
+                stack.enter_context(optimizer.no_sync())
+            yield
+
+    # checkpoints
+
+    def get_module_state_dict(self, module: torch.nn.Module) -> dict[str, Any]:
+        """Return the module that a checkpoint holds; collective for the average."""
+        return shared_model_state(self._checkpoint, module)
+
+    def get_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state that suits it; collective likewise."""
+        return shared_optimizer_state(self._checkpoint, optimizer.state_dict())
+
+    def save_checkpoint(
+        self,
+        path: Any,
+        state: dict[str, Any],
+        storage_options: Any = None,
+        filter: Any = None,  # noqa: A002 - Lightning's name
+    ) -> None:
+        """Write a checkpoint on rank 0, and before it each rank's own if that was asked for."""
+        of_lightning, parts = super(), self  # type: Any, Any
+        found = {
+            "world_size": current().size,
+            "algorithm": self._settings.method_name,
+            "checkpoint": self._checkpoint,
+            "id": broadcast_object(uuid4().hex),
+        }
+        if self._checkpoint == "per_rank":
+            own = {
+                key: value.state_dict()
+                for key, value in state.items()
+                if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))
+            }
+            own[KEY] = found
+            write(path, lambda: parts.checkpoint_io.save_checkpoint(own, rank_file(path)))
+        shared = parts._convert_stateful_objects_in_state(state, filter=filter or {})
+        shared[KEY] = found
+        write(
+            path,
+            lambda: of_lightning.save_checkpoint(path, shared, storage_options=storage_options),
+        )
+
+    def load_checkpoint(
+        self, path: Any, state: Any = None, strict: bool = True, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Read a checkpoint into modules and optimizers; return what is left of it.
+
+        Raises:
+            KeyError: ``strict``, and it lacks something of ``state``.
+            EnvironmentProblem: A rank cannot read its file; raised on all.
+        """
+        of_lightning: Any = super()
+        loaded = read(
+            path, lambda file: dict(of_lightning.load_checkpoint(file, **kwargs)), resumes=True
+        )
+        loaded.pop(KEY, None)
+        if isinstance(state, (torch.nn.Module, torch.optim.Optimizer)):
+            _load(state, loaded, strict=strict)
+            return {}
+        missing = [key for key in state or () if key not in loaded]
+        if missing and strict:
+            raise KeyError(
+                f"Fabric.load: {path} has no {', '.join(missing)}; it has {', '.join(loaded)}. "
+                "Leave them out of state, or give strict=False"
+            )
+        for key in [key for key in state or () if key in loaded]:
+            value = loaded.pop(key)
+            if hasattr(state[key], "load_state_dict"):
+                _load(state[key], value, strict=strict)
+            else:
+                state[key] = value
+        return loaded
+
+
+def _load(part: Any, state: Any, *, strict: bool) -> None:
+    if isinstance(part, torch.nn.Module):
+        part.load_state_dict(state, strict=strict)
+    else:
+        part.load_state_dict(state)

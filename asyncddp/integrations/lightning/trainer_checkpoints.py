@@ -1,0 +1,168 @@
+"""Which model validation sees and checkpoints hold: each rank's own, rank 0's, or the average."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from asyncddp.checkpoint.training_state import without_own_memory
+from asyncddp.context import current
+from asyncddp.integrations.lightning.checkpoints import (
+    KEY,
+    check_writable,
+    copied,
+    rank_file,
+    read,
+    remove_rank_files,
+    shared_model_state,
+    shared_optimizer_state,
+    write,
+)
+from asyncddp.integrations.lightning.world_strategy import WorldStrategyMixin
+from asyncddp.ops.barrier import barrier
+from asyncddp.ops.object_collectives import broadcast_object
+from asyncddp.optim.average_models import average_model
+from asyncddp.optim.distributed_optimizer import DistributedOptimizer
+
+
+class TrainerCheckpointsMixin(WorldStrategyMixin):
+    """Part of the Trainer's strategy: evaluation and checkpoints of models that differ.
+
+    After a failure nothing here is collective, since other ranks may not come: a checkpoint that
+    is written then, such as Lightning's at an exception, holds rank 0's model.
+    """
+
+    optimizers: Any
+    lightning_module: Any
+    _validate: str
+    _averaged: ExitStack | None = None  # open while the model holds the average
+    _failed = _paused = False
+
+    @property
+    def distributed_optimizers(self) -> list[DistributedOptimizer]:
+        """The wrapped optimizers of the fit under way."""
+        return [one for one in self.optimizers if isinstance(one, DistributedOptimizer)]
+
+    @property
+    def _interrupted(self) -> bool:
+        trainer = getattr(self.lightning_module, "_trainer", None)
+        return self._failed or bool(trainer is not None and trainer.interrupted)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks; not after a failure."""
+        if not self._interrupted:
+            barrier()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Note the failure."""
+        self._failed = True
+        self._restore_own_model()
+
+    def teardown(self) -> None:
+        """Give each rank its own model again, and release what Lightning holds."""
+        self._restore_own_model()
+        of_lightning: Any = super()
+        of_lightning.teardown()
+
+    # evaluation
+
+    def on_validation_start(self) -> None:
+        """Pause averaging by the clock, and take the average model if that is validated."""
+        for optimizer in self.distributed_optimizers:
+            optimizer.abort()
+        self._paused = True
+        if self._validate == "average" and self._averaged is None:
+            self._averaged = ExitStack()
+            self._averaged.enter_context(average_model(self.lightning_module))
+
+    def on_validation_end(self) -> None:
+        """Give each rank its own model again, and let averaging by the clock go on."""
+        self._restore_own_model()
+        if self._paused:
+            self._paused = False
+            for optimizer in self.distributed_optimizers:
+                optimizer.resume()
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
+
+    def _restore_own_model(self) -> None:
+        averaged, self._averaged = self._averaged, None
+        if averaged is not None:
+            averaged.close()
+
+    # checkpoints
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """True: each rank may load weights of its own, which setup would overwrite."""
+        return True
+
+    def check_checkpoint_folders(self, trainer: Any) -> None:
+        """Raise an error on all ranks if a callback's folder cannot be written; collective."""
+        found = [getattr(one, "dirpath", None) for one in trainer.checkpoint_callbacks]
+        folders = [Path(one) for one in found if one is not None and "://" not in str(one)]
+        check_writable(folders, every_rank=self._checkpoint == "per_rank")
+
+    def _own_state(self) -> dict[str, Any]:
+        of_lightning: Any = super()
+        found: dict[str, Any] = of_lightning.lightning_module_state_dict()
+        return found
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the model that a checkpoint holds; collective for the average."""
+        if self._averaged is not None and self._checkpoint != "rank0" and not self._interrupted:
+            return copied(self._own_state())
+        self._restore_own_model()
+        policy = "rank0" if self._interrupted else self._checkpoint
+        return shared_model_state(policy, self.lightning_module)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Write the checkpoint on rank 0, and before it each rank's own if that was asked for."""
+        of_lightning, parts, alone = super(), self, self._interrupted  # type: Any, Any, bool
+        policy = "rank0" if alone else self._checkpoint
+        states = checkpoint.get("optimizer_states", [])
+        methods = [one.algorithm for one in self.distributed_optimizers]
+        checkpoint[KEY] = {
+            "world_size": current().size,
+            "algorithm": methods[0] if methods else self._settings.method_name,
+            "checkpoint": policy,
+            "id": uuid4().hex if alone else broadcast_object(uuid4().hex),
+        }
+
+        def save_shared() -> None:
+            of_lightning.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+
+        if alone:
+            checkpoint["optimizer_states"] = list(map(without_own_memory, states))
+            save_shared()
+            return
+        if policy == "per_rank":
+            self._restore_own_model()
+            own = {"state_dict": self._own_state(), "optimizer_states": states}
+            own[KEY] = checkpoint[KEY]
+            write(filepath, lambda: parts.checkpoint_io.save_checkpoint(own, rank_file(filepath)))
+        checkpoint["optimizer_states"] = [shared_optimizer_state(policy, one) for one in states]
+        write(filepath, save_shared)
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove a checkpoint with the ranks' files beside it."""
+        if self._checkpoint == "per_rank":
+            remove_rank_files(filepath)
+        of_lightning: Any = super()
+        of_lightning.remove_checkpoint(filepath)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read a checkpoint; to resume it must be one of this strategy."""
+        of_lightning: Any = super()
+        fits = self.lightning_module.trainer.state.fn == "fit"
+        return read(
+            checkpoint_path,
+            lambda file: dict(of_lightning.load_checkpoint(file, *args, **kwargs)),
+            resumes=fits,
+            required=fits,
+        )

@@ -1,0 +1,151 @@
+"""Strategy of Lightning's Trainer, for whichever package of Lightning its class is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
+
+from asyncddp.algorithms import Algorithm
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.lightning.collectives import reduce_in_place
+from asyncddp.integrations.lightning.trainer_checkpoints import TrainerCheckpointsMixin
+from asyncddp.integrations.lightning.world_strategy import check_choice
+from asyncddp.optim.parameter_sync import broadcast_parameters
+
+VALIDATIONS = ("local", "average")
+
+
+class TrainerStrategyMixin(TrainerCheckpointsMixin):
+    """Trains a LightningModule on the library's world, by any of its methods.
+
+    Each optimizer is wrapped by :class:`asyncddp.DistributedOptimizer`. Ranks, devices and samplers
+    are those of the world that ``asyncddp run``, ``mpirun``, ``srun`` or ``torchrun`` has started;
+    making a strategy joins it. ``torch.distributed`` stays out of use.
+
+    Args:
+        algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
+        communication: As of :class:`asyncddp.DistributedOptimizer`.
+        topology: Graph or schedule of ranks, or a function that makes one for a number of ranks,
+            such as ``topology.one_peer_exponential``; None for the world's.
+        compression: As of :class:`asyncddp.DistributedOptimizer`.
+        checkpoint: Whose model a checkpoint holds: ``"average"`` of all ranks, ``"rank0"``, or the
+            average and ``"per_rank"`` files beside it, by which as many ranks resume.
+        validate: What validation, test and prediction see: each rank's ``"local"`` model, or the
+            ``"average"``.
+        process_group_backend: Backend with which to initialise ``torch.distributed``, for
+            torchmetrics and SyncBatchNorm; Lightning then lets all ranks wait for rank 0 in each
+            batch.
+        accelerator, parallel_devices, checkpoint_io, precision_plugin: As of Lightning's own
+            strategies.
+        **options: Other arguments of :class:`asyncddp.DistributedOptimizer`, and options of the
+            method.
+
+    Raises:
+        UnknownNameError: No method has the name.
+        ArgumentError: An argument that cannot be.
+    """
+
+    _caller: ClassVar[str] = "Trainer"
+    model: Any
+
+    def __init__(
+        self,
+        algorithm: str | type[Algorithm] = "adapt_then_combine",
+        communication: str | None = None,
+        topology: Any = None,
+        compression: Any = None,
+        *,
+        checkpoint: str = "average",
+        validate: str = "local",
+        process_group_backend: str | None = None,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        **options: Any,
+    ) -> None:
+        check_choice("validate", validate, VALIDATIONS)
+        arguments = {**options, "communication": communication, "compression": compression}
+        self._join_world(algorithm, topology, checkpoint, process_group_backend, arguments)
+        self._validate = validate
+        of_lightning: Any = super()
+        of_lightning.__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=type(self).environment(),
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce a tensor over all ranks, in place."""
+        return reduce_in_place(tensor, group, reduce_op)
+
+    # training
+
+    def model_to_device(self) -> None:
+        """Move the model to its device, and give all ranks rank 0's."""
+        self.lightning_module.to(self.root_device)
+        broadcast_parameters(self.lightning_module)
+
+    def setup(self, trainer: Any) -> None:
+        """Set up as Lightning does, with layers that synchronise if they were asked for."""
+        self._failed = self._paused = False
+        if trainer.state.fn == "fit":
+            self.check_checkpoint_folders(trainer)
+        if self._layer_sync is not None and trainer.state.fn == "fit":
+            self.model = self._layer_sync.apply(self.model)
+        of_lightning: Any = super()
+        of_lightning.setup(trainer)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Make the module's optimizers, and wrap them."""
+        of_lightning: Any = super()
+        of_lightning.setup_optimizers(trainer)
+        optimizers = [one for one in self.optimizers if type(one).__name__ != "_MockOptimizer"]
+        name = self._settings.method_name
+        if name == "qadam" and len(optimizers) != 1:
+            raise ArgumentError(
+                "AsyncDDPStrategy: argument algorithm: qadam trains by one QAdamOptimizer, but "
+                f"configure_optimizers gave {len(optimizers)} optimizers; give one of all "
+                "parameters, or take another algorithm such as bytegrad"
+            )
+        self.optimizers = [
+            self._wrapped(one, self.lightning_module) if one in optimizers else one
+            for one in self.optimizers
+        ]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a step by the module's ``__call__``, so that hooks on the module run."""
+        parts: Any = self
+        with parts.precision_plugin.train_step_context():
+            return parts._forward_redirection(
+                self.model, self.lightning_module, "training_step", *args, **kwargs
+            )
+
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        """Make a step; one by hand, whose backward passes are over, gets no closure."""
+        parts: Any = self
+        plugin = parts.precision_plugin
+        by_hand = getattr(closure, "__name__", "") == "do_nothing_closure"
+        if by_hand and getattr(plugin, "scaler", None) is None:
+            plugin._after_closure(model or self.lightning_module, optimizer)
+            return optimizer.step(**kwargs)
+        of_lightning: Any = super()
+        return of_lightning.optimizer_step(optimizer, closure, model, **kwargs)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Let gradients accumulate, so that a step counts as one pass."""
+        with ExitStack() as stack:
+            for optimizer in self.distributed_optimizers:
+                stack.enter_context(optimizer.no_sync())
+            yield
+
+    def on_train_end(self) -> None:
+        """End what is under way, and free the windows; collective."""
+        for optimizer in self.distributed_optimizers:
+            optimizer.close()

@@ -1,0 +1,171 @@
+"""Base of Lightning's strategies, for Trainer and Fabric: the world's ranks, devices and verbs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from asyncddp.algorithms import ALGORITHMS, Algorithm
+from asyncddp.context import current, init
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.lightning.collectives import gather_stacked
+from asyncddp.ops.object_collectives import broadcast_object
+from asyncddp.optim.distributed_optimizer import DistributedOptimizer
+from asyncddp.optim.method_settings import MethodSettings
+
+CHECKPOINTS = ("average", "rank0", "per_rank")
+
+
+class WorldStrategyMixin:
+    """Base of strategies whose ranks are those of the library's own world, which they join."""
+
+    strategy_name: ClassVar[str] = "asyncddp"
+    environment: ClassVar[Callable[[], Any]]
+    """Makes the cluster environment that tells the ranks."""
+    _caller: ClassVar[str]
+    """Lightning's class that has the flags: Trainer or Fabric."""
+    _layer_sync: Any = None
+    _num_nodes = 1  # as Lightning has been told
+
+    def _join_world(
+        self,
+        algorithm: str | type[Algorithm],
+        topology: Any,
+        checkpoint: str,
+        process_group_backend: str | None,
+        arguments: dict[str, Any],
+    ) -> None:
+        """Check the arguments, and become a rank of the world."""
+        check_choice("checkpoint", checkpoint, CHECKPOINTS)
+        self._settings = MethodSettings.of(algorithm, arguments)
+        self._settings.compressor_for(self._settings.create_method())
+        self._topology, self._checkpoint = topology, checkpoint
+        self._process_group_backend = process_group_backend
+        init()
+        from lightning_utilities.core.rank_zero import rank_zero_only
+
+        rank_zero_only.rank = current().rank  # which rank prints, in both packages
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Register ``asyncddp``, and ``asyncddp_NAME`` for each method."""
+        name = cls.strategy_name
+        strategy_registry.register(name, cls, "neighbour averaging of asyncddp", override=True)
+        for method in ALGORITHMS:
+            strategy_registry.register(
+                f"{name}_{method}", cls, f"asyncddp's {method}", override=True, algorithm=method
+            )
+
+    # ranks and devices
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are other ranks, so that data are shared out."""
+        return current().size > 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+        return current().machine_size
+
+    @num_nodes.setter
+    def num_nodes(self, number: int) -> None:
+        self._num_nodes = number
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Ranks for samplers."""
+        return {"num_replicas": current().size, "rank": current().rank}
+
+    @property
+    def root_device(self) -> torch.device:
+        """Device of this rank: one for each rank of a machine, where there are so many."""
+        devices = self._devices()
+        if not devices:
+            return torch.device("cpu")
+        local = current().local_rank
+        if len(devices) == 1 and devices[0].type == "cuda" and current().local_size > 1:
+            return torch.device("cuda", local % torch.cuda.device_count())
+        return devices[local % len(devices)]
+
+    def _devices(self) -> list[torch.device]:
+        return list(getattr(self, "parallel_devices", None) or [])
+
+    def _configure_launcher(self) -> None:
+        """Check Lightning's flags against the world, at the end of the Trainer's constructor."""
+        context, devices = current(), self._devices()
+        every_gpu = bool(devices) and devices[0].type == "cuda"
+        every_gpu = every_gpu and len(devices) == torch.cuda.device_count()
+        if len(devices) not in (0, 1, context.local_size) and not every_gpu:
+            raise ArgumentError(
+                f"{self._caller}: argument devices: got {len(devices)} on a machine with "
+                f"{context.local_size} of the world's {context.size} ranks; leave devices out, or "
+                f"start {len(devices)} ranks: asyncddp run -np {len(devices)} SCRIPT"
+            )
+        if self._num_nodes not in (1, context.machine_size):
+            raise ArgumentError(
+                f"{self._caller}: argument num_nodes: got {self._num_nodes}, but the world's ranks "
+                f"are on {context.machine_size}; leave num_nodes out"
+            )
+        if self._layer_sync is not None and self._process_group_backend is None:
+            raise ArgumentError(
+                f"{self._caller}: argument sync_batchnorm: torch's layers need torch.distributed, "
+                "which is not in use; give AsyncDDPStrategy(process_group_backend='gloo'), or "
+                "'nccl' on GPUs"
+            )
+
+    def setup_environment(self) -> None:
+        """Set the device, and begin ``torch.distributed`` if it was asked for."""
+        of_lightning: Any = super()
+        of_lightning.setup_environment()
+        backend = self._process_group_backend
+        if backend is None or torch.distributed.is_initialized():
+            return
+        if backend == "asyncddp":
+            import asyncddp.integrations.torch_distributed  # noqa: F401 - registers the backend
+        context = current()
+        if context.rank == 0 and context.size > 1:
+            warnings.warn(
+                "AsyncDDPStrategy: with process_group_backend Lightning broadcasts from rank 0 "
+                "before each batch, so that all ranks go at the pace of the slowest; leave it out "
+                "unless torchmetrics or SyncBatchNorm need it",
+                stacklevel=2,
+            )
+        torch.distributed.init_process_group(backend, rank=context.rank, world_size=context.size)
+
+    # collectives
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the object of one rank."""
+        return broadcast_object(obj, src)
+
+    def all_gather(
+        self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
+    ) -> torch.Tensor:
+        """Gather tensors of all ranks along a new first dimension."""
+        return gather_stacked(tensor, group, sync_grads=sync_grads)
+
+    # optimizers
+
+    def _wrapped(
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | list[torch.nn.Module]
+    ) -> DistributedOptimizer:
+        """Return an optimizer that trains by the method."""
+        arguments = self._settings.arguments()
+        topology = self._topology
+        if callable(topology) and not hasattr(topology, "n"):
+            topology = topology(current().size)
+        arguments["topology"] = topology
+        return DistributedOptimizer(optimizer, model, **arguments)
+
+
+def check_choice(argument: str, given: Any, known: tuple[str, ...]) -> None:
+    """Raise an ArgumentError for a value that is none of the known ones."""
+    if given not in known:
+        raise ArgumentError(
+            f"AsyncDDPStrategy: argument {argument}: expected one of "
+            f"{', '.join(map(repr, known))}, got {given!r}"
+        )

@@ -1,0 +1,25 @@
+"""The strategy of :mod:`asyncddp.integrations.lightning.fabric` for ``lightning_fabric``."""
+
+from __future__ import annotations
+
+from asyncddp.install_commands import needed_package
+from asyncddp.integrations.lightning.fabric_strategy import FabricStrategyMixin
+from asyncddp.integrations.lightning.world_environment import WorldEnvironment
+
+with needed_package("asyncddp.integrations.lightning_fabric needs it", "lightning"):
+    from lightning_fabric.plugins.environments import ClusterEnvironment
+    from lightning_fabric.strategies import STRATEGY_REGISTRY
+    from lightning_fabric.strategies.parallel import ParallelStrategy
+
+__all__ = ["AsyncDDPStrategy"]
+
+
+class _Environment(WorldEnvironment, ClusterEnvironment):  # type: ignore[misc]
+    """Cluster environment of the package ``lightning_fabric``."""
+
+
+class AsyncDDPStrategy(FabricStrategyMixin, ParallelStrategy):  # type: ignore[misc] # noqa: D101
+    environment = _Environment
+
+
+AsyncDDPStrategy.register_strategies(STRATEGY_REGISTRY)
