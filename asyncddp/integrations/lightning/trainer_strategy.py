@@ -48,6 +48,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
 
     _caller: ClassVar[str] = "Trainer"
     model: Any
+    _trained: Any = None  # the module of which ranks have models of their own
 
     def __init__(
         self,
@@ -85,9 +86,12 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
     # training
 
     def model_to_device(self) -> None:
-        """Move the model to its device, and give all ranks rank 0's."""
-        self.lightning_module.to(self.root_device)
-        broadcast_parameters(self.lightning_module)
+        """Move the model to its device, and give all ranks rank 0's before they train it first."""
+        module = self.lightning_module
+        module.to(self.root_device)
+        if module.trainer.state.fn == "fit" and self._trained is not module:
+            broadcast_parameters(module)
+            self._trained = module
 
     def setup(self, trainer: Any) -> None:
         """Set up as Lightning does, with layers that synchronise if they were asked for."""

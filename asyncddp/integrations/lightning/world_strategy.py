@@ -124,8 +124,6 @@ class WorldStrategyMixin:
         backend = self._process_group_backend
         if backend is None or torch.distributed.is_initialized():
             return
-        if backend == "asyncddp":
-            import asyncddp.integrations.torch_distributed  # noqa: F401 - registers the backend
         context = current()
         if context.rank == 0 and context.size > 1:
             warnings.warn(
@@ -134,7 +132,13 @@ class WorldStrategyMixin:
                 "unless torchmetrics or SyncBatchNorm need it",
                 stacklevel=2,
             )
-        torch.distributed.init_process_group(backend, rank=context.rank, world_size=context.size)
+        store = torch.distributed.HashStore() if context.size == 1 else None
+        # registers the backend asyncddp, and lets ranks of MPI meet without MASTER_ADDR
+        import asyncddp.integrations.torch_distributed  # noqa: F401
+
+        torch.distributed.init_process_group(
+            backend, store=store, rank=context.rank, world_size=context.size
+        )
 
     # collectives
 

@@ -1,0 +1,115 @@
+"""Checkpoints of the Trainer: whose model they hold, and how exactly a fit goes on from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import asyncddp as bf
+from tests.lightning.training import shares, trainer
+from tests.support import World, on, open_transport
+
+pytestmark = pytest.mark.training
+
+
+def make(folder: str, epochs: int, algorithm: str, policy: str, **options: Any) -> Any:
+    """A Trainer that saves after each epoch."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from asyncddp.integrations.lightning import AsyncDDPStrategy
+
+    return trainer(
+        AsyncDDPStrategy(algorithm, checkpoint=policy, **options),
+        max_epochs=epochs,
+        enable_checkpointing=True,
+        callbacks=[ModelCheckpoint(folder, save_last=True)],
+    )
+
+
+def holds(folder: str, policy: str) -> None:
+    from tests.lightning.modules import Regression
+
+    model = Regression()
+    trained = make(folder, 1, "adapt_then_combine", policy, communication="empty")
+    trained.fit(model, shares())
+    saved = torch.load(f"{folder}/last.ckpt", weights_only=True)
+    with bf.average_model(model):
+        mean = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    first = {name: bf.broadcast(tensor, 0) for name, tensor in model.state_dict().items()}
+    assert not torch.equal(mean["net.0.weight"], first["net.0.weight"])
+    torch.testing.assert_close(saved["state_dict"], first if policy == "rank0" else mean)
+    key = saved["asyncddp"]
+    assert (key["world_size"], key["checkpoint"]) == (bf.size(), policy)
+    own = Path(f"{folder}/last.ckpt.rank{bf.rank()}")
+    assert own.exists() == (policy == "per_rank")
+    bf.barrier()
+    trained.save_checkpoint(f"{folder}/after.ckpt")
+    after = torch.load(f"{folder}/after.ckpt", weights_only=True)
+    torch.testing.assert_close(after["state_dict"], saved["state_dict"])
+    momentum = after["optimizer_states"][0]["state"][0]["momentum_buffer"]
+    own_momentum = trained.optimizers[0].state_dict()["state"][0]["momentum_buffer"]
+    expected = bf.broadcast(own_momentum, 0) if policy == "rank0" else bf.allreduce(own_momentum)
+    torch.testing.assert_close(momentum, expected)
+
+
+def saves(folder: str) -> None:
+    from tests.lightning.modules import Regression
+
+    make(folder, 1, "adapt_with_combine", "per_rank").fit(Regression(), shares())
+
+
+def begins_from(folder: str) -> torch.Tensor:
+    """The model that a resumed fit begins with."""
+    from lightning.pytorch.callbacks import Callback
+
+    from asyncddp.integrations.lightning import AsyncDDPStrategy
+    from tests.lightning.modules import Regression
+
+    class Look(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            found.append(pl_module.net[0].weight.detach().clone())
+
+    found: list[torch.Tensor] = []
+    resumed = trainer(
+        AsyncDDPStrategy("adapt_with_combine", checkpoint="per_rank"), callbacks=[Look()]
+    )
+    resumed.fit(Regression(), shares(), ckpt_path=f"{folder}/last.ckpt")
+    return found[0]
+
+
+@on("mpi-2")
+@pytest.mark.parametrize("policy", ["average", "rank0", "per_rank"])
+def test_a_checkpoint_holds_what_was_asked_for(world: World, tmp_path: Path, policy: str) -> None:
+    """Model and momentum, in files that weights_only reads; also saved after the fit."""
+    world.run(holds, str(tmp_path), policy)
+
+
+@on("mpi-4")
+def test_another_number_of_ranks_begins_from_the_average(world: World, tmp_path: Path) -> None:
+    """Four ranks save, two go on."""
+    folder = str(tmp_path)
+    world.run(saves, folder)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    with open_transport("mpi-2") as two:
+        found = two.run(begins_from, folder)
+    for weight in found:
+        assert torch.equal(weight, saved["net.0.weight"])
+
+
+@on("mpi-2")
+def test_ranks_files_that_are_missing_or_of_another_save(world: World, tmp_path: Path) -> None:
+    """All ranks begin from the average."""
+    folder = str(tmp_path)
+    world.run(saves, folder)
+    own = [torch.load(tmp_path / f"last.ckpt.rank{r}", weights_only=True) for r in range(2)]
+    before = world.run(begins_from, folder)
+    for weight, one in zip(before, own, strict=True):
+        assert torch.equal(weight, one["state_dict"]["net.0.weight"])
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]["net.0.weight"]
+    torch.save({**own[1], "asyncddp": {"id": "of another"}}, tmp_path / "last.ckpt.rank1")
+    assert all(torch.equal(one, saved) for one in world.run(begins_from, folder))
+    (tmp_path / "last.ckpt.rank1").unlink()
+    assert all(torch.equal(one, saved) for one in world.run(begins_from, folder))
