@@ -119,7 +119,7 @@ def test_another_bench_follows_windows_in_the_same_run(without_gloo):
         (
             (),
             "There are: ops windows step timeline torch-distributed network network-steps "
-            "network-methods scale memory compression gpu",
+            "network-methods scale memory lightning compression gpu",
         ),
         (("nope",), "no bench 'nope'; there are: ops windows step timeline"),
         (("ops", "--ranks", "1"), "--ranks needs a number of at least 2"),

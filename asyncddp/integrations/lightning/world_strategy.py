@@ -132,7 +132,8 @@ class WorldStrategyMixin:
                 "unless torchmetrics or SyncBatchNorm need it",
                 stacklevel=2,
             )
-        store = torch.distributed.HashStore() if context.size == 1 else None
+        alone = context.size == 1
+        store = torch.distributed.HashStore() if alone else None  # type: ignore[attr-defined]
         # registers the backend asyncddp, and lets ranks of MPI meet without MASTER_ADDR
         import asyncddp.integrations.torch_distributed  # noqa: F401
 
