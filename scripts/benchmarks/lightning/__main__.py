@@ -68,11 +68,12 @@ def draw(path: Path, rows: Sequence[FigureRow]) -> None:
 
 def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
     """Everything that this bench shows."""
-    rounds, batches, samples = (1, 5, 2) if options.quick else (options.rounds or 10, 60, 16)
+    rounds, batches = (1, 5) if options.quick else (options.rounds or 10, 60)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out = Path(folder) / "found.json"
-        given = {"rounds": rounds, "batches": batches, "samples": samples, "out": out}
+        given = {"rounds": rounds, "batches": batches, "out": out}
         words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+        words += ["--small"] * options.quick
         environ = {"OMP_NUM_THREADS": "1"}
         run(on_this_machine(2, "lightning.lightning_rank", *words), advance, environ)
         read = json.loads(out.read_text(encoding="utf-8"))

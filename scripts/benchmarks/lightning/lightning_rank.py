@@ -22,7 +22,7 @@ import topology
 from asyncddp.integrations.lightning import AsyncDDPStrategy
 from benchmarks.lightning.strategies import DDP, STRATEGIES
 from benchmarks.run_header import facts_of_run
-from benchmarks.training_models import Workload, convnet
+from benchmarks.training_models import Workload, convnet, narrow_mlp
 
 __all__ = ["main"]
 
@@ -118,15 +118,16 @@ def _rounds(rounds: int, batches: int, workload: Workload) -> Mapping[str, list[
 @click.command()
 @click.option("--rounds", type=click.IntRange(min=1), required=True)
 @click.option("--batches", type=click.IntRange(min=1), required=True)
-@click.option("--samples", type=click.IntRange(min=1), required=True)
+@click.option("--small", is_flag=True, help="A small network, to see that it runs.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True)
-def main(rounds: int, batches: int, samples: int, out: Path) -> None:
+def main(rounds: int, batches: int, small: bool, out: Path) -> None:
     """Measure on this run's ranks; rank 0 writes what the last rank has found."""
     warnings.simplefilter("ignore")
     for package in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(package).setLevel(logging.ERROR)
     bf.init()
-    found = _rounds(rounds, batches, convnet(samples))
+    workload = narrow_mlp(4, layers=10) if small else convnet(16)
+    found = _rounds(rounds, batches, workload)
     every, facts = bf.allgather_object(found), facts_of_run()
     if bf.rank() == 0:
         out.write_text(json.dumps({"times": every[-1], "header": facts}), encoding="utf-8")
