@@ -73,11 +73,15 @@ def fits_and_resumes(folder: str) -> None:
                 assert torch.equal(found, expected[name]), (algorithm, name)
 
 
-def train_by_wrapper(algorithm: str, merged: int, clip: float | None) -> torch.nn.Module:
+def train_by_wrapper(
+    algorithm: str, options: dict[str, Any], merged: int, clip: float | None
+) -> torch.nn.Module:
     """Train as the Trainer does, by DistributedOptimizer alone."""
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = bf.DistributedOptimizer(optimizer, model, algorithm)
+    plain: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if algorithm == "qadam":
+        plain = bf.QAdamOptimizer(model.parameters(), lr=0.01, warmup_steps=3)
+    optimizer = bf.DistributedOptimizer(plain, model, algorithm, **options)
     for _ in range(2):
         for x, y in shares(4 * merged):
             optimizer.zero_grad()
@@ -89,23 +93,31 @@ def train_by_wrapper(algorithm: str, merged: int, clip: float | None) -> torch.n
 
 
 def follows_the_wrapper() -> None:
-    """Automatic and manual optimisation, accumulation and clipping."""
+    """Every method; some with manual optimisation, and with accumulation and clipping."""
     from asyncddp.integrations.lightning import AsyncDDPStrategy
     from tests.lightning.modules import Regression
 
-    same = ["adapt_then_combine", "adapt_with_combine", "bytegrad", "decentralized"]
-    for algorithm in [*same, "gradient_allreduce"]:
-        for by_hand, merged, clip in ((False, 1, None), (True, 1, None), (False, 2, 0.5)):
-            model = Regression(by_hand=by_hand)
+    automatic, manual, merging = (False, 1, None), (True, 1, None), (False, 2, 0.5)
+    for algorithm, options in REPEATABLE:
+        kinds = [automatic] if options or algorithm == "qadam" else [automatic, manual, merging]
+        for by_hand, merged, clip in kinds:
+            model = Regression(algorithm, by_hand=by_hand)
             trained = trainer(
-                AsyncDDPStrategy(algorithm),
+                AsyncDDPStrategy(algorithm, **options),
                 accumulate_grad_batches=merged,
                 gradient_clip_val=clip,
                 use_distributed_sampler=False,
             )
             trained.fit(model, shares())
-            expected = train_by_wrapper(algorithm, merged, clip).state_dict()
-            torch.testing.assert_close(model.net.state_dict(), expected, rtol=0, atol=1e-6)
+            expected = train_by_wrapper(algorithm, options, merged, clip).state_dict()
+            found = model.net.state_dict()
+            torch.testing.assert_close(
+                found,
+                expected,
+                rtol=0,
+                atol=1e-6,
+                msg=lambda words, name=algorithm: f"{name}: {words}",
+            )
 
 
 def mistakes() -> list[str]:
