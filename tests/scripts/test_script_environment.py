@@ -193,6 +193,16 @@ def test_the_index_of_torch_can_be_given_and_serves_for_torch_alone(machine, pro
     assert len(installs(machine)) == 2, "another index installs again"
 
 
+def test_both_packages_of_lightning_come_in_the_version_that_is_given(machine, probe):
+    """With a setuptools that old ones can use; a version that is given later installs again."""
+    assert probe().returncode == 0
+    assert probe(ASYNCDDP_LIGHTNING="2.2.0").returncode == 0
+    first, second = installs(machine)
+    assert first.endswith("[off] [torch]")
+    words = "[lightning==2.2.0] [pytorch-lightning==2.2.0] [setuptools<82] [--editable]"
+    assert f"[off] [torch] {words}" in second
+
+
 def test_what_is_large_is_said_before_it_is_downloaded(machine, probe, has_gpu):
     """With CUDA: how much, and what to do against it where there is no GPU; with an index given
     that is the user's choice."""
@@ -267,7 +277,7 @@ def test_the_lowest_versions_come_from_the_lowest_python(machine, clone, probe):
     shutil.rmtree(clone / ".venv")
     done = probe("lowest", ASYNCDDP_TORCH_INDEX="https://example.org/cpu")
     assert done.returncode == 1
-    assert "unset ASYNCDDP_TORCH and ASYNCDDP_TORCH_INDEX" in done.stderr
+    assert "unset ASYNCDDP_TORCH, ASYNCDDP_TORCH_INDEX and" in done.stderr
 
 
 def test_failure_shows_the_log_and_the_next_run_tries_again(machine, probe):

@@ -104,3 +104,22 @@ def test_the_last_line_says_what_was_left_out(suite, machine, arguments, told):
 def test_workers_come_with_a_part_of_it_only_where_they_are_asked_for(suite, arguments, handed):
     """An area, a file or pytest's options run in one process."""
     assert suite(*arguments) == f"python [-m] [pytest] {handed}"
+
+
+@pytest.mark.usefixtures("suite")
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        (["--torch", "2.6.0"], ".venv-torch-2.6.0"),
+        (["--lightning", "2.2.0"], ".venv-lightning-2.2.0"),
+        (["--lightning", "2.2.0", "--torch", "2.6.0"], ".venv-torch-2.6.0-lightning-2.2.0"),
+    ],
+)
+def test_other_versions_have_environments_of_their_own(machine, arguments, folder):
+    """By version, beside the clone, as the refusal of one that is something else tells."""
+    clone = machine.root / "clone"
+    (clone / "pyproject.toml").touch()
+    (clone / folder).mkdir()
+    (clone / folder / "thesis.tex").touch()
+    done = machine.run(clone / "scripts" / "test", "unit", *arguments, ASYNCDDP_VENV="")
+    assert f"clone/{folder} is a folder of something else" in done.stderr
