@@ -197,7 +197,6 @@ def callbacks_and_bagua(folder: str) -> None:
     for name in ("gradient_allreduce", "bytegrad", "decentralized", "async", "qadam"):
         trained = trainer(BaguaStrategy(algorithm=name), max_epochs=1)
         trained.fit(Regression(name), shares())
-    trainer("bagua", max_epochs=1).fit(Regression(), shares())
 
 
 @on("mpi-2")

@@ -60,5 +60,5 @@ class BaguaStrategyMixin:
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Register ``bagua``."""
+        """Register ``bagua``, which Lightning before 2.3 keeps for a package of its own."""
         strategy_registry.register("bagua", cls, "Bagua's algorithms by asyncddp", override=True)
