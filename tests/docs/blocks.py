@@ -14,6 +14,7 @@
 ``text unordered``      the same, of ranks that print in any order
 ``text``                a picture in letters, a tree, a message: read by people only
 ``diff``                two scripts: the old one can be compiled, the new one runs
+``diff ranks``          the same, but that the new one runs by a command of the page; with file=NAME
 ======================  ==========================================================================
 """
 
@@ -49,6 +50,17 @@ class Block:
         """The name under which it lies in the page's folder."""
         names = [mark.removeprefix("file=") for mark in self.marks if mark.startswith("file=")]
         return names[0] if names else None
+
+    @property
+    def script(self) -> str:
+        """The text that lies there: of a diff its new side."""
+        return self.side("+") if self.language == "diff" else self.text
+
+    def side(self, sign: str) -> str:
+        """The new side of a diff, ``"+"``, or the old one, ``"-"``."""
+        left_out = "-" if sign == "+" else "+"
+        lines = self.text.splitlines()
+        return "".join(f"{line[1:]}\n" for line in lines if not line.startswith(left_out))
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"

@@ -68,7 +68,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
             (made[page] / "examples").symlink_to(REPO / "examples")
             for block in blocks_of(page):
                 if block.file:
-                    (made[page] / block.file).write_text(block.text, encoding="utf-8")
+                    (made[page] / block.file).write_text(block.script, encoding="utf-8")
         return made[page]
 
     return folder

@@ -19,7 +19,7 @@ LANGUAGES = {
     "python": {"cells", "ranks"},
     "bash": {"parsed", "fails"},
     "text": {"figures", "output", "unordered"},
-    "diff": set(),
+    "diff": {"ranks"},
 }
 CELLS = """
 from IPython.core.interactiveshell import InteractiveShell
@@ -116,7 +116,7 @@ def test_cells_run_in_ipython(run_python, folder_of, block):
     check_output(block, printed)
 
 
-@of("python", "ranks")
+@pytest.mark.parametrize("block", [one for one in BLOCKS if "ranks" in one.marks], ids=name_of)
 def test_scripts_for_several_ranks_are_run_by_a_command(block):
     """What needs several ranks has a command on its page that starts them."""
     commands = [one.text for one in blocks_of(block.page) if one.language == "bash"]
@@ -151,13 +151,15 @@ def test_commands_for_other_machines_can_be_read(folder_of, block):
 
 
 @of("diff")
-def test_diffs_lead_from_a_script_to_one_that_runs(run_python, folder_of, block):
-    """The old side of a diff is Python; the new side runs on one rank and prints something."""
-    old, new = (
-        "\n".join(line[1:] for line in block.text.splitlines() if not line.startswith(sign))
-        for sign in "+-"
-    )
-    compile(old, str(block), "exec")
-    code, printed = run_python(new + "\n", folder_of(block.page))
+def test_diffs_begin_at_a_script(block):
+    """Both sides of a diff are Python."""
+    for sign in "-+":
+        compile(block.side(sign), str(block), "exec")
+
+
+@of("diff", without=["ranks"])
+def test_diffs_lead_to_a_script_that_runs(run_python, folder_of, block):
+    """The new side runs on one rank and prints something."""
+    code, printed = run_python(block.script, folder_of(block.page))
     assert code == 0, printed
     assert printed.strip()
