@@ -30,6 +30,7 @@ class _Environment(WorldEnvironment, ClusterEnvironment):  # type: ignore[misc]
 
 
 class AsyncDDPStrategy(TrainerStrategyMixin, ParallelStrategy):  # type: ignore[misc] # noqa: D101
+    __doc__ = TrainerStrategyMixin.__doc__
     environment = _Environment
 
 
@@ -37,12 +38,12 @@ AsyncDDPStrategy.register_strategies(StrategyRegistry)
 
 
 class ConsensusMonitor(ConsensusMonitorMixin, Callback):  # type: ignore[misc] # noqa: D101
-    pass
+    __doc__ = ConsensusMonitorMixin.__doc__
 
 
 class SwitchAlgorithm(SwitchAlgorithmMixin, Callback):  # type: ignore[misc] # noqa: D101
-    pass
+    __doc__ = SwitchAlgorithmMixin.__doc__
 
 
 class TimelineCallback(TimelineCallbackMixin, Callback):  # type: ignore[misc] # noqa: D101
-    pass
+    __doc__ = TimelineCallbackMixin.__doc__

@@ -7,7 +7,7 @@ from asyncddp.integrations.pytorch_lightning import AsyncDDPStrategy, StrategyRe
 
 
 class BaguaStrategy(BaguaStrategyMixin, AsyncDDPStrategy):  # noqa: D101
-    pass
+    __doc__ = BaguaStrategyMixin.__doc__
 
 
 BaguaStrategy.register_strategies(StrategyRegistry)

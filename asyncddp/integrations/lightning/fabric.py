@@ -31,6 +31,7 @@ class _Environment(WorldEnvironment, ClusterEnvironment):  # type: ignore[misc]
 
 
 class AsyncDDPStrategy(FabricStrategyMixin, ParallelStrategy):  # type: ignore[misc] # noqa: D101
+    __doc__ = FabricStrategyMixin.__doc__
     environment = _Environment
 
 
