@@ -20,7 +20,8 @@ for needed in ("nbformat", "nbclient", "sklearn"):  # importing them takes each 
 
 FOLDER = REPO / "examples" / "notebooks"
 NAMES = ("1_average_consensus", "2_designing_a_topology", "3_least_squares", "4_digits")
-PICTURES = {NAMES[0]: 2, NAMES[1]: 6, NAMES[2]: 2, NAMES[3]: 4}
+NAMES += ("5_lightning",) if importlib.util.find_spec("lightning") else ()
+PICTURES = dict(zip(NAMES, (2, 6, 2, 4, 2), strict=False))
 LARGEST = 60_000  # bytes of a picture
 
 
@@ -48,6 +49,11 @@ QUESTIONS = {
         answer = {"curves": curves.tolist(), "rates": rates,
                   "seen": view["digits"], "known": known.tolist(),
                   "slowest": found.slowest_by_compute, "holds_up": found.holds_up}""",
+    "5_lightning": """
+        def listed(records):
+            accuracy, distances = curves(records)
+            return [part.tolist() for part in (accuracy, *distances)]
+        answer = {"gossip": listed(gossip), "switched": listed(switched)}""",
 }  # fmt: skip
 
 
@@ -263,6 +269,20 @@ class TestOnFourEngines:
         """The last rank computes longest, and all wait for it in the end."""
         answer = ran(NAMES[3]).answer
         assert (answer["slowest"], answer["holds_up"]) == (3, 3)
+
+    @pytest.mark.skipif("5_lightning" not in NAMES, reason="lightning is not installed")
+    def test_models_are_equal_until_the_switch_and_learn_by_both_methods(self, ran):
+        """Zero distance of all ranks in the first half of the steps, and some in the second."""
+        answer = ran("5_lightning").answer
+        for accuracy, *distances in answer.values():
+            assert accuracy[-1][1] > 80
+            assert len(distances) == 4
+        (*_, (last, _)), *distances = answer["switched"]
+        for points in distances:
+            assert {distance for step, distance in points if step <= last / 2} == {0}
+            assert max(distance for step, distance in points if step > last / 2) > 0
+        for points in answer["gossip"][1:]:
+            assert min(distance for _, distance in points) > 0
 
 
 def test_without_ipyparallel_the_same_cells_run_on_threads(tmp_path):
