@@ -110,11 +110,21 @@ class WorldStrategyMixin:
                 f"{self._caller}: argument num_nodes: got {self._num_nodes}, but the world's ranks "
                 f"are on {context.machine_size}; leave num_nodes out"
             )
-        if self._layer_sync is not None and self._process_group_backend is None:
+        if self._layer_sync is not None:
+            self._check_layer_sync()
+
+    def _check_layer_sync(self) -> None:
+        """Raise an ArgumentError where torch's layers that synchronise cannot work."""
+        flag = f"{self._caller}: argument sync_batchnorm:"
+        if self.root_device.type == "cpu":
             raise ArgumentError(
-                f"{self._caller}: argument sync_batchnorm: torch's layers need torch.distributed, "
-                "which is not in use; give AsyncDDPStrategy(process_group_backend='gloo'), or "
-                "'nccl' on GPUs"
+                f"{flag} torch's layers work on GPUs alone; on CPUs convert the model by "
+                "the SyncBatchNorm of asyncddp.integrations.bagua.torch_api.contrib instead"
+            )
+        if self._process_group_backend is None:
+            raise ArgumentError(
+                f"{flag} torch's layers need torch.distributed, which is not in use; give "
+                "AsyncDDPStrategy(process_group_backend='nccl')"
             )
 
     def setup_environment(self) -> None:
