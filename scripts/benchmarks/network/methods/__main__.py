@@ -33,7 +33,7 @@ _TRAINED = (HostNetwork(4, "100mbit"), HostNetwork(4, "100mbit", 0.020))
 _SLOWER = 6.0
 _ACCELERATOR = 0.030  # seconds of a step
 _ROUNDS, _QUICK_ROUNDS = 5, 2
-_LEARN_SECONDS, _QUICK_SECONDS = 20, 2
+_LEARN_SECONDS, _QUICK_SECONDS = 20, 0.5
 _SPEED_NOTE = (
     f"Hosts are network namespaces of this machine and share its cores. Each trains the same model "
     f"of {size_text(NBYTES)} on scikit-learn's digits, {BATCH} images a step, whose layers sleep "
