@@ -33,7 +33,7 @@ def site():
     """The site, built as people build it."""
     done = subprocess.run(
         [REPO / "scripts" / "docs", "--no-doctests"],
-        env=environment(),
+        env={**environment(), "ASYNCDDP_VENV": warm_server().environment},
         capture_output=True,
         text=True,
         timeout=200,

@@ -14,6 +14,7 @@ import asyncddp as bf
 from asyncddp.errors import EnvironmentProblem, PeerError, RankError, UsageError
 from asyncddp.notebook import Cluster
 from tests.support import PATIENCE, RUN_LIMIT, FileEvent, until
+from tests.support.processes import warm_python
 from tests.support.session import plain
 from tests.support.sockets import open_to_others
 
@@ -22,7 +23,10 @@ pytestmark = pytest.mark.mpi(4)
 
 @pytest.fixture(scope="module")
 def cluster(mpi, session):
-    with Cluster(4, timeout=RUN_LIMIT) as started:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.executable", warm_python())
+        started = Cluster(4, timeout=RUN_LIMIT)
+    with started:
         session(
             "%%px\nimport asyncddp as bf, torch\nbf.init()\nx = torch.tensor([1.0 + bf.rank()])"
         )

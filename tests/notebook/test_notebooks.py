@@ -112,7 +112,9 @@ class Ran:
         notebook = saved(name)
         notebook.cells.append(nbformat.v4.new_code_cell(f"{question}\nprint(json.dumps(answer))"))
         nbformat.write(notebook, path)
-        self.notebook = the_script().execute(path, **environment)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.executable", warm_python())  # of the kernel
+            self.notebook = the_script().execute(path, **environment)
         self.answer = json.loads(self.notebook.cells.pop().outputs[0].text)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import warm_python, warm_server
+
 REPO = Path(__file__).resolve().parents[2]
 EXAMPLES = REPO / "examples" / "slurm"
 RANKS = [f"rank {rank} of 2, {rank} of 2 here, mean 0.5" for rank in range(2)]
@@ -35,14 +37,14 @@ def test_torch_distributed_meets_under_srun_with_no_variable_set(pmix):
         "dist.destroy_process_group()\n"
     )
     (pmix.folder / "backend.py").write_text(text)
-    done = pmix.pmix_step(2, sys.executable, "backend.py")
+    done = pmix.pmix_step(2, warm_server().python, "backend.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 sum 3.0", "rank 1 sum 3.0"]
 
 
 def test_srun_without_it_is_refused_and_not_trained_apart(slurm):
     """Both would be rank 0 of 1, and each would train a model of its own."""
-    done = slurm.call("srun", "--ntasks=2", "--mpi=none", sys.executable, "train.py")
+    done = slurm.call("srun", "--ntasks=2", "--mpi=none", warm_server().python, "train.py")
     assert done.returncode != 0
     assert not lines(done.stdout)
     assert "srun has started this process as rank 0 of 2, but the MPI library says" in done.stderr
@@ -51,7 +53,7 @@ def test_srun_without_it_is_refused_and_not_trained_apart(slurm):
 
 def test_asyncddp_run_reads_the_number_of_ranks_from_the_allocation(slurm):
     """In salloc, asyncddp run without -np starts as many ranks as there are tasks."""
-    words = [sys.executable, "-m", "asyncddp", "run", "train.py"]
+    words = [warm_python(), "-m", "asyncddp", "run", "train.py"]
     done = slurm.call("salloc", "--quiet", "--ntasks=2", *words)
     assert done.returncode == 0, done.stderr
     assert lines(done.stdout) == RANKS
@@ -62,7 +64,7 @@ def test_a_failing_rank_under_srun_is_named_with_its_exit_code(pmix):
     (pmix.folder / "fails.py").write_text(
         "import asyncddp as bf, sys\nbf.init()\nbf.rank() or sys.exit(7)\nbf.barrier()\n"
     )
-    run = [sys.executable, "-m", "asyncddp", "run", "--launcher", "srun", "--mpi-args=--mpi=pmix"]
+    run = [warm_python(), "-m", "asyncddp", "run", "--launcher", "srun", "--mpi-args=--mpi=pmix"]
     done = pmix.call("salloc", "--quiet", "--ntasks=2", *run, "fails.py")
     assert done.returncode == 7
     assert "asyncddp run: rank 0" in done.stderr
@@ -74,7 +76,8 @@ def test_the_batch_scripts_train(name, request):
     """cpu.sh and srun.sh run the script on as many ranks as sbatch was asked for."""
     slurm = request.getfixturevalue("pmix" if name == "srun.sh" else "slurm")
     small = ["--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1"]
-    code, said = slurm.submit(name, *small, str(EXAMPLES / name), "train.py", VENV=sys.prefix)
+    place = str(Path(warm_server().commands).parent)
+    code, said = slurm.submit(name, *small, str(EXAMPLES / name), "train.py", VENV=place)
     assert code == 0, said
     assert lines(said) == RANKS, f"{said!r}\n{slurm.log('slurmd')}"
 

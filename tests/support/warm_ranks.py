@@ -36,6 +36,8 @@ _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _KILL = bytes([signal.SIGKILL])
 _LARGE = ("mpmath", "networkx", "numpy", "scipy", "sympy", "torch", "triton", "typing_extensions")
+_EXECUTABLE = "ASYNCDDP_TEST_EXECUTABLE"
+"""Variable that gives a warm process its ``sys.executable``."""
 _MARK = "ASYNCDDP_TEST_MARK"
 """Variable by which some tests know the processes of their run."""
 
@@ -46,21 +48,36 @@ import warm_rank
 warm_rank.main({address!r}, sys.argv[1:])
 """
 _COMMAND = """#!{python}
-import sys, types
+import sys
 from asyncddp.cli.main import main
-from asyncddp.launch import job_builder
-job_builder.sys = types.SimpleNamespace(executable={stand_in!r})
+sys.executable = {stand_in!r}
 main()
 """
 _PYTHON = """#!/bin/bash
-if [[ "$1 $2" == "-m asyncddp" ]]; then
-    exec "${{0%/*}}/asyncddp" "${{@:3}}"
-fi
+case "$1 $2" in
+    "-m asyncddp") exec "${{0%/*}}/asyncddp" "${{@:3}}" ;;
+    "-m asyncddp.cli.doctor.mpi_probe" | "-m benchmarks"* | "-m ipykernel_launcher" | \\
+        "-m pytest" | "-m sphinx") {executable}="$0" exec {stand_in} "$@" ;;
+esac
 exec -a "$0" {python} "$@"
+"""
+_SCRIPTS = """#!/bin/bash
+case "$1 $2" in
+    "-c "*) exec {python} "$@" ;;
+    "-m asyncddp") exec "${{0%/*}}/asyncddp" "${{@:3}}" ;;
+esac
+exec {stand_in} "$@"
 """
 _FORWARD = """#!/bin/sh
 exec {program} "$@"
 """
+_LAUNCHER = """#!/bin/sh
+PYTHON_EXEC={python} exec {python} -m {module} "$@"
+"""
+_LAUNCHERS = {
+    "accelerate": "accelerate.commands.accelerate_cli",
+    "torchrun": "torch.distributed.run",
+}
 
 
 class WarmServer:
@@ -71,7 +88,9 @@ class WarmServer:
 
     Attributes:
         python: A program that stands in for Python: it runs what it is given as a warm rank.
-        commands: A folder for ``PATH``, whose ``asyncddp run`` starts Python scripts so.
+        commands: A folder for ``PATH`` whose ``python``, ``asyncddp run`` and other launchers
+            start scripts and modules so; ``python -c`` finds nothing imported, as ever. Its
+            ``activate`` makes the folder above an environment to batch scripts.
     """
 
     def __init__(self, environ: dict[str, str]) -> None:
@@ -90,8 +109,18 @@ class WarmServer:
         folder = str(PROGRAM.parent)
         text = _STAND_IN.format(python=sys.executable, folder=folder, address=self.address)
         self.python = self._install("python", text)
-        text = _COMMAND.format(python=sys.executable, stand_in=self.python)
-        self.commands = str(Path(self._install("bin/asyncddp", text)).parent)
+        text = _SCRIPTS.format(python=sys.executable, stand_in=self.python)
+        here = self._install("bin/python", text)
+        self.commands = str(Path(here).parent)
+        self._install("bin/asyncddp", _COMMAND.format(python=sys.executable, stand_in=here))
+        self._install("bin/activate", f"PATH={self.commands}:{Path(sys.executable).parent}:$PATH")
+        for name in ("mpirun", "mpiexec"):
+            program = Path(sys.executable).with_name(name)
+            if program.exists():
+                self._install(f"bin/{name}", _FORWARD.format(program=program))
+        for name, module in _LAUNCHERS.items():
+            text = _LAUNCHER.format(python=self.python, module=module)
+            self._install(f"bin/{name}", text)
 
     def _install(self, name: str, text: str) -> str:
         """Write a program into the server's folder; gives its path."""
@@ -106,17 +135,15 @@ class WarmServer:
         """A folder that programs take for this Python's environment, with :attr:`commands` in it.
 
         Its Python says that it lives there, so that ``sys.executable -m asyncddp run`` of any
-        program starts warm ranks, too.
+        program starts warm ranks, too. Programs that need torch themselves are warm as well.
         """
         here = Path(sys.prefix)
-        python = self._install("environment/bin/python", _PYTHON.format(python=sys.executable))
+        text = _PYTHON.format(python=sys.executable, stand_in=self.python, executable=_EXECUTABLE)
+        python = self._install("environment/bin/python", text)
         tools = Path(python).parent
-        (tools / "asyncddp").symlink_to(Path(self.commands, "asyncddp"))
-        for launcher in ("mpirun", "mpiexec"):
-            program = Path(sys.executable).with_name(launcher)
-            if program.exists():
-                text = _FORWARD.format(program=program)
-                self._install(f"environment/bin/{launcher}", text)
+        for name in ("asyncddp", "mpirun", "mpiexec"):
+            if Path(self.commands, name).exists():
+                (tools / name).symlink_to(Path(self.commands, name))
         for held in here.iterdir():
             # without our scripts' notes it is the user's own to them, used as it is
             if held.name not in {"bin", ".asyncddp"}:
@@ -262,8 +289,11 @@ def prepare(given: dict[str, Any]) -> None:
     """Take over a rank's environment, folder and arguments."""
     os.environ.clear()
     os.environ.update(given["environ"])
+    sys.executable = os.environ.pop(_EXECUTABLE, sys.executable)
     os.chdir(given["folder"])
     sys.argv = given["arguments"]
+    unbuffered = sys.argv[0] == "-u"
+    del sys.argv[:unbuffered]
     if sys.argv[0] == "-m":
         sys.path[0] = str(Path.cwd())
     else:
@@ -271,7 +301,8 @@ def prepare(given: dict[str, Any]) -> None:
     further = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in further if path and path not in sys.path]
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=stream is sys.stderr or os.isatty(1))
+        buffered = stream is not sys.stderr and not os.isatty(1)
+        stream.reconfigure(line_buffering=not buffered, write_through=unbuffered)
 
 
 def freeze() -> None:

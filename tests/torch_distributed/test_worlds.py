@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import run_on_mpirun, run_to_end
+from tests.support.processes import warm_python
 
 pytestmark = pytest.mark.launches
 MEET = """
@@ -108,7 +108,7 @@ def test_env_and_mpi_rendezvous_work_under_each_launcher(way: str, tmp_path: Pat
     else:
         script = tmp_path / "script.py"
         script.write_text(MEET, encoding="utf-8")
-        ended = run_to_end([sys.executable, "-m", "asyncddp", "run", "-np", "2", str(script)])
+        ended = run_to_end([warm_python(), "-m", "asyncddp", "run", "-np", "2", str(script)])
     assert ended.code == 0, ended
     for rank in range(2):
         assert ended.stdout.count(f"rank {rank} {rank} sum 3.0") == 2, ended
