@@ -17,13 +17,21 @@ from asyncddp.transport import TRANSPORTS
 
 def main(address: str, transport: str) -> None:
     """Connect to the pool at ``address`` and run its cases."""
-    faulthandler.register(signal.SIGUSR1, all_threads=False)
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # may crash where threads are running
+    _print_stacks_on_signals()
     rank = _start(transport)
     with Client(address, family="AF_UNIX") as connection:
         connection.send_bytes(pickle.dumps((rank, os.getpid())))
         while (case := pickle.loads(connection.recv_bytes())) is not None:
             connection.send_bytes(_pickle_outcome(run_case(rank, case)))
+            _print_stacks_on_signals()  # a case may have set handlers, as Lightning's Trainer does
+
+
+def _print_stacks_on_signals() -> None:
+    """Print the main thread's stack on SIGUSR1, and on SIGUSR2 those of all threads."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        faulthandler.unregister(number)  # else it would not notice that another handler was set
+        every = number == signal.SIGUSR2  # which may crash where threads are running
+        faulthandler.register(number, all_threads=every)
 
 
 def _start(transport: str) -> int:

@@ -41,6 +41,11 @@ def hangs_on(rank):
         threading.Event().wait(60)
 
 
+def sets_handlers():
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # as Lightning's Trainer does in the end
+        signal.signal(number, signal.getsignal(number))
+
+
 def dies_on(rank):
     if bf.rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -134,6 +139,7 @@ def test_a_world_is_as_new_after_a_case_that_failed(world):
 @on("mpi-2")
 def test_a_rank_that_hangs_is_reported_with_its_stack(world):
     """The pool is ended after the limit, and the report shows where the rank was."""
+    world.run(sets_handlers)
     with pytest.raises(ProcessPoolError, match="rank 1 hung") as caught:
         world.outcomes(hangs_on, 1, limit=3.0)
     assert "in hangs_on" in str(caught.value)
