@@ -230,7 +230,6 @@ class _Ranks:
         given, streams = receive_rank(connection)
         mark = given["environ"].get(_MARK)
         asker = _asker(connection)
-        _import_for(given["arguments"], given["folder"])
         pid = os.fork()
         if pid == 0:
             os.setsid()
@@ -265,22 +264,6 @@ class _Ranks:
             code = os.waitstatus_to_exitcode(status)
             with self._connections.pop(pid) as connection, contextlib.suppress(OSError):
                 connection.sendall(struct.pack("!i", code))
-
-
-def _import_for(arguments: list[str], folder: str) -> None:
-    """Import Lightning before the fork, once, where a script or module names it.
-
-    It takes five seconds, and starts no thread.
-    """
-    if "lightning.pytorch" in sys.modules:
-        return
-    with contextlib.suppress(OSError, ImportError):
-        named = any("lightning" in one for one in arguments)
-        script = next((one for one in arguments if one.endswith(".py")), None)
-        if named or (script and "lightning" in Path(folder, script).read_text(encoding="utf-8")):
-            import lightning.pytorch  # noqa: F401
-
-            gc.freeze()
 
 
 def _asker(connection: socket.socket) -> int:
