@@ -58,6 +58,7 @@ class MessageMatcher:
         tracing: EngineTracing = NO_TRACING,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
+        self.slots = transport.collective_slots
         self.channels = PersistentChannelTable(transport.shared_memory_group, self.rank, tracing)
         self.sends = SendQueue(transport, self.channels)
         self._announced = AnnouncedTensorReceiver(self.rank, self.channels, self.sends)
@@ -74,8 +75,11 @@ class MessageMatcher:
 
     def is_refused(self, name: str) -> bool:
         """Tell whether a peer has refused, in advance, the next exchange of a name."""
-        nacks = self._early_nacks
-        return bool(nacks) and MatchKey(name, self._use_counts.get(name, 0)) in nacks
+        return self.is_refused_at(MatchKey(name, self._use_counts.get(name, 0)))
+
+    def is_refused_at(self, key: MatchKey) -> bool:
+        """Tell whether a peer has refused, in advance, the exchange of a key."""
+        return key in self._early_nacks
 
     # exchanges
 

@@ -15,6 +15,7 @@ from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.errors import PeerError
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.transport.base import Request
 
 _GRACE = 0.3  # seconds for a signature that explains an error of the transport
@@ -98,11 +99,17 @@ class OperationExchanges:
         self._chunked_exchanges: list[ChunkedExchange] = []
         self._requests: list[Request] = []
         self._part = 0
+        self.agreed = False  # whether all ranks are known to take part in the same collective
 
     @property
     def rank(self) -> int:
         """This rank."""
         return self._matcher.rank
+
+    @property
+    def slots(self) -> CollectiveSlots | None:
+        """Slots of shared memory for collectives of all ranks; None where not all share memory."""
+        return self._matcher.slots
 
     def exchange(
         self,
@@ -188,6 +195,11 @@ class OperationExchanges:
             peers = sorted(peer for peer, other in targets.items() if other == factor)
             self._matcher.sends.export(exchange, peers, tensor, factor)
 
+    def open_for_refusal(self, signature: ExchangeSignature) -> None:
+        """Open an exchange with all other ranks, by which they learn that the operation fails."""
+        others = [peer for peer in range(self._matcher.size) if peer != self.rank]
+        self.exchange(signature, others, others)
+
     def collective(
         self, group: Sequence[int], signature: ExchangeSignature, start: Callable[[], Request]
     ) -> Generator[PendingReceive | CollectiveWaitCondition | SendWaitCondition, None, None]:
@@ -196,12 +208,15 @@ class OperationExchanges:
         Its signature goes to the next rank of the group, so that ranks which call different
         collectives, dtypes or shapes find out while the collective itself is in progress, and tell
         all: a rank whose part has ended by then raises in its next verb. In check mode the
-        signature goes to all, and nothing starts before all signatures are known to agree.
+        signature goes to all, and nothing starts before all signatures are known to agree. Where
+        they are known to agree already, none is sent.
         """
         index = group.index(self.rank)
         others = [peer for peer in group if peer != self.rank]
         before, after = group[index - 1], group[(index + 1) % len(group)]
         sources, targets = ([before], [after]) if others and not self.check else (others, others)
+        if self.agreed:
+            sources, targets = [], []
         exchange = self.exchange(signature, sources, targets)
         exchange.audience = frozenset(others)
         for peer in targets:
@@ -216,7 +231,7 @@ class OperationExchanges:
         self._requests.remove(request)
         for peer in sources:
             yield exchange.receives[peer]
-        if others:
+        if targets:
             yield exchange.sent()
 
     def raise_if_failed(self) -> None:

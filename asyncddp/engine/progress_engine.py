@@ -8,6 +8,8 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,10 +21,13 @@ from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
+from asyncddp.engine.pairwise_averaging import poll_briefly
 from asyncddp.engine.progress_loop import ProgressLoop
+from asyncddp.engine.slot_exchange import SlotExchange, interrupted_steps
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.engine.work import OperationSpec, Work
 from asyncddp.errors import ArgumentError, NotInitializedError
+from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.timeline.profiler_range import ProfilerRange
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import Transport
@@ -56,6 +61,7 @@ class ProgressEngine(ProgressLoop):
         self._submit_lock = threading.Lock()  # so that submitting never waits for a round
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
         self._last_caller = 0  # the thread that submitted last
+        self._pause = os.sched_yield if transport.cores_shared else None
         self.fast_paths: dict[Any, Any] = {}
         _LIVE_ENGINES.add(self)
 
@@ -81,10 +87,52 @@ class ProgressEngine(ProgressLoop):
     def run(self, spec: OperationSpec[R], about: Sequence[object] = ()) -> R:
         """Run an operation on the calling thread and return its result."""
         span = self._call_span(spec, about)
-        if span is None:
+        if span is not None:
+            with span:
+                return Handle(self, self._enqueue(spec)).wait()
+        exchange, slots = spec.slot_exchange, self.matcher.slots
+        if slots is None or exchange is None or exchange.combine is None:
             return Handle(self, self._enqueue(spec)).wait()
-        with span:
-            return Handle(self, self._enqueue(spec)).wait()
+        return self._run_in_slots(spec, exchange, exchange.combine, slots)
+
+    def _run_in_slots(
+        self,
+        spec: OperationSpec[R],
+        exchange: SlotExchange[R],
+        combine: Callable[[Sequence[torch.Tensor]], R],
+        slots: CollectiveSlots,
+    ) -> R:
+        """Run a collective without the engine, which takes over where a rank does not come soon."""
+        name = spec.match_name
+        with self._submit_lock:  # so that no other collective of this rank begins meanwhile
+            others = (*list(self.active), *list(self.queue), *list(self.active))
+            alone = all(work.sequence != spec.sequence for work in others)
+            step, rounds = self._count(spec.verb, spec.label, name)
+            alone = alone and not self.matcher.is_refused_at(MatchKey(name, step))
+            if alone and slots.has_room(step):
+                slots.post(step, exchange.digest, exchange.data)
+                try:
+                    all_posted = poll_briefly(lambda: slots.all_posted(step), self._pause)
+                except BaseException:
+                    self._interrupt(spec, MatchKey(name, step), rounds, slots)
+                    raise
+                if all_posted and slots.agree(step, exchange.digest):
+                    try:
+                        return combine(slots.read(step, exchange.dtype))
+                    finally:
+                        slots.finish(step)
+            work = self._add(spec, MatchKey(name, step), rounds)
+        return Handle(self, work).wait()
+
+    def _interrupt(
+        self, spec: OperationSpec[R], key: MatchKey, rounds: int, slots: CollectiveSlots
+    ) -> None:
+        """Fail a collective that was interrupted, for example by Ctrl-C, and tell the peers."""
+        what = f"{spec.verb} {key}"
+        steps = partial(interrupted_steps, slots, what=what)
+        self._add(replace(spec, steps=steps, slot_exchange=None), key, rounds)
+        if self.thread is not None:
+            self.thread.wake()
 
     def _call_span(
         self, spec: OperationSpec[R], about: Sequence[object]
@@ -104,10 +152,14 @@ class ProgressEngine(ProgressLoop):
             if key is None:
                 step, rounds = self._count(spec.verb, spec.label, name)
                 key = MatchKey(name, step)
-            check = spec.check or self.config.check
-            operation = OperationExchanges(self.matcher, spec.verb, key, rounds, check=check)
-            work = Work(spec, operation, Deadline(self.config))
-            self.queue.append(work)
+            return self._add(spec, key, rounds)
+
+    def _add(self, spec: OperationSpec[R], key: MatchKey, rounds: int) -> Work[R]:
+        """Queue an operation whose use has been counted, under the lock of submissions."""
+        check = spec.check or self.config.check
+        operation = OperationExchanges(self.matcher, spec.verb, key, rounds, check=check)
+        work = Work(spec, operation, Deadline(self.config))
+        self.queue.append(work)
         return work
 
     # counting

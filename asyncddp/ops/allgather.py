@@ -9,12 +9,13 @@ import torch
 
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
 from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
 from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.tensors.allocation import empty, make_tensor
+from asyncddp.tensors.byte_views import on_host
 from asyncddp.transport import Transport
 
 
@@ -65,7 +66,17 @@ def allgather(
         parts = yield from exchange_all_gather(op, ranks, form, own)
         return write_result(concatenate(parts), tensor, None)
 
-    return members.operation("allgather", steps, name, tensor, check=check)
+    form = signature_of(title, tensor, ragged=True)
+    exchange = SlotExchange[torch.Tensor](form)
+    width = math.prod(tensor.shape[1:])
+    if form.device == "cpu" and width and members.slots_take(tensor.nbytes):
+        exchange = SlotExchange(
+            form,
+            lambda parts: concatenate(parts).view(-1, *tensor.shape[1:]),
+            on_host(tensor),
+            tensor.dtype,
+        )
+    return members.operation("allgather", steps, name, tensor, check=check, slot_exchange=exchange)
 
 
 allgather_nonblocking = nonblocking(allgather)

@@ -9,7 +9,7 @@ import torch
 from asyncddp.context import current
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.encoded_exchange import (
     Compression,
@@ -27,6 +27,7 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.tensors.byte_views import on_host
 from asyncddp.transport import Transport
 
 
@@ -146,7 +147,29 @@ def _program(
             total = yield from reduce_over_group(op, ranks, own, reduction, title)
         return write_result(total, tensor, out)
 
-    return group.operation(verb, steps, name, tensor, out, check=check)
+    exchange = None
+    if compression is None and transport is not None:
+        exchange = _slot_exchange(group, tensor, reduction, title, out)
+    return group.operation(verb, steps, name, tensor, out, check=check, slot_exchange=exchange)
+
+
+def _slot_exchange(
+    group: ProcessGroup,
+    tensor: torch.Tensor,
+    reduction: Reduction,
+    title: str,
+    out: torch.Tensor | None,
+) -> SlotExchange[torch.Tensor] | None:
+    """Return how a tensor is reduced by slots, a large one after agreement by slots."""
+    form = signature_of(title, tensor)
+    if form.device != "cpu" or not group.slots_take(tensor.numel() * reduction.dtype.itemsize):
+        return SlotExchange(form) if reduction.is_sum else None
+
+    def combine(terms: Sequence[torch.Tensor]) -> torch.Tensor:
+        return write_result(reduction.of(terms).view(tensor.shape), tensor, out)
+
+    own = on_host(tensor).to(reduction.dtype)
+    return SlotExchange(form, combine, own, own.dtype)
 
 
 def sum_over_group(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncddp.engine import ExchangeSignature, OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import (
+    ExchangeSignature,
+    OperationExchanges,
+    OperationSpec,
+    SlotExchange,
+    Steps,
+)
 from asyncddp.ops.group_exchange import signal_in_ring, wait_in_ring
 from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.variants import blocking, nonblocking
@@ -40,7 +46,8 @@ def barrier(*, group: ProcessGroup | None = None, name: str | None = None) -> Op
         else:
             yield from op.collective(ranks, form, transport.ibarrier)
 
-    return members.operation("barrier", steps, name)
+    slot_exchange = SlotExchange(form, lambda _: None)
+    return members.operation("barrier", steps, name, slot_exchange=slot_exchange)
 
 
 barrier_nonblocking = nonblocking(barrier)

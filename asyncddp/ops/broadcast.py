@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
 from asyncddp.ops.group_exchange import (
     exchange_from_root,
     gather_parts,
@@ -23,6 +23,7 @@ from asyncddp.ops.validation import (
 )
 from asyncddp.ops.variants import blocking, in_place, nonblocking
 from asyncddp.tensors.allocation import detached_copy, empty_like
+from asyncddp.tensors.byte_views import on_host
 
 
 @blocking
@@ -79,7 +80,19 @@ def broadcast(
         yield from op.collective(members.ranks, form, lambda: transport.ibroadcast(value, place))
         return write_result(value, tensor, out)
 
-    return members.operation("broadcast", steps, name, tensor, out, check=check)
+    form = signature_of(title, tensor)
+    exchange = SlotExchange[torch.Tensor](form)
+    if form.device == "cpu" and members.slots_take(tensor.nbytes):
+        place = members.ranks.index(root)
+        exchange = SlotExchange(
+            form,
+            lambda parts: write_result(detached_copy(parts[place]).view(tensor.shape), tensor, out),
+            on_host(tensor) if members.context.rank == root else None,
+            tensor.dtype,
+        )
+    return members.operation(
+        "broadcast", steps, name, tensor, out, check=check, slot_exchange=exchange
+    )
 
 
 broadcast_nonblocking = nonblocking(broadcast)

@@ -12,7 +12,13 @@ from typing import Any, TypeVar
 import torch
 
 from asyncddp.context import current
-from asyncddp.engine import ExchangeSignature, OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import (
+    ExchangeSignature,
+    OperationExchanges,
+    OperationSpec,
+    SlotExchange,
+    Steps,
+)
 from asyncddp.ops.allgather import gather_over_group
 from asyncddp.ops.validation import check_rank
 from asyncddp.ops.variants import blocking, nonblocking
@@ -64,7 +70,12 @@ def broadcast_object(
         yield from op.collective(everyone, form, lambda: transport.ibroadcast(value, root))
         return obj if here else _unpickled(value)
 
-    return OperationSpec("broadcast_object", steps, name, ordered=True)
+    exchange = SlotExchange[Any](form)
+    if _slots_take(data):
+        exchange = SlotExchange(
+            form, lambda parts: obj if here else _unpickled(parts[root]), data if here else None
+        )
+    return OperationSpec("broadcast_object", steps, name, ordered=True, slot_exchange=exchange)
 
 
 @blocking
@@ -126,7 +137,18 @@ def _gathering(
         whole = yield from gather_over_group(op, everyone, transport, data, title)
         return [read(peer, part) for peer, part in enumerate(torch.split(whole, lengths.tolist()))]
 
-    return OperationSpec(verb, steps, name, ordered=True)
+    form = ExchangeSignature(title, "uint8", (None,))
+    exchange = SlotExchange[list[T]](form)
+    if _slots_take(data):
+        exchange = SlotExchange(
+            form, lambda parts: [read(peer, part) for peer, part in enumerate(parts)], data
+        )
+    return OperationSpec(verb, steps, name, ordered=True, slot_exchange=exchange)
+
+
+def _slots_take(data: torch.Tensor) -> bool:
+    slots = current().transport.collective_slots
+    return slots is not None and data.nbytes <= slots.capacity
 
 
 broadcast_object_nonblocking = nonblocking(broadcast_object)

@@ -10,7 +10,7 @@ import torch
 
 from asyncddp.context import Context, current
 from asyncddp.device.stream_registry import stream_ordering_of
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import check_rank
@@ -65,6 +65,7 @@ class ProcessGroup:
         out: torch.Tensor | None = None,
         *,
         check: bool = False,
+        slot_exchange: SlotExchange[R] | None = None,
     ) -> OperationSpec[R]:
         """Return the specification of a collective of this group on a tensor."""
         order = None if tensor is None else stream_ordering_of(tensor, out)
@@ -76,7 +77,13 @@ class ProcessGroup:
             group=self.match_name,
             check=check,
             stream_ordering=order,
+            slot_exchange=slot_exchange,
         )
+
+    def slots_take(self, nbytes: int) -> bool:
+        """Tell whether each rank can give so much to slots of shared memory."""
+        slots = self.context.transport.collective_slots
+        return slots is not None and self.match_name == COLLECTIVE and nbytes <= slots.capacity
 
     def __contains__(self, rank: object) -> bool:
         return rank in self.ranks

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_reduction import reduce_scatter_over_group
 from asyncddp.ops.process_group import ProcessGroup, members_of
@@ -19,6 +21,7 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.tensors.byte_views import on_host
 
 _NAME = "reduce_scatter"
 
@@ -102,7 +105,18 @@ def reduce_scatter(
         )
         return write_result(total, tensor, out)
 
-    return members.operation(_NAME, steps, name, tensor, out, check=check)
+    form = signature_of(title, tensor)
+    exchange = SlotExchange[torch.Tensor](form) if reduction.is_sum else None
+    if form.device == "cpu" and members.slots_take(tensor.numel() * dtype.itemsize):
+        given, share = on_host(tensor).to(dtype), tensor.numel() // len(ranks)
+        first = share * members.ranks.index(members.context.rank)
+
+        def combine(terms: Sequence[torch.Tensor]) -> torch.Tensor:
+            total = reduction.of([term[first : first + share] for term in terms])
+            return write_result(total.view(shape), tensor, out)
+
+        exchange = SlotExchange(form, combine, given, dtype)
+    return members.operation(_NAME, steps, name, tensor, out, check=check, slot_exchange=exchange)
 
 
 reduce_scatter_nonblocking = nonblocking(reduce_scatter)

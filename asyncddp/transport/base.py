@@ -20,6 +20,7 @@ import torch
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.errors import EnvironmentProblem, PeerError, WaitTimeoutError
 from asyncddp.shm.arena import Arena
+from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.tensors.allocation import empty
 from asyncddp.transport.startup_deadline import StartupDeadline
 
@@ -100,6 +101,8 @@ class Transport(ABC):
     """True if the ranks of this machine outnumber the cores that they may use."""
     shared_memory_group: SharedMemoryGroup | None = None
     """Ranks that exchange tensors through shared memory, which bypasses the calls below."""
+    collective_slots: CollectiveSlots | None = None
+    """Slots for collectives of the world's ranks, if they all share memory; None otherwise."""
     device_watches: list[Callable[[float], object]] | None = None
     """Their :meth:`watch`, called in every round of progress with the deadline, in seconds."""
     device_transports: dict[DeviceStreams, Transport] | None = None

@@ -22,6 +22,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.shm.collective_slots import CollectiveSlots, slots_for
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
 from asyncddp.transport.c10d import collectives
@@ -93,6 +94,8 @@ class C10dTransport(Transport):
         if self._world:
             self.shared_memory_group = self._form_group(here)
         self._reduction_buffers = self._open_reduction_buffers()
+        if self._world:
+            self.collective_slots = self._open_collective_slots()
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
@@ -127,6 +130,19 @@ class C10dTransport(Transport):
             self.rank,
             lambda handle: gather_records(self, handle, SharedMemoryHandle, _TIMEOUT),
             self.break_collectives,
+        )
+
+    def _open_collective_slots(self) -> CollectiveSlots | None:
+        """Allocate the slots of collectives, if all ranks of the world share memory; collective."""
+        group = self.shared_memory_group
+        if group is None or len(group.processes) < max(2, self.size):
+            return None
+        processes = [group.processes[rank] for rank in range(self.size)]
+        return slots_for(
+            group.arena,
+            processes,
+            self.rank,
+            lambda handle: gather_records(self, handle, SharedMemoryHandle, _TIMEOUT),
         )
 
     # messages
@@ -281,7 +297,7 @@ class C10dTransport(Transport):
             else:
                 for endpoint in (self._messages, self._tensors, self._collectives):
                     endpoint.close()
-        self._reduction_buffers = None
+        self._reduction_buffers = self.collective_slots = None
 
     @override
     def abort(self, code: int) -> None:

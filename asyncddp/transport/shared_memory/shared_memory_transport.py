@@ -10,6 +10,7 @@ import torch
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.shm.collective_slots import CollectiveSlots, slots_for
 from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, allgather_records
 from asyncddp.transport.mpi.mpi_transport import MPITransport
@@ -58,6 +59,8 @@ class SharedMemoryTransport(MPITransport):
             if problem is not None and self.machine_id() == self.rank:
                 logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
         self._reduction_buffers = self._open_reduction_buffers()
+        if pair is None:
+            self.collective_slots = self._open_collective_slots()
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
@@ -88,6 +91,19 @@ class SharedMemoryTransport(MPITransport):
             self.break_collectives,
         )
 
+    def _open_collective_slots(self) -> CollectiveSlots | None:
+        """Allocate the slots of collectives, if all ranks of the world share memory; collective."""
+        group, comm = self.shared_memory_group, self._comm
+        if group is None or len(group.processes) < max(2, comm.size):
+            return None
+        processes = [group.processes[rank] for rank in range(comm.size)]
+        return slots_for(
+            group.arena,
+            processes,
+            self.rank,
+            lambda handle: allgather_records(comm, handle, SharedMemoryHandle),
+        )
+
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
@@ -115,7 +131,7 @@ class SharedMemoryTransport(MPITransport):
         if self._world and self.shared_memory_group is not None:
             self.shared_memory_group.arena.close()
             self.shared_memory_group = None
-        self._reduction_buffers = None
+        self._reduction_buffers = self.collective_slots = None
 
     def split(self, color: int, key: int) -> Transport:
         """Split the communicators; ranks that share memory do so in the parts as well."""
