@@ -42,17 +42,17 @@ class ReduceOp(Enum):
     BXOR = "bxor"
 
 
-_INTO: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    ReduceOp.SUM: torch.Tensor.add_,
-    ReduceOp.AVERAGE: torch.Tensor.add_,
-    ReduceOp.PRODUCT: torch.Tensor.mul_,
-    ReduceOp.MIN: lambda total, term: torch.minimum(total, term, out=total),
-    ReduceOp.MAX: lambda total, term: torch.maximum(total, term, out=total),
-    ReduceOp.BAND: torch.Tensor.bitwise_and_,
-    ReduceOp.BOR: torch.Tensor.bitwise_or_,
-    ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
+_OF_TWO: dict[ReduceOp, Callable[..., torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.AVERAGE: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
 }
-"""Functions that take one more term into a result."""
+"""Functions that reduce two tensors, into a third given as ``out``."""
 
 _NO_ORDER = (DtypeKind.COMPLEX,)
 _NO_BITS = (DtypeKind.FLOAT, DtypeKind.COMPLEX)
@@ -96,11 +96,16 @@ class Reduction:
             ... )
             tensor([3, 5], dtype=torch.int32)
         """
-        first, take = terms[0], _INTO[self.op]
+        first, reduce = terms[0], _OF_TWO[self.op]
         total = empty_on(streams_of(first), first.shape, self.dtype)
-        total.copy_(first)
-        for term in terms[1:]:
-            take(total, term)
+        if len(terms) > 1 and first.dtype == self.dtype:
+            reduce(first, terms[1], out=total)
+            rest = terms[2:]
+        else:
+            total.copy_(first)
+            rest = terms[1:]
+        for term in rest:
+            reduce(total, term, out=total)
         divisor = self.divisor(len(terms))
         return total if divisor is None else total.div_(divisor)
 

@@ -1,27 +1,25 @@
-"""Slots in shared memory in which ranks write what they give to a collective, and read the others'.
+"""Slots in shared memory in which ranks write what they give to a collective, for all to read.
 
-Each rank has some slots, used in turns, so that a collective is one pass: write, wait until all have
-written, read. With its data a rank writes a digest of what it calls; where the digests differ, ranks
-have called different collectives, or some cannot use the slots.
+Each rank has some slots, used in turns, so that a collective is one pass: write, wait until all
+have written, read. With its data a rank writes a digest of what it calls; where the digests differ,
+ranks have called different collectives, or some cannot use the slots.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from asyncddp.shm.arena import Arena, MappedChunk, SharedMemoryHandle, handle_of_block, store_fence
 from asyncddp.torch_modes import normal_mode
 
-CAPACITY = 1 << 16
-"""Bytes that one rank can give at most."""
+_CAPACITY = 1 << 16  # bytes that one rank can give at most
 _SHARED_CAPACITY = 1 << 18  # bytes that all ranks give together at most: each of them reads all
 _SLOTS = 4
 _LINE = 8  # words of a cache line
 _HEADER_BYTES = 8 * _LINE * (1 + _SLOTS)
-_TOTAL_BYTES = _HEADER_BYTES + _SLOTS * CAPACITY
 _STEP, _DIGEST, _BYTES = 0, 1, 2  # words of a slot's line; the first line counts what was read
 _REMEMBERED = 64  # views of slots that are kept
 
@@ -29,21 +27,53 @@ DIFFERENT = 0
 """Digest that agrees with none."""
 
 
+class SlotMemory:
+    """Memory of all ranks' slots, as one process sees it.
+
+    Attributes:
+        capacity: Bytes that a rank can give to a slot.
+    """
+
+    def __init__(self, places: Sequence[tuple[MappedChunk, int]]) -> None:
+        self.capacity = self.bytes_of_slot(len(places))
+        shape = _SLOTS, self.capacity
+        self.words = [chunk.words(offset, _HEADER_BYTES // 8) for chunk, offset in places]
+        self.data = [
+            chunk.tensor(offset + _HEADER_BYTES, shape, torch.uint8) for chunk, offset in places
+        ]
+
+    @staticmethod
+    def bytes_of_slot(ranks: int) -> int:
+        """Return what a slot of one of so many ranks can hold."""
+        return max(64, min(_CAPACITY, _SHARED_CAPACITY // ranks) // 64 * 64)
+
+    @classmethod
+    def allocate(cls, arena: Arena, ranks: int) -> SharedMemoryHandle:
+        """Allocate the slots of one of so many ranks."""
+        size = _HEADER_BYTES + _SLOTS * cls.bytes_of_slot(ranks)
+        return handle_of_block(arena.take(size, zeroed=_HEADER_BYTES))
+
+    @classmethod
+    def map(
+        cls, arena: Arena, processes: Sequence[int], handles: Sequence[SharedMemoryHandle]
+    ) -> SlotMemory:
+        """Map all ranks' slots, given their processes and handles."""
+        pairs = zip(processes, handles, strict=True)
+        return cls([(arena.open(process, handle), handle.offset) for process, handle in pairs])
+
+
 class CollectiveSlots:
-    """Slots of all ranks of a communicator, which number their collectives alike, from 0 on.
+    """Slots of one rank and of all others, which number their collectives alike, from 0 on.
 
     A rank writes to step s with :meth:`post` once :meth:`has_room` says that the ranks have read
-    what was in the slot, may read once :meth:`late` is empty, and then calls :meth:`finish`.
-
-    Args:
-        rank: This rank.
-        places: Each rank's memory of ``_TOTAL_BYTES``, by rank, and where it begins.
+    what was in the slot, may read once :meth:`all_posted`, and then calls :meth:`finish`.
 
     Example:
         >>> from asyncddp.shm.arena import InProcessArena
         >>> arena = InProcessArena()
-        >>> handles = [CollectiveSlots.allocate(arena) for _ in range(2)]
-        >>> one, two = (CollectiveSlots.open(arena, [0, 0], rank, handles) for rank in range(2))
+        >>> handles = [SlotMemory.allocate(arena, ranks=2) for _ in range(2)]
+        >>> memory = SlotMemory.map(arena, [0, 0], handles)
+        >>> one, two = (CollectiveSlots(memory, rank) for rank in range(2))
         >>> one.post(0, 7, torch.tensor([1.0]))
         >>> one.late(0), two.post(0, 7, torch.tensor([2.0])), one.late(0)
         ([1], None, [])
@@ -51,38 +81,12 @@ class CollectiveSlots:
         (True, [tensor([1.]), tensor([2.])])
     """
 
-    def __init__(self, rank: int, places: Sequence[tuple[MappedChunk, int]]) -> None:
-        self._words = [chunk.words(offset, _HEADER_BYTES // 8) for chunk, offset in places]
-        self._data = [
-            chunk.tensor(offset + _HEADER_BYTES, (_SLOTS, CAPACITY), torch.uint8)
-            for chunk, offset in places
-        ]
-        self._own, self._rank = self._words[rank], rank
+    def __init__(self, memory: SlotMemory, rank: int) -> None:
+        self._words, self._data, self.capacity = memory.words, memory.data, memory.capacity
+        self._own = self._words[rank]
         self._addresses = [self._data[rank][slot].data_ptr() for slot in range(_SLOTS)]
-        self._others = [(peer, words) for peer, words in enumerate(self._words) if peer != rank]
         self._views: dict[tuple[object, ...], list[torch.Tensor]] = {}
         self._read_by_all = 0  # steps, as far as is known
-        self.capacity = min(CAPACITY, _SHARED_CAPACITY // len(places))
-
-    @staticmethod
-    def allocate(arena: Arena) -> SharedMemoryHandle:
-        """Allocate this rank's slots."""
-        return handle_of_block(arena.take(_TOTAL_BYTES, zeroed=_HEADER_BYTES))
-
-    @classmethod
-    def open(
-        cls,
-        arena: Arena,
-        processes: Sequence[int],
-        rank: int,
-        handles: Sequence[SharedMemoryHandle],
-    ) -> CollectiveSlots:
-        """Map all ranks' slots, given their processes and handles."""
-        places = [
-            (arena.open(process, handle), handle.offset)
-            for process, handle in zip(processes, handles, strict=True)
-        ]
-        return cls(rank, places)
 
     def has_room(self, step: int) -> bool:
         """Tell whether all ranks have read what was in the slot of a step."""
@@ -119,9 +123,9 @@ class CollectiveSlots:
         self._own[_LINE * (1 + step % _SLOTS) + _DIGEST] = DIFFERENT
 
     def all_posted(self, step: int) -> bool:
-        """Tell whether all other ranks have posted to a step."""
+        """Tell whether all ranks have posted to a step."""
         line, number = _LINE * (1 + step % _SLOTS), step + 1
-        for _, words in self._others:
+        for words in self._words:
             if words[line] != number:
                 return False
         store_fence()
@@ -130,7 +134,7 @@ class CollectiveSlots:
     def late(self, step: int) -> list[int]:
         """Return the ranks that have not posted to a step."""
         line, number = _LINE * (1 + step % _SLOTS), step + 1
-        return [peer for peer, words in self._others if words[line] != number]
+        return [rank for rank, words in enumerate(self._words) if words[line] != number]
 
     def differs(self, step: int, digest: int) -> bool:
         """Tell whether a rank has posted another digest to a step; not all need have posted."""
@@ -145,7 +149,7 @@ class CollectiveSlots:
         return digest != DIFFERENT and all(words[line] == digest for words in self._words)
 
     def read(self, step: int, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Return what all ranks have posted to a step, as flat views, valid until :meth:`finish`."""
+        """Return what all ranks have posted to a step, as flat views valid until :meth:`finish`."""
         slot = step % _SLOTS
         line = _LINE * (1 + slot) + _BYTES
         sizes = tuple([words[line] for words in self._words])
@@ -164,13 +168,3 @@ class CollectiveSlots:
         """Say that this rank reads no more of a step."""
         store_fence()
         self._own[0] = step + 1
-
-
-def slots_for(
-    arena: Arena,
-    processes: Sequence[int],
-    rank: int,
-    gather: Callable[[SharedMemoryHandle], Sequence[SharedMemoryHandle]],
-) -> CollectiveSlots:
-    """Allocate and map the slots of the ranks that ``gather`` asks; collective among them."""
-    return CollectiveSlots.open(arena, processes, rank, gather(CollectiveSlots.allocate(arena)))

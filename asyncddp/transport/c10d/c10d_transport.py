@@ -22,7 +22,6 @@ import torch
 from typing_extensions import override
 
 from asyncddp.shm.arena import SharedMemoryHandle
-from asyncddp.shm.collective_slots import CollectiveSlots, slots_for
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
 from asyncddp.transport.c10d import collectives
@@ -33,7 +32,7 @@ from asyncddp.transport.c10d.rendezvous import meet
 from asyncddp.transport.c10d.socket_mesh import SocketMesh
 from asyncddp.transport.polling_pause import PollingPause, outnumber_cores
 from asyncddp.transport.record_gathering import gather_records
-from asyncddp.transport.shared_memory.group_formation import form_group, subgroup
+from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
 from asyncddp.transport.shared_memory.shared_memory_reductions import (
     SharedMemoryAllreduceRequest,
     SharedMemoryReduceScatterRequest,
@@ -95,7 +94,12 @@ class C10dTransport(Transport):
             self.shared_memory_group = self._form_group(here)
         self._reduction_buffers = self._open_reduction_buffers()
         if self._world:
-            self.collective_slots = self._open_collective_slots()
+            self.collective_slots = open_slots(
+                self.shared_memory_group,
+                self.size,
+                self.rank,
+                lambda mine, kind: gather_records(self, mine, kind, _TIMEOUT),
+            )
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
@@ -130,19 +134,6 @@ class C10dTransport(Transport):
             self.rank,
             lambda handle: gather_records(self, handle, SharedMemoryHandle, _TIMEOUT),
             self.break_collectives,
-        )
-
-    def _open_collective_slots(self) -> CollectiveSlots | None:
-        """Allocate the slots of collectives, if all ranks of the world share memory; collective."""
-        group = self.shared_memory_group
-        if group is None or len(group.processes) < max(2, self.size):
-            return None
-        processes = [group.processes[rank] for rank in range(self.size)]
-        return slots_for(
-            group.arena,
-            processes,
-            self.rank,
-            lambda handle: gather_records(self, handle, SharedMemoryHandle, _TIMEOUT),
         )
 
     # messages

@@ -6,6 +6,7 @@ import os
 from typing import NamedTuple, Protocol, TypeVar
 
 from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block
+from asyncddp.shm.collective_slots import CollectiveSlots, SlotMemory
 from asyncddp.transport.base import SharedMemoryGroup
 
 T = TypeVar("T")
@@ -49,6 +50,17 @@ def subgroup(known: SharedMemoryGroup | None, members: list[int]) -> SharedMemor
         return None
     processes = {new_rank: known.processes[rank] for new_rank, rank in enumerate(members)}
     return SharedMemoryGroup(known.arena, processes)
+
+
+def open_slots(
+    group: SharedMemoryGroup | None, size: int, rank: int, gather: RecordGatherer
+) -> CollectiveSlots | None:
+    """Open the slots of a world's collectives, if all its ranks share memory; collective then."""
+    if group is None or len(group.processes) < max(2, size):
+        return None
+    handles = gather(SlotMemory.allocate(group.arena, size), SharedMemoryHandle)
+    processes = [group.processes[peer] for peer in range(size)]
+    return CollectiveSlots(SlotMemory.map(group.arena, processes, handles), rank)
 
 
 def _publish_test_page(arena: Arena) -> tuple[SharedMemoryHandle | None, str]:

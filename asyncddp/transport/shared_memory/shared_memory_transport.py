@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.shm.arena import SharedMemoryHandle
-from asyncddp.shm.collective_slots import CollectiveSlots, slots_for
 from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, allgather_records
 from asyncddp.transport.mpi.mpi_transport import MPITransport
-from asyncddp.transport.shared_memory.group_formation import form_group, subgroup
+from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
 from asyncddp.transport.shared_memory.shared_memory_reductions import (
     SharedMemoryAllreduceRequest,
     SharedMemoryReduceScatterRequest,
@@ -60,7 +60,12 @@ class SharedMemoryTransport(MPITransport):
                 logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
         self._reduction_buffers = self._open_reduction_buffers()
         if pair is None:
-            self.collective_slots = self._open_collective_slots()
+            self.collective_slots = open_slots(
+                self.shared_memory_group,
+                self.size,
+                self.rank,
+                partial(allgather_records, self._comm),
+            )
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
@@ -89,19 +94,6 @@ class SharedMemoryTransport(MPITransport):
             self.rank,
             lambda handle: allgather_records(comm, handle, SharedMemoryHandle),
             self.break_collectives,
-        )
-
-    def _open_collective_slots(self) -> CollectiveSlots | None:
-        """Allocate the slots of collectives, if all ranks of the world share memory; collective."""
-        group, comm = self.shared_memory_group, self._comm
-        if group is None or len(group.processes) < max(2, comm.size):
-            return None
-        processes = [group.processes[rank] for rank in range(comm.size)]
-        return slots_for(
-            group.arena,
-            processes,
-            self.rank,
-            lambda handle: allgather_records(comm, handle, SharedMemoryHandle),
         )
 
     def iallreduce(
