@@ -15,7 +15,6 @@ from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.tensors.allocation import empty, make_tensor
-from asyncddp.tensors.byte_views import on_host
 from asyncddp.transport import Transport
 
 
@@ -67,15 +66,14 @@ def allgather(
         return write_result(concatenate(parts), tensor, None)
 
     form = signature_of(title, tensor, ragged=True)
-    exchange = SlotExchange[torch.Tensor](form)
-    width = math.prod(tensor.shape[1:])
-    if form.device == "cpu" and width and members.slots_take(tensor.nbytes):
-        exchange = SlotExchange(
-            form,
-            lambda parts: concatenate(parts).view(-1, *tensor.shape[1:]),
-            on_host(tensor),
-            tensor.dtype,
-        )
+
+    def combine(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return concatenate(parts).view(-1, *tensor.shape[1:])
+
+    exchange = None
+    if 0 not in tensor.shape[1:]:  # else bytes do not tell the number of rows
+        exchange = members.slot_exchange(form, tensor, combine)
+    exchange = exchange or SlotExchange(form)
     return members.operation("allgather", steps, name, tensor, check=check, slot_exchange=exchange)
 
 

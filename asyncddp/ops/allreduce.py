@@ -27,7 +27,6 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import blocking, in_place, nonblocking
-from asyncddp.tensors.byte_views import on_host
 from asyncddp.transport import Transport
 
 
@@ -160,16 +159,14 @@ def _slot_exchange(
     title: str,
     out: torch.Tensor | None,
 ) -> SlotExchange[torch.Tensor] | None:
-    """Return how a tensor is reduced by slots, a large one after agreement by slots."""
+    """Return how slots reduce a tensor, or agree on the sum of a large one."""
     form = signature_of(title, tensor)
-    if form.device != "cpu" or not group.slots_take(tensor.numel() * reduction.dtype.itemsize):
-        return SlotExchange(form) if reduction.is_sum else None
 
     def combine(terms: Sequence[torch.Tensor]) -> torch.Tensor:
         return write_result(reduction.of(terms).view(tensor.shape), tensor, out)
 
-    own = on_host(tensor).to(reduction.dtype)
-    return SlotExchange(form, combine, own, own.dtype)
+    found = group.slot_exchange(form, tensor, combine, dtype=reduction.dtype)
+    return found or (SlotExchange(form) if reduction.is_sum else None)
 
 
 def sum_over_group(

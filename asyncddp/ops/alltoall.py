@@ -95,7 +95,17 @@ def alltoall(
             _require_rows(op.rank, title, members.ranks, awaited, [len(part) for part in parts])
         return write_result(concatenate(parts), tensor, out)
 
-    return members.operation(_NAME, steps, name, tensor, out, check=check)
+    share = tensor.numel() // number
+    first = share * members.ranks.index(members.context.rank)
+
+    def combine(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = concatenate([part[first : first + share] for part in parts])
+        return write_result(found.view(tensor.shape), tensor, out)
+
+    exchange = None
+    if splits is None and receive_splits is None:
+        exchange = members.slot_exchange(signature_of(title, tensor), tensor, combine)
+    return members.operation(_NAME, steps, name, tensor, out, check=check, slot_exchange=exchange)
 
 
 alltoall_nonblocking = nonblocking(alltoall)

@@ -23,7 +23,6 @@ from asyncddp.ops.validation import (
 )
 from asyncddp.ops.variants import blocking, in_place, nonblocking
 from asyncddp.tensors.allocation import detached_copy, empty_like
-from asyncddp.tensors.byte_views import on_host
 
 
 @blocking
@@ -76,20 +75,16 @@ def broadcast(
             value = yield from _broadcast_in_group(op, members.ranks, root, own, title)
             return write_result(value, tensor, out)
         value = detached_copy(own) if op.rank == root else empty_like(own)
-        form, place = signature_of(title, tensor), members.ranks.index(root)
         yield from op.collective(members.ranks, form, lambda: transport.ibroadcast(value, place))
         return write_result(value, tensor, out)
 
-    form = signature_of(title, tensor)
-    exchange = SlotExchange[torch.Tensor](form)
-    if form.device == "cpu" and members.slots_take(tensor.nbytes):
-        place = members.ranks.index(root)
-        exchange = SlotExchange(
-            form,
-            lambda parts: write_result(detached_copy(parts[place]).view(tensor.shape), tensor, out),
-            on_host(tensor) if members.context.rank == root else None,
-            tensor.dtype,
-        )
+    form, place = signature_of(title, tensor), members.ranks.index(root)
+
+    def combine(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return write_result(detached_copy(parts[place]).view(tensor.shape), tensor, out)
+
+    exchange = members.slot_exchange(form, tensor, combine, gives=members.context.rank == root)
+    exchange = exchange or SlotExchange(form)
     return members.operation(
         "broadcast", steps, name, tensor, out, check=check, slot_exchange=exchange
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
@@ -58,7 +60,16 @@ def gather(
         parts = yield from exchange_to_root(op, members.ranks, root, form, own)
         return None if parts is None else write_result(concatenate(parts), tensor, None)
 
-    return members.operation("gather", steps, name, tensor, check=check)
+    here = members.context.rank == root
+
+    def combine(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        return concatenate(parts).view(-1, *tensor.shape[1:]) if here else None
+
+    exchange = None
+    if 0 not in tensor.shape[1:]:  # else bytes do not tell the number of rows
+        form = signature_of(title, tensor, ragged=True)
+        exchange = members.slot_exchange(form, tensor, combine)
+    return members.operation("gather", steps, name, tensor, check=check, slot_exchange=exchange)
 
 
 gather_nonblocking = nonblocking(gather)

@@ -10,11 +10,18 @@ import torch
 
 from asyncddp.context import Context, current
 from asyncddp.device.stream_registry import stream_ordering_of
-from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
+from asyncddp.engine import (
+    ExchangeSignature,
+    OperationExchanges,
+    OperationSpec,
+    SlotExchange,
+    Steps,
+)
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import check_rank
 from asyncddp.rank_list_text import list_ranks
+from asyncddp.tensors.byte_views import on_host
 from asyncddp.transport import Transport
 
 R = TypeVar("R")
@@ -80,10 +87,31 @@ class ProcessGroup:
             slot_exchange=slot_exchange,
         )
 
-    def slots_take(self, nbytes: int) -> bool:
-        """Tell whether each rank can give so much to slots of shared memory."""
-        slots = self.context.transport.collective_slots
-        return slots is not None and self.match_name == COLLECTIVE and nbytes <= slots.capacity
+    def slot_exchange(
+        self,
+        signature: ExchangeSignature,
+        tensor: torch.Tensor,
+        combine: Callable[[Sequence[torch.Tensor]], R],
+        *,
+        dtype: torch.dtype | None = None,
+        gives: bool = True,
+    ) -> SlotExchange[R] | None:
+        """Return how slots of shared memory do a collective, if they can.
+
+        Args:
+            signature: What must be the same on all ranks, which all have tensors of one size but
+                for the first dimension.
+            tensor: What this rank gives.
+            combine: Makes the result of what all ranks give, as flat views.
+            dtype: In which they give it; None for the tensor's own.
+            gives: Whether this rank gives anything.
+        """
+        dtype, slots = dtype or tensor.dtype, self.context.transport.collective_slots
+        if slots is None or self.match_name != COLLECTIVE or signature.device != "cpu":
+            return None
+        if tensor.numel() * dtype.itemsize > slots.capacity:
+            return None
+        return SlotExchange(signature, combine, on_host(tensor).to(dtype) if gives else None, dtype)
 
     def __contains__(self, rank: object) -> bool:
         return rank in self.ranks

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.group_reduction import reduce_to_root
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.reduce_op import ReduceOp, reduction_of
-from asyncddp.ops.validation import prepare_for_transport, write_result
+from asyncddp.ops.validation import prepare_for_transport, signature_of, write_result
 from asyncddp.ops.variants import blocking, in_place, nonblocking
 
 
@@ -67,7 +69,18 @@ def reduce(
         total = yield from reduce_to_root(op, members.ranks, root, own, reduction, title)
         return out if total is None else write_result(total, tensor, out)
 
-    return members.operation("reduce", steps, name, tensor, out, check=check)
+    here = members.context.rank == root
+
+    def combine(terms: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        if not here:
+            return out
+        return write_result(reduction.of(terms).view(tensor.shape), tensor, out)
+
+    form = signature_of(title, tensor)
+    exchange = members.slot_exchange(form, tensor, combine)
+    return members.operation(
+        "reduce", steps, name, tensor, out, check=check, slot_exchange=exchange
+    )
 
 
 reduce_nonblocking = nonblocking(reduce)

@@ -21,7 +21,6 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import blocking, nonblocking
-from asyncddp.tensors.byte_views import on_host
 
 _NAME = "reduce_scatter"
 
@@ -105,17 +104,15 @@ def reduce_scatter(
         )
         return write_result(total, tensor, out)
 
-    form = signature_of(title, tensor)
-    exchange = SlotExchange[torch.Tensor](form) if reduction.is_sum else None
-    if form.device == "cpu" and members.slots_take(tensor.numel() * dtype.itemsize):
-        given, share = on_host(tensor).to(dtype), tensor.numel() // len(ranks)
-        first = share * members.ranks.index(members.context.rank)
+    form, share = signature_of(title, tensor), tensor.numel() // len(ranks)
+    first = share * members.ranks.index(members.context.rank)
 
-        def combine(terms: Sequence[torch.Tensor]) -> torch.Tensor:
-            total = reduction.of([term[first : first + share] for term in terms])
-            return write_result(total.view(shape), tensor, out)
+    def combine(terms: Sequence[torch.Tensor]) -> torch.Tensor:
+        total = reduction.of([term[first : first + share] for term in terms])
+        return write_result(total.view(shape), tensor, out)
 
-        exchange = SlotExchange(form, combine, given, dtype)
+    exchange = members.slot_exchange(form, tensor, combine, dtype=dtype)
+    exchange = exchange or (SlotExchange(form) if reduction.is_sum else None)
     return members.operation(_NAME, steps, name, tensor, out, check=check, slot_exchange=exchange)
 
 
