@@ -146,9 +146,10 @@ class SharedMemoryWriter(EdgeWriter):
         start, now = 8 * (_LINE + _HEADER * (version % 2)), time.monotonic_ns()
         store_fence()  # the header of the version before the last is not the newest any more
         _HEADS[len(sums)].pack_into(self._raw, start, self._floor, clock, now, len(sums), *values)
-        words[_CLOCK] = clock
         store_fence()
         words[_NEWEST] = version
+        store_fence()  # who has waited for this clock finds this version
+        words[_CLOCK] = clock
         self._sums, self.published = sums, version
         return version
 
