@@ -45,7 +45,9 @@ def run_in_threads(monkeypatch, script, words, ranks=2):
 def check_new(found, names, ranks=2):
     steps = 4 * 256 // 16 // ranks
     assert set(found) == {(rank, name) for rank in range(ranks) for name in names}
-    assert {key: loss for key, (loss, _) in found.items() if loss > 0.2} == {}
+    limits = {"async": 0.3}  # how often it averages depends on how busy the machine is
+    late = {key: loss for key, (loss, _) in found.items() if loss > limits.get(key[1], 0.2)}
+    assert late == {}
     assert {count for _, count in found.values()} == {steps}
 
 
