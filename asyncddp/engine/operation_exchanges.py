@@ -107,6 +107,11 @@ class OperationExchanges:
         return self._matcher.rank
 
     @property
+    def everyone(self) -> range:
+        """All ranks."""
+        return range(self._matcher.size)
+
+    @property
     def slots(self) -> CollectiveSlots | None:
         """Slots of shared memory for collectives of all ranks; None where not all share memory."""
         return self._matcher.slots
@@ -197,8 +202,14 @@ class OperationExchanges:
 
     def open_for_refusal(self, signature: ExchangeSignature) -> None:
         """Open an exchange with all other ranks, by which they learn that the operation fails."""
-        others = [peer for peer in range(self._matcher.size) if peer != self.rank]
+        others = [peer for peer in self.everyone if peer != self.rank]
         self.exchange(signature, others, others)
+
+    def record_collective(
+        self, key: MatchKey, signature: ExchangeSignature, group: Sequence[int], begun: int
+    ) -> None:
+        """Record in the timeline a collective that began at ``begun`` nanoseconds and has ended."""
+        self._matcher.channels.tracing.collective(key.name, signature, group, begun)
 
     def collective(
         self, group: Sequence[int], signature: ExchangeSignature, start: Callable[[], Request]
@@ -227,7 +238,7 @@ class OperationExchanges:
         request = start()
         self._requests.append(request)
         yield CollectiveWaitCondition(request, exchange, others)
-        self._matcher.channels.tracing.collective(exchange.key.name, signature, group, begun)
+        self.record_collective(exchange.key, signature, group, begun)
         self._requests.remove(request)
         for peer in sources:
             yield exchange.receives[peer]

@@ -8,6 +8,7 @@ another one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,12 +102,14 @@ def exchange_in_slots(
         slots.post(step, DIFFERENT)
         slots.finish(step)
         return (yield from steps)
+    begun = time.monotonic_ns()
     slots.post(step, exchange.digest, exchange.data)
     try:
         yield _SlotsCondition(slots, op.key, exchange.digest)
         op.agreed = slots.all_posted(step) and slots.agree(step, exchange.digest)
         if op.agreed and exchange.combine is not None:
             result = exchange.combine(slots.read(step, exchange.dtype))
+            op.record_collective(op.key, exchange.signature, op.everyone, begun)
             steps.close()
             return result
     except GeneratorExit:  # it has failed meanwhile: ranks that come later are told by messages
