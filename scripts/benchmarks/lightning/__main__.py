@@ -68,7 +68,7 @@ def draw(path: Path, rows: Sequence[FigureRow]) -> None:
 
 def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
     """Everything that this bench shows."""
-    rounds, batches = (1, 5) if options.quick else (options.rounds or 10, 60)
+    rounds, batches = (1, 5) if options.quick else (options.rounds or 5, 20)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out = Path(folder) / "found.json"
         given = {"rounds": rounds, "batches": batches, "out": out}
