@@ -91,6 +91,8 @@ class Transport(ABC):
     """True if MPI says how many ranks there are, which a launcher may contradict."""
     local_path: ClassVar[str] = "straight from the tensor's memory"
     """Path of a host tensor's bytes to a rank of the same machine, for ``asyncddp doctor``."""
+    remote_path: ClassVar[str] = "straight from the tensor's memory"
+    """Path of a host tensor's bytes to a rank of another machine, for ``asyncddp doctor``."""
     rank: int
     size: int
     broken: str | None = None

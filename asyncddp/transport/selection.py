@@ -67,7 +67,7 @@ def select_route(
     chosen = TRANSPORTS[transport]
     messages = chosen.messages_by or chosen.name
     name = chosen.name if same_machine else messages
-    how = chosen.local_path if same_machine else Transport.local_path
+    how = chosen.local_path if same_machine else chosen.remote_path
     if device == "cuda":
         name, how = f"{FALLBACK} over {messages}", DEVICE_TRANSPORTS[FALLBACK].local_path
     elif device != "cpu":

@@ -15,24 +15,28 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
 from typing_extensions import override
 
-from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
-from asyncddp.transport.c10d import collectives
-from asyncddp.transport.c10d.collective_request import CollectiveRequest
-from asyncddp.transport.c10d.collectives import CollectiveExchange, Exchanges, Steps
 from asyncddp.transport.c10d.message_endpoint import MessageEndpoint
 from asyncddp.transport.c10d.rendezvous import meet
 from asyncddp.transport.c10d.socket_mesh import SocketMesh
+from asyncddp.transport.collective_request import RunningCollectives
+from asyncddp.transport.message_collectives import MessageCollectives
 from asyncddp.transport.polling_pause import PollingPause, outnumber_cores
 from asyncddp.transport.record_gathering import gather_records
-from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
+from asyncddp.transport.shared_memory.group_formation import (
+    form_group,
+    open_reduction_buffers,
+    open_slots,
+    subgroup,
+)
 from asyncddp.transport.shared_memory.shared_memory_reductions import (
     SharedMemoryAllreduceRequest,
     SharedMemoryReduceScatterRequest,
@@ -43,10 +47,8 @@ from asyncddp.transport.startup_deadline import StartupDeadline
 T = TypeVar("T")
 logger = logging.getLogger("asyncddp")
 
-_PIECE = 1 << 20  # bytes that a rank sends at once in a collective of a large tensor
 _TIMEOUT = 60.0  # seconds for collectives of its own
-_LANES = 16  # pieces of one collective with tags of their own
-_TAGS = 1 << 32
+_TAGS = range(1 << 32)
 _MAX_SELECTED = 1024  # descriptors that select() takes
 
 
@@ -69,6 +71,10 @@ class C10dTransport(Transport):
 
     name = "c10d"
     local_path = "read where they lie, or piece by piece out of shared memory"
+    remote_path = (
+        "straight from the tensor's memory; sums in a ring of machines, each summed by shared "
+        "memory first"
+    )
 
     def __init__(
         self, group: MeshGroup | None = None, startup: StartupDeadline | None = None
@@ -82,40 +88,62 @@ class C10dTransport(Transport):
         self._messages = MessageEndpoint(self._mesh, _number(group.name), group.members)
         self._tensors = MessageEndpoint(self._mesh, _number(f"{group.name}/t"), group.members)
         parts = _number(f"{group.name}/collectives")
-        self._collectives = MessageEndpoint(self._mesh, parts, group.members)
-        self._tags = itertools.cycle(range(0, _TAGS, _LANES))
+        self._parts = MessageEndpoint(self._mesh, parts, group.members)
+        self._running = running = RunningCollectives(
+            self._progress, self._check_members, self.break_collectives
+        )
+        self._mesh.rounds.append(running.advance)
+        machines = self._machines()
+        self._collectives = MessageCollectives(self._parts, self.rank, machines, _TAGS, running)
         self._splits = itertools.count(1)
+        self._member_splits: Counter[tuple[int, tuple[int, ...]]] = Counter()
         self._closed = False
         here = self._mesh.world.machine_ranks()
         self.cores_shared = outnumber_cores(self._mesh.world.records[rank].cores for rank in here)
         self._pause = PollingPause(cores_shared=self.cores_shared, sleep=self._sleep)
         self.shared_memory_group = group.shared_memory
+        self._reduction_buffers: SharedReductionBuffers | None = None
         if self._world:
-            self.shared_memory_group = self._form_group(here)
-        self._reduction_buffers = self._open_reduction_buffers()
-        if self._world:
-            self.collective_slots = open_slots(
-                self.shared_memory_group,
-                self.size,
-                self.rank,
-                lambda mine, kind: gather_records(self, mine, kind, _TIMEOUT),
-            )
+            self._share_memory(machines)
+        else:
+            self._reduction_buffers = self._open_reduction_buffers(self, range(self.size))
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
         """Open the transport between all ranks of the world."""
         return cls(startup=startup)
 
-    def _form_group(self, here: Sequence[int]) -> SharedMemoryGroup | None:
+    def _machines(self) -> list[list[int]]:
+        """List the ranks of each machine, machines by their first ranks."""
+        machines: dict[str, list[int]] = {}
+        for rank, member in enumerate(self._group.members):
+            machines.setdefault(self._mesh.world.records[member].machine, []).append(rank)
+        return list(machines.values())
+
+    def _share_memory(self, machines: Sequence[Sequence[int]]) -> None:
+        """Share memory with the other ranks of this machine, as far as they can; collective."""
+        here = next(machine for machine in machines if self.rank in machine)
+        part = self if len(machines) == 1 else self._part(f"machine of {here[0]}", here)
+        self.shared_memory_group = self._form_group(part, here)
+        buffers = self._open_reduction_buffers(part, here)
+        if len(machines) == 1:
+            self._reduction_buffers = buffers
+        elif all(gather_records(self, buffers is not None, bool, _TIMEOUT)):
+            self._collectives.sum_by_machines(buffers)
+        self.collective_slots = open_slots(
+            self.shared_memory_group,
+            self.size,
+            self.rank,
+            lambda mine, kind: gather_records(self, mine, kind, _TIMEOUT),
+        )
+
+    def _form_group(self, part: Transport, here: Sequence[int]) -> SharedMemoryGroup | None:
         """Form the group of ranks that share memory; warn if they cannot; collective."""
         if len(here) == 1:
             return None
-        part = self if len(here) == self.size else self._part(f"machine of {here[0]}", here)
-
-        def gather(mine: T, kind: type[T]) -> list[T]:
-            return gather_records(part, mine, kind, _TIMEOUT)
-
-        found, problem = form_group(gather, self.rank)
+        found, problem = form_group(
+            lambda mine, kind: gather_records(part, mine, kind, _TIMEOUT), self.rank
+        )
         if problem is not None and self.rank == here[0]:
             logger.warning(
                 "the ranks of this machine cannot share memory (%s); they exchange tensors over "
@@ -124,17 +152,26 @@ class C10dTransport(Transport):
             )
         return found
 
-    def _open_reduction_buffers(self) -> SharedReductionBuffers | None:
-        """Allocate the buffers of reductions, if all ranks share memory; collective."""
-        group = self.shared_memory_group
-        if group is None or len(group.processes) < max(2, self.size):
-            return None
-        return SharedReductionBuffers(
-            group,
+    def _open_reduction_buffers(
+        self, part: Transport, members: Sequence[int]
+    ) -> SharedReductionBuffers | None:
+        """Open buffers for the ranks of a part, if these share memory; collective."""
+        return open_reduction_buffers(
+            self.shared_memory_group,
+            members,
             self.rank,
-            lambda handle: gather_records(self, handle, SharedMemoryHandle, _TIMEOUT),
+            lambda mine, kind: gather_records(part, mine, kind, _TIMEOUT),
             self.break_collectives,
         )
+
+    def _progress(self) -> None:
+        with self._mesh.lock:
+            self._mesh.progress()
+
+    def _check_members(self) -> None:
+        for failed in self._mesh.failed:
+            if failed in self._group.members and (error := self._mesh.error_of(failed)) is not None:
+                raise error
 
     # messages
 
@@ -166,75 +203,51 @@ class C10dTransport(Transport):
 
     # collectives
 
-    def _collective(self, pieces: Callable[[Exchanges], Iterable[Steps]]) -> Request:
-        """Start a collective, of which each piece has an exchange of its own."""
-        self.require_collectives()
-        tag = next(self._tags)
-        lanes = (
-            CollectiveExchange(self._collectives, self.rank, self.size, tag + lane)
-            for lane in itertools.cycle(range(_LANES))
-        )
-        members, stop = self._group.members, self.break_collectives
-        return CollectiveRequest(self._mesh, members, pieces(lanes), stop)
-
     @override
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
-        into = tensor if out is None else out
-        buffers = self._reduction_buffers
-        if buffers is not None and buffers.take(tensor):
+        into, buffers = tensor if out is None else out, self._reduction_buffers
+        with self._mesh.lock:
             self.require_collectives()
-            return SharedMemoryAllreduceRequest(buffers, tensor, into, divisor)
-        step = max(1, _PIECE * self.size // tensor.element_size())
-        pairs = zip(_pieces(tensor, step), _pieces(into, step), strict=True)
-        return self._collective(
-            lambda lanes: (
-                collectives.allreduce(lane, given, taken, divisor)
-                for (given, taken), lane in zip(pairs, lanes, strict=False)
-            )
-        )
+            if buffers is not None and buffers.take(tensor):
+                return SharedMemoryAllreduceRequest(buffers, tensor, into, divisor)
+            return self._collectives.allreduce(tensor, into, divisor)
 
     @override
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
         buffers = self._reduction_buffers
-        if buffers is not None and buffers.take(tensor):
+        with self._mesh.lock:
             self.require_collectives()
-            return SharedMemoryReduceScatterRequest(buffers, tensor, out, divisor)
-        step = max(1, _PIECE // tensor.element_size())
-        columns = torch.split(tensor.detach().view(self.size, out.numel()), step, dim=1)
-        pairs = zip(columns, _pieces(out, step), strict=True)
-        return self._collective(
-            lambda lanes: (
-                collectives.reduce_scatter(lane, list(given), taken, divisor)
-                for (given, taken), lane in zip(pairs, lanes, strict=False)
-            )
-        )
+            if buffers is not None and buffers.take(tensor):
+                return SharedMemoryReduceScatterRequest(buffers, tensor, out, divisor)
+            return self._collectives.reduce_scatter(tensor, out, divisor)
 
     @override
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        pieces = _pieces(tensor, max(1, _PIECE // tensor.element_size()))
-        return self._collective(
-            lambda lanes: (
-                collectives.broadcast(lane, piece, root)
-                for piece, lane in zip(pieces, lanes, strict=False)
-            )
-        )
+        with self._mesh.lock:
+            self.require_collectives()
+            return self._collectives.broadcast(tensor, root)
 
     @override
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        parts = list(torch.split(out.detach().view(-1), list(counts)))
-        parts[self.rank].copy_(tensor.detach().view(-1))
-        short = out.nbytes <= collectives.SHORT_BYTES * self.size
-        return self._collective(
-            lambda lanes: [collectives.allgather(next(lanes), parts, short=short)]
-        )
+        with self._mesh.lock:
+            self.require_collectives()
+            return self._collectives.allgather(tensor, out, counts)
 
     @override
     def ibarrier(self) -> Request:
-        return self._collective(lambda lanes: [collectives.barrier(next(lanes))])
+        with self._mesh.lock:
+            self.require_collectives()
+            return self._collectives.barrier()
+
+    @override
+    def probe(self, tag: int) -> int | None:
+        with self._mesh.lock:
+            self._mesh.progress()
+            return self._tensors.probe(tag)
 
     # groups
 
@@ -254,6 +267,13 @@ class C10dTransport(Transport):
         )
         name = f"{next(self._splits)}:{color}"
         return self._part(name, members, subgroup(self.shared_memory_group, members))
+
+    @override
+    def split_members(self, ranks: Sequence[int], tag: int) -> Transport:
+        group = tag, tuple(ranks)
+        self._member_splits[group] += 1
+        name = f"members {group}:{self._member_splits[group]}"
+        return self._part(name, ranks, subgroup(self.shared_memory_group, ranks))
 
     def machine_id(self) -> int:
         """Return the lowest rank of the group on this machine, as all know from the start."""
@@ -286,8 +306,9 @@ class C10dTransport(Transport):
                     self.shared_memory_group.arena.close()
                     self.shared_memory_group = None
             else:
-                for endpoint in (self._messages, self._tensors, self._collectives):
+                for endpoint in (self._messages, self._tensors, self._parts):
                     endpoint.close()
+                self._mesh.rounds.remove(self._running.advance)
         self._reduction_buffers = self.collective_slots = None
 
     @override
@@ -296,10 +317,6 @@ class C10dTransport(Transport):
             self._mesh.tell_of_failure(self._mesh.rank, f"it has ended with exit code {code}")
             self._mesh.flush_for(1.0)
         os._exit(code)
-
-
-def _pieces(tensor: torch.Tensor, step: int) -> Sequence[torch.Tensor]:
-    return torch.split(tensor.detach().view(-1), step)
 
 
 def _number(name: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from asyncddp.transport.c10d.frames import HEADER_BYTES, FrameHeader, FrameKind, unpack_header
+from asyncddp.transport.tcp_send_queue import limit_send_queue
 
 _READ_BYTES = 1 << 18  # of one read of headers and short payloads
 _BATCH_BYTES = 1 << 16  # of short frames in one call
@@ -68,12 +69,14 @@ class Connection:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            limit_send_queue(sock)
         self.socket, self.peer, self._piece = sock, peer, piece
         self.said_bye = False
-        self._frames: deque[bytes] = deque()
+        self._frames: deque[tuple[bytes, Callable[[], object] | None]] = deque()
         self._bulk: deque[BulkSend] = deque()
         self._batch: list[memoryview] = []  # what the system has not taken yet
-        self._batch_sent: Callable[[], None] | None = None
+        self._frames_sent: list[Callable[[], object]] = []  # of the batch
+        self._bulk_sent: Callable[[], object] | None = None
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # of the bytes in the buffer that are not parsed yet
@@ -87,9 +90,17 @@ class Connection:
 
     # sending
 
-    def send_frame(self, header: FrameHeader, payload: bytes | memoryview = b"") -> None:
-        """Queue a frame; short frames go ahead of the pieces of large tensors."""
-        self._frames.append(header.pack() + bytes(payload))
+    def send_frame(
+        self,
+        header: FrameHeader,
+        payload: bytes | memoryview = b"",
+        on_sent: Callable[[], object] | None = None,
+    ) -> None:
+        """Queue a copy of a frame; short frames go ahead of the pieces of large tensors.
+
+        ``on_sent`` is called once the system has taken it, or it was dropped.
+        """
+        self._frames.append((header.pack() + bytes(payload), on_sent))
 
     def send_bulk(self, send: BulkSend) -> None:
         """Queue a large tensor, which takes turns with others piece by piece."""
@@ -97,9 +108,18 @@ class Connection:
 
     def discard_output(self) -> None:
         """Drop what was not sent."""
+        self._frames_sent += [on_sent for _, on_sent in self._frames if on_sent is not None]
         self._frames.clear()
         self._bulk.clear()
         self._batch.clear()
+        self._bulk_sent = None
+        self._end_batch()
+
+    def _end_batch(self) -> None:
+        ended, self._frames_sent, self._bulk_sent = [*self._frames_sent, self._bulk_sent], [], None
+        for on_sent in ended:
+            if on_sent is not None:
+                on_sent()
 
     def flush(self) -> None:
         """Send until the system takes no more; OSError if the connection is broken."""
@@ -112,15 +132,16 @@ class Connection:
                 taken -= len(self._batch.pop(0))
             if self._batch:
                 self._batch[0] = self._batch[0][taken:]
-            elif self._batch_sent is not None:
-                sent, self._batch_sent = self._batch_sent, None
-                sent()
+            else:
+                self._end_batch()
 
     def _next_batch(self) -> bool:
         """Take short frames, and a piece of one large tensor, as the next batch."""
         frames: list[bytes] = []
         while self._frames and sum(map(len, frames)) < _BATCH_BYTES and len(frames) < 64:
-            frames.append(self._frames.popleft())
+            frame, on_sent = self._frames.popleft()
+            frames.append(frame)
+            self._frames_sent += [on_sent] if on_sent is not None else []
         self._batch += [memoryview(b"".join(frames))] if frames else []
         if not self._frames and self._bulk:
             send = self._bulk.popleft()
@@ -130,7 +151,7 @@ class Connection:
             if len(send.left):
                 self._bulk.append(send)
             else:
-                self._batch_sent = send.on_sent
+                self._bulk_sent = send.on_sent
         return bool(self._batch)
 
     # receiving

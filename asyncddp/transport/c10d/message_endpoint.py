@@ -81,11 +81,19 @@ class MessageEndpoint:
         with self._mesh.lock:
             self._send(self.members[peer], header, message)
 
-    def _send(self, member: int, header: FrameHeader, payload: bytes | memoryview = b"") -> None:
-        if member == self._mesh.rank:
-            self.on_frame(member, header, bytes(payload))
-        else:
-            self._mesh.send_frame(member, header, payload)
+    def _send(
+        self,
+        member: int,
+        header: FrameHeader,
+        payload: bytes | memoryview = b"",
+        on_sent: Callable[[], object] | None = None,
+    ) -> None:
+        if member != self._mesh.rank:
+            self._mesh.send_frame(member, header, payload, on_sent)
+            return
+        self.on_frame(member, header, bytes(payload))
+        if on_sent is not None:
+            on_sent()
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> MeshRequest:
         """Start to send a tensor: at once, or announced first where it is large."""
@@ -94,8 +102,7 @@ class MessageEndpoint:
             if len(memory) <= EAGER_BYTES or member == self._mesh.rank:
                 request = MeshRequest(self._mesh, member, bool)
                 header = FrameHeader(FrameKind.EAGER, tag, self._group, 0, len(memory))
-                self._send(member, header, memory)
-                request.complete()
+                self._send(member, header, memory, request.complete)
                 return request
             number = self._mesh.next_number()
             request = MeshRequest(self._mesh, member, partial(self._withdraw, member, number))
@@ -122,6 +129,10 @@ class MessageEndpoint:
                 del self._unexpected[key]
             self._match(receive, header, payload)
         return receive
+
+    def probe(self, tag: int) -> int | None:
+        """Return a rank that has sent with this tag what is not received yet; None without one."""
+        return next((self._place[peer] for peer, sent in self._unexpected if sent == tag), None)
 
     # frames
 

@@ -91,12 +91,23 @@ class SocketMesh:
         self._flush(connection)
         return connection
 
-    def send_frame(self, peer: int, header: FrameHeader, payload: bytes | memoryview = b"") -> None:
-        """Send a frame to another rank; it is dropped if that rank is gone."""
+    def send_frame(
+        self,
+        peer: int,
+        header: FrameHeader,
+        payload: bytes | memoryview = b"",
+        on_sent: Callable[[], object] | None = None,
+    ) -> None:
+        """Send a frame to another rank; it is dropped if that rank is gone.
+
+        ``on_sent`` is called once the system has taken the frame, or it was dropped.
+        """
         connection = self.connect(peer)
         if connection is not None:
-            connection.send_frame(header, payload)
+            connection.send_frame(header, payload, on_sent)
             self._flush(connection)
+        elif on_sent is not None:
+            on_sent()
 
     def next_number(self) -> int:
         """Return a number for a large tensor that this rank sends."""
@@ -171,6 +182,7 @@ class SocketMesh:
         if self._connections.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
             self._writing.discard(descriptor)
+            connection.discard_output()
             connection.close()
         if connection.peer is not None and self._routes.get(connection.peer) is connection:
             del self._routes[connection.peer]

@@ -25,6 +25,10 @@ class MPIRequest:
             self.moves += 1
         return True
 
+    def test(self) -> bool:
+        """Do what :meth:`done` does."""
+        return self.done()
+
     def abandon(self) -> None:
         """Keep the buffers until MPI has completed the request."""
         self._pair.counts_invalid = True

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +18,37 @@ from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.transport.base import Request, Transport, has_ended
+from asyncddp.transport.collective_algorithms import SHORT_BYTES
+from asyncddp.transport.collective_request import RunningCollectives
+from asyncddp.transport.message_collectives import MessageCollectives
 from asyncddp.transport.mpi.communicator_pair import (
     CommunicatorPair,
     acquire_world_pair,
     allgather_records,
 )
-from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest, MPIReceiveRequest, MPIRequest
+from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest
+from asyncddp.transport.mpi.point_to_point import LARGEST_PIECE, MPIPointToPoint, cut
 from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
 from asyncddp.transport.mpi.startup import start_and_synchronize
-from asyncddp.transport.mpi.tcp_send_queue import TCPSendQueueLimit, listening_ports
 from asyncddp.transport.polling_pause import SLEEP_SECONDS, PollingPause, outnumber_cores
+from asyncddp.transport.shared_memory.shared_memory_reductions import SharedReductionBuffers
 from asyncddp.transport.startup_deadline import StartupDeadline
+from asyncddp.transport.tcp_send_queue import TCPSendQueueLimit, listening_ports
 
-_EAGER_BYTES = 60 << 10  # bytes that MPI libraries send over TCP by the eager protocol
-_PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
 _MAX_COUNT = (1 << 31) - 1
 _MESSAGE_TAG = 0
+_COLLECTIVE_TAGS = range(1, 1 << 15)
 _FABRIC = Path("/sys/class/infiniband")  # exists where the network is not TCP
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
+
+
+class _NetworkRecord(NamedTuple):
+    """What a rank says of its machine: its first rank, open ports, a fabric, shared buffers."""
+
+    machine: int
+    ports: list[int]
+    fabric: bool
+    shares_memory: bool
 
 
 class MPITransport(Transport):
@@ -47,6 +60,11 @@ class MPITransport(Transport):
 
     name = "mpi"
     started_by_mpi = True
+    remote_path = (
+        "straight from the tensor's memory; over TCP in pieces of 60 KB, and sums in a ring of "
+        "machines, each summed by shared memory first"
+    )
+    _machine_buffers: SharedReductionBuffers | None = None
 
     def __init__(
         self, pair: CommunicatorPair | None = None, startup: StartupDeadline | None = None
@@ -63,10 +81,12 @@ class MPITransport(Transport):
         self._world = pair is None
         self._pair = acquire_world_pair() if pair is None else pair
         self._comm, self._bulk = self._pair.comm, self._pair.bulk
+        self._tensors = MPIPointToPoint(self._pair, bulk=True)
+        self._collectives: MessageCollectives | None = None  # of large tensors over TCP
+        self._running = RunningCollectives(self._advance, _check_nothing, self.break_collectives)
         self.rank, self.size = self._comm.rank, self._comm.size
         self._pending_sends: list[tuple[MPI.Request, bytes]] = []
         self._status = MPI.Status()
-        self._same_host: frozenset[int] | None = None
         self._send_queues: TCPSendQueueLimit | None = None
         self._pause = PollingPause(cores_shared=True)  # until machine_id() knows more
         self._closed = False
@@ -97,40 +117,25 @@ class MPITransport(Transport):
             came.append((source, bytes(message)))
             if self._send_queues is not None:
                 self._send_queues.connected(source)
+        self._running.advance()
         if self._pair.abandoned:
             self._release_completed()
         return came
 
-    def _pieces(self, data: torch.Tensor, most: int) -> list[npt.NDArray[np.uint8]]:
-        """Split a tensor's bytes into pieces of whole elements that C ints can count."""
-        flat = as_bytes(data).numpy()
-        step = max(data.element_size(), most - most % data.element_size())
-        return [flat[start : start + step] for start in range(0, max(1, flat.size), step)]
-
-    def _piece_limit(self, peer: int) -> int:
-        """Return the largest piece for a peer in bytes, the same on both ends.
-
-        Over TCP both directions of a link would take turns for pieces of the rendezvous protocol:
-        the peer's reply waits in its socket behind what it is sending itself.
-        """
-        near = self._same_host is None or peer in self._same_host
-        return _PIECE if near else _EAGER_BYTES
-
-    @translate_mpi_errors
+    @override
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
-        """Send by Isend in pieces that are sent eagerly, or that C ints can count."""
-        pieces = self._pieces(data, self._piece_limit(peer))
-        started = [self._bulk.Isend([piece, MPI.BYTE], peer, tag) for piece in pieces]
-        self._pair.sent[1][peer] += len(pieces)
-        return MPIRequest(self._pair, started, pieces)
+        return self._tensors.isend(data, peer, tag)
 
     @override
-    @translate_mpi_errors
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
-        pieces = self._pieces(out, self._piece_limit(peer))
-        started = [self._bulk.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
-        self._pair.received[1][peer] += len(pieces)
-        return MPIReceiveRequest(self._pair, started, pieces)
+        return self._tensors.irecv(out, peer, tag)
+
+    def _message_collectives(self, tensor: torch.Tensor) -> MessageCollectives | None:
+        """Return what sums a large tensor over TCP by sends and receives of many pieces at once."""
+        if tensor.nbytes <= SHORT_BYTES or self._collectives is None:
+            return None
+        self.require_collectives()
+        return self._collectives
 
     def _collective(
         self,
@@ -150,8 +155,10 @@ class MPITransport(Transport):
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
-        datatype, operation = _mpi_reduction(tensor.dtype)
         into = tensor if out is None else out
+        if (collectives := self._message_collectives(tensor)) is not None:
+            return collectives.allreduce(tensor, into, divisor)
+        datatype, operation = _mpi_reduction(tensor.dtype)
         same = into.data_ptr() == tensor.data_ptr()
 
         def start(pair: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]) -> MPI.Request:
@@ -159,7 +166,7 @@ class MPITransport(Transport):
             given: Any = MPI.IN_PLACE if same else [pair[0], count, datatype]
             return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)
 
-        pieces = list(zip(self._pieces(tensor, _PIECE), self._pieces(into, _PIECE), strict=True))
+        pieces = list(zip(cut(tensor), cut(into), strict=True))
         return self._collective(start, pieces, _division(into, divisor))
 
     @override
@@ -167,9 +174,11 @@ class MPITransport(Transport):
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
+        if (collectives := self._message_collectives(tensor)) is not None:
+            return collectives.reduce_scatter(tensor, out, divisor)
         datatype, operation = _mpi_reduction(tensor.dtype)
         # larger tensors are copied in blocks of columns
-        step = max(1, _PIECE // (self.size * tensor.element_size()))
+        step = max(1, LARGEST_PIECE // (self.size * tensor.element_size()))
 
         def start(pair: tuple[torch.Tensor, torch.Tensor]) -> MPI.Request:
             count = pair[1].numel()  # per part: mpi4py counts what is sent in the same way
@@ -185,7 +194,7 @@ class MPITransport(Transport):
     @translate_mpi_errors
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
         return self._collective(
-            lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), self._pieces(tensor, _PIECE)
+            lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), cut(tensor)
         )
 
     @override
@@ -231,15 +240,29 @@ class MPITransport(Transport):
         self._find_network(frozenset(near))
         return min(near)
 
+    def _advance(self) -> None:
+        self._running.advance()
+
     def _find_network(self, near: frozenset[int]) -> None:
         """Learn whether other machines are reached by TCP, and by which ports."""
         alone = len(near) == self.size  # the kernel takes milliseconds to list all sockets
-        own = _FABRIC.is_dir(), [] if alone else listening_ports()
-        every = allgather_records(self._comm, own, tuple[bool, list[int]])
-        if not any(fabric for fabric, _ in every):
-            self._same_host = near
-            far = {peer: ports for peer, (_, ports) in enumerate(every) if peer not in near}
-            self._send_queues = TCPSendQueueLimit(own[1], far) if far else None
+        ports = [] if alone else listening_ports()
+        own = _NetworkRecord(min(near), ports, _FABRIC.is_dir(), self._machine_buffers is not None)
+        every = allgather_records(self._comm, own, _NetworkRecord)
+        if alone or any(record.fabric for record in every):
+            return
+        far = {peer: every[peer].ports for peer in range(self.size) if peer not in near}
+        self._send_queues = TCPSendQueueLimit(ports, far)
+        parts = MPIPointToPoint(self._pair, bulk=False)
+        self._tensors.same_host = parts.same_host = near
+        machines: dict[int, list[int]] = {}
+        for peer, record in enumerate(every):
+            machines.setdefault(record.machine, []).append(peer)
+        self._collectives = MessageCollectives(
+            parts, self.rank, list(machines.values()), _COLLECTIVE_TAGS, self._running
+        )
+        if all(record.shares_memory for record in every):
+            self._collectives.sum_by_machines(self._machine_buffers)
 
     def backoff(self, attempt: int, *, background: bool = False) -> None:
         """Spin if no core is shared, then yield, then sleep; in the background only sleep."""
@@ -274,6 +297,10 @@ class MPITransport(Transport):
 
 _DRAINING: list[MPITransport] = []
 """Closed transports whose buffers MPI still uses."""
+
+
+def _check_nothing() -> None:
+    """Leave it to MPI to find out that a rank is gone."""
 
 
 def _division(total: torch.Tensor, divisor: int | None) -> Callable[[], object] | None:

@@ -98,6 +98,10 @@ class SharedMemoryReductionRequest(ABC):
             queue.popleft()
         return self._consumed == self._pieces
 
+    def test(self) -> bool:
+        """Do what :meth:`done` does."""
+        return self.done()
+
     def abandon(self) -> None:
         """Abandon the reduction: no rank can complete it, nor any later one."""
         self._buffers.queue.clear()

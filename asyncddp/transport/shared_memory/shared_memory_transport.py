@@ -10,11 +10,15 @@ from typing import TypeVar
 import torch
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, allgather_records
 from asyncddp.transport.mpi.mpi_transport import MPITransport
-from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
+from asyncddp.transport.shared_memory.group_formation import (
+    form_group,
+    open_reduction_buffers,
+    open_slots,
+    subgroup,
+)
 from asyncddp.transport.shared_memory.shared_memory_reductions import (
     SharedMemoryAllreduceRequest,
     SharedMemoryReduceScatterRequest,
@@ -56,9 +60,10 @@ class SharedMemoryTransport(MPITransport):
                 raise EnvironmentProblem(
                     f"transport shared_memory: {text}; use ASYNCDDP_TRANSPORT=mpi"
                 )
-            if problem is not None and self.machine_id() == self.rank:
+            if problem is not None and self._pair.machine.rank == 0:
                 logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
-        self._reduction_buffers = self._open_reduction_buffers()
+        self._reduction_buffers: SharedReductionBuffers | None = None
+        self._open_reduction_buffers()
         if pair is None:
             self.collective_slots = open_slots(
                 self.shared_memory_group,
@@ -84,17 +89,19 @@ class SharedMemoryTransport(MPITransport):
         self.shared_memory_group, problem = form_group(gather, self.rank)
         return problem
 
-    def _open_reduction_buffers(self) -> SharedReductionBuffers | None:
-        """Allocate the buffers of reductions, if all ranks share memory; collective."""
-        group, comm = self.shared_memory_group, self._comm
-        if group is None or len(group.processes) < max(2, comm.size):
-            return None
-        return SharedReductionBuffers(
-            group,
-            self.rank,
-            lambda handle: allgather_records(comm, handle, SharedMemoryHandle),
-            self.break_collectives,
+    def _open_reduction_buffers(self) -> None:
+        """Open the buffers of reductions on this machine, or of this group; collective."""
+        comm, members = self._comm, list(range(self.size))
+        group = self.shared_memory_group
+        if self._world:
+            comm, members = self._pair.machine, sorted(group.processes) if group else []
+        buffers = open_reduction_buffers(
+            group, members, self.rank, partial(allgather_records, comm), self.break_collectives
         )
+        if len(members) == self.size:
+            self._reduction_buffers = buffers
+        else:
+            self._machine_buffers = buffers
 
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
@@ -123,7 +130,7 @@ class SharedMemoryTransport(MPITransport):
         if self._world and self.shared_memory_group is not None:
             self.shared_memory_group.arena.close()
             self.shared_memory_group = None
-        self._reduction_buffers = self.collective_slots = None
+        self._reduction_buffers = self._machine_buffers = self.collective_slots = None
 
     def split(self, color: int, key: int) -> Transport:
         """Split the communicators; ranks that share memory do so in the parts as well."""

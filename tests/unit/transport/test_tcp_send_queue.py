@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from asyncddp.tcp_sockets import copy_of, tcp_sockets
-from asyncddp.transport.mpi import tcp_send_queue
-from asyncddp.transport.mpi.tcp_send_queue import TCPSendQueueLimit, listening_ports
+from asyncddp.transport import tcp_send_queue
+from asyncddp.transport.tcp_send_queue import TCPSendQueueLimit, listening_ports
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are found on Linux alone")
 

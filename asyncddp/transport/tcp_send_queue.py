@@ -1,4 +1,4 @@
-"""Limit of the bytes that wait in MPI's TCP sockets, so that they leave in the order of need.
+"""Limit of the bytes that wait in TCP sockets, so that they leave in the order of need.
 
 Megabytes that wait in one socket take their share of the link from what the next peer needs first.
 On a short link a small buffer prevents it. On a long one the buffer has to hold all that is on its
@@ -47,20 +47,21 @@ class TCPSendQueueLimit:
         if peer not in self._new:
             return
         self._new.remove(peer)
-        with contextlib.suppress(OSError, AttributeError, struct.error):  # closed, or not Linux
+        with contextlib.suppress(OSError):  # closed, or not Linux
             for found in tcp_sockets():
                 ours = found.port in self._own or found.peer_port in self._others
                 if ours and found.inode not in self._limited:
                     with copy_of(found) as copy:
-                        _limit(copy)
+                        limit_send_queue(copy)
                     self._limited.add(found.inode)
 
 
-def _limit(connection: socket.socket) -> None:
-    """Limit what waits, by the time that a byte and its answer take."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.stop)
-    (round_trip,) = struct.unpack("I", info[_MIN_RTT])
-    if round_trip < _SHORT_MICROSECONDS:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SHORT_BUFFER)
-    else:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+def limit_send_queue(connection: socket.socket) -> None:
+    """Limit what waits in a connection, by the time that a byte and its answer take there."""
+    with contextlib.suppress(OSError, AttributeError, struct.error):  # closed, or not Linux
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.stop)
+        (round_trip,) = struct.unpack("I", info[_MIN_RTT])
+        if round_trip < _SHORT_MICROSECONDS:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SHORT_BUFFER)
+        else:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)

@@ -14,41 +14,67 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 
 from asyncddp.tensors.allocation import empty
-from asyncddp.transport.c10d.message_endpoint import MeshRequest, MessageEndpoint
+from asyncddp.transport.base import Request
 
-Steps: TypeAlias = Iterator[list[MeshRequest]]
+
+class PieceRequest(Request, Protocol):
+    """Request that can be tested while others make progress."""
+
+    def test(self) -> bool:
+        """Test for the end; raises what the transfer has failed with."""
+        ...
+
+
+class PointToPoint(Protocol):
+    """Sends and receives of a transport, with tags that its collectives alone use."""
+
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> PieceRequest:
+        """Start to send a contiguous tensor."""
+        ...
+
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> PieceRequest:
+        """Start to receive a contiguous tensor."""
+        ...
+
+
+Steps: TypeAlias = Iterator[list[PieceRequest]]
 SHORT_BYTES = 1 << 14
 """Tensors up to this size go from every rank to every other."""
 
 
 @dataclass(frozen=True)
 class CollectiveExchange:
-    """Sends and receives of one collective, under a tag of its own."""
+    """Sends and receives of one collective among ``members``, under a tag of its own.
 
-    endpoint: MessageEndpoint
+    Ranks are places among the members here, of which this rank has place ``rank``.
+    """
+
+    endpoint: PointToPoint
+    members: Sequence[int]
     rank: int
-    size: int
     tag: int
 
-    def send(self, data: torch.Tensor, peer: int) -> MeshRequest:
-        """Start to send a contiguous tensor."""
-        return self.endpoint.isend(data, peer % self.size, self.tag)
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
 
-    def receive(self, out: torch.Tensor, peer: int) -> MeshRequest:
+    def send(self, data: torch.Tensor, peer: int) -> PieceRequest:
+        """Start to send a contiguous tensor."""
+        return self.endpoint.isend(data, self.members[peer % self.size], self.tag)
+
+    def receive(self, out: torch.Tensor, peer: int) -> PieceRequest:
         """Start to receive a contiguous tensor."""
-        return self.endpoint.irecv(out, peer % self.size, self.tag)
+        return self.endpoint.irecv(out, self.members[peer % self.size], self.tag)
 
     def others(self) -> list[int]:
         """List the other ranks, the next one first."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
-
-
-Exchanges: TypeAlias = Iterator[CollectiveExchange]
 
 
 def barrier(exchange: CollectiveExchange) -> Steps:
@@ -133,6 +159,23 @@ def allreduce(
     yield from reduce_scatter(exchange, parts, mine, divisor)
     sums[exchange.rank].copy_(mine)
     yield from allgather(exchange, sums, short=False)
+
+
+def sum_between_machines(
+    exchange: CollectiveExchange,
+    inside: CollectiveExchange,
+    machine_sum: PieceRequest,
+    part: torch.Tensor,
+    sums: Sequence[torch.Tensor],
+    divisor: int | None,
+) -> Steps:
+    """Sum this rank's part with its counterparts', and give it to the ranks of its machine.
+
+    ``machine_sum`` ends once ``part`` is the sum over this machine; ``sums`` get all its ranks'.
+    """
+    yield [machine_sum]
+    yield from allreduce(exchange, part, sums[inside.rank], divisor)
+    yield from allgather(inside, sums, short=True)
 
 
 def add(total: torch.Tensor, term: torch.Tensor) -> None:

@@ -1,0 +1,168 @@
+"""Collectives of a transport by its own sends and receives, around a ring from machine to machine.
+
+Where each machine has several ranks that share memory, a large tensor is summed inside machines
+first. Then each rank of a machine sums its part of it with its counterparts on the others, so that
+every machine sends one tensor in all, over as many connections as it has ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+
+from asyncddp.tensors.allocation import empty, zeros
+from asyncddp.transport import collective_algorithms as algorithms
+from asyncddp.transport.base import Request
+from asyncddp.transport.collective_algorithms import CollectiveExchange, PointToPoint, Steps
+from asyncddp.transport.collective_request import CollectiveRequest, RunningCollectives
+from asyncddp.transport.shared_memory.shared_memory_reductions import (
+    SharedMemoryReduceScatterRequest,
+    SharedReductionBuffers,
+)
+
+_MIN_PIECE, _MAX_PIECE = 1 << 16, 1 << 20  # bytes that a rank sends at once of a large tensor
+_PIECES = 4  # into which a tensor is cut where these are not too small: they overlap
+_LANES = 16  # pieces of one collective with tags of their own
+
+
+class MessageCollectives:
+    """Collectives of a transport's ranks, over its sends and receives.
+
+    Args:
+        endpoint: Sends and receives, with ``tags`` that nothing else uses.
+        rank: This rank.
+        machines: The ranks of each machine, in the same order on all ranks.
+        tags: Of which each piece of a collective takes one.
+        running: Those under way.
+    """
+
+    def __init__(
+        self,
+        endpoint: PointToPoint,
+        rank: int,
+        machines: Sequence[Sequence[int]],
+        tags: range,
+        running: RunningCollectives,
+    ) -> None:
+        self._endpoint, self._rank, self._running = endpoint, rank, running
+        self._machines = machines
+        self._ring = [member for machine in machines for member in machine]
+        self._machine = next(machine for machine in machines if rank in machine)
+        self._buffers: SharedReductionBuffers | None = None
+        self._counterparts: list[int] = []
+        self._tags = itertools.cycle(tags[::_LANES])
+
+    def sum_by_machines(self, buffers: SharedReductionBuffers | None) -> None:
+        """Sum in buffers that the ranks of each machine share, if these are equally many."""
+        place = self._machine.index(self._rank)
+        if len({len(machine) for machine in self._machines}) == 1:
+            self._buffers = buffers
+            self._counterparts = [machine[place] for machine in self._machines]
+
+    def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
+        """Start to sum a tensor of all ranks into another, and to divide the sum."""
+        if self._buffers is not None and self._buffers.take(tensor):
+            return self._allreduce_by_machines(self._buffers, tensor, into, divisor)
+        step = _step(tensor.nbytes // len(self._ring), tensor) * len(self._ring)
+        lanes = self._lanes(self._ring)
+        return self._request(
+            algorithms.allreduce(lane, given, taken, divisor)
+            for given, taken, lane in zip(
+                _pieces(tensor, step), _pieces(into, step), lanes, strict=False
+            )
+        )
+
+    def _allreduce_by_machines(
+        self,
+        buffers: SharedReductionBuffers,
+        tensor: torch.Tensor,
+        into: torch.Tensor,
+        divisor: int | None,
+    ) -> Request:
+        """Sum inside machines, each part of it between machines, and gather the parts inside."""
+        ranks, count = len(self._machine), tensor.numel()
+        given, taken = tensor.detach().view(-1), into.detach().view(-1)
+        finish = None
+        if count % ranks:
+            given, whole = zeros((count + -count % ranks,), tensor.dtype), taken
+            given[:count].copy_(tensor.detach().view(-1))
+            taken = empty(given.shape, into.dtype)
+
+            def finish() -> object:
+                return whole.copy_(taken[:count])
+
+        part = empty((len(given) // ranks,), tensor.dtype)
+        summed = SharedMemoryReduceScatterRequest(buffers, given, part, None)
+        step = _step(part.nbytes // len(self._counterparts), tensor) * len(self._counterparts)
+        lanes = zip(self._lanes(self._counterparts), self._lanes(self._machine), strict=False)
+        rows = torch.split(taken.view(ranks, -1), step, dim=1)
+        return self._request(
+            (
+                algorithms.sum_between_machines(lane, inside, summed, piece, list(row), divisor)
+                for piece, row, (lane, inside) in zip(
+                    _pieces(part, step), rows, lanes, strict=False
+                )
+            ),
+            finish,
+        )
+
+    def reduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
+    ) -> Request:
+        """Start to sum a tensor of all ranks, of which this one keeps its part."""
+        columns = torch.split(
+            tensor.detach().view(len(self._ring), out.numel()), _step(out.nbytes, out), dim=1
+        )
+        return self._request(
+            algorithms.reduce_scatter(lane, [part[member] for member in self._ring], into, divisor)
+            for part, into, lane in zip(
+                columns, _pieces(out, _step(out.nbytes, out)), self._lanes(self._ring), strict=False
+            )
+        )
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        """Start to replace a tensor by the root's."""
+        pieces = _pieces(tensor, _step(tensor.nbytes, tensor))
+        place = self._ring.index(root)
+        return self._request(
+            algorithms.broadcast(lane, piece, place)
+            for piece, lane in zip(pieces, self._lanes(self._ring), strict=False)
+        )
+
+    def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``."""
+        parts = list(torch.split(out.detach().view(-1), list(counts)))
+        parts[self._rank].copy_(tensor.detach().view(-1))
+        short = out.nbytes <= algorithms.SHORT_BYTES * len(self._ring)
+        lane = next(self._lanes(self._ring))
+        ordered = [parts[member] for member in self._ring]
+        return self._request([algorithms.allgather(lane, ordered, short=short)])
+
+    def barrier(self) -> Request:
+        """Start a barrier."""
+        return self._request([algorithms.barrier(next(self._lanes(self._ring)))])
+
+    def _lanes(self, members: Sequence[int]) -> Iterator[CollectiveExchange]:
+        """Yield exchanges among members with the tags of one collective, again and again."""
+        tag, place = next(self._tags), members.index(self._rank)
+        return (
+            CollectiveExchange(self._endpoint, members, place, tag + lane)
+            for lane in itertools.cycle(range(_LANES))
+        )
+
+    def _request(
+        self, pieces: Iterable[Steps], finish: Callable[[], object] | None = None
+    ) -> Request:
+        return CollectiveRequest(self._running, pieces, finish)
+
+
+def _step(nbytes: int, tensor: torch.Tensor) -> int:
+    """Return how many elements of so many bytes a rank sends at once."""
+    size = min(_MAX_PIECE, max(_MIN_PIECE, nbytes // _PIECES))
+    return max(1, size // tensor.element_size())
+
+
+def _pieces(tensor: torch.Tensor, step: int) -> Sequence[torch.Tensor]:
+    return torch.split(tensor.detach().view(-1), step)

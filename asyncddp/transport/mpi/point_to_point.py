@@ -1,0 +1,60 @@
+"""Sends and receives of tensors over one communicator, in pieces that suit the network."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.transport.mpi.communicator_pair import CommunicatorPair
+from asyncddp.transport.mpi.mpi_requests import MPIReceiveRequest, MPIRequest
+from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
+
+LARGEST_PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
+_EAGER_BYTES = 60 << 10  # bytes that MPI libraries send over TCP by the eager protocol
+
+
+class MPIPointToPoint:
+    """Sends and receives over the control communicator of a pair, or the one for tensors.
+
+    Attributes:
+        same_host: Ranks that are not reached over TCP; None where none is.
+    """
+
+    def __init__(self, pair: CommunicatorPair, *, bulk: bool) -> None:
+        self._pair, self._which = pair, int(bulk)
+        self._comm = pair.bulk if bulk else pair.comm
+        self.same_host: frozenset[int] | None = None
+
+    def _piece_limit(self, peer: int) -> int:
+        """Return the largest piece for a peer in bytes, the same on both ends.
+
+        Over TCP both directions of a link would take turns for pieces of the rendezvous protocol:
+        the peer's reply waits in its socket behind what it is sending itself.
+        """
+        near = self.same_host is None or peer in self.same_host
+        return LARGEST_PIECE if near else _EAGER_BYTES
+
+    @translate_mpi_errors
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> MPIRequest:
+        """Send by Isend in pieces that are sent eagerly, or that C ints can count."""
+        pieces = cut(data, self._piece_limit(peer))
+        started = [self._comm.Isend([piece, MPI.BYTE], peer, tag) for piece in pieces]
+        self._pair.sent[self._which][peer] += len(pieces)
+        return MPIRequest(self._pair, started, pieces)
+
+    @translate_mpi_errors
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> MPIReceiveRequest:
+        """Receive what :meth:`isend` sends of a tensor of this size."""
+        pieces = cut(out, self._piece_limit(peer))
+        started = [self._comm.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
+        self._pair.received[self._which][peer] += len(pieces)
+        return MPIReceiveRequest(self._pair, started, pieces)
+
+
+def cut(data: torch.Tensor, most: int = LARGEST_PIECE) -> list[npt.NDArray[np.uint8]]:
+    """Cut a tensor's bytes into pieces of whole elements, of ``most`` bytes at most."""
+    flat = as_bytes(data).numpy()
+    step = max(data.element_size(), most - most % data.element_size())
+    return [flat[start : start + step] for start in range(0, max(1, flat.size), step)]
