@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from functools import lru_cache
 
 import topology
 from asyncddp.errors import ArgumentError
@@ -14,12 +16,26 @@ __all__ = ["Topologies", "Topology"]
 logger = logging.getLogger("asyncddp")
 
 
+_default_lock = threading.Lock()
+
+
+@lru_cache(8)
+def _make_default_schedule(size: int) -> topology.Schedule:
+    return topology.as_schedule(topology.exponential_two(size))
+
+
+def _default_schedule(size: int) -> topology.Schedule:
+    """Return the default topology; ranks that are threads share it, since making it takes long."""
+    with _default_lock:
+        return _make_default_schedule(size)
+
+
 class Topologies:
     """Communication topologies in use on one rank: between ranks, and between machines.
 
     Attributes:
         ranks: The topology between ranks, as a schedule.
-        given, machine_given: The topologies as they were set; None between machines before that.
+        machine_given: The topology between machines as it was set; None before that.
         pinned: Names of windows, while there are any: they lie along the edges of the topology.
     """
 
@@ -28,22 +44,31 @@ class Topologies:
     def __init__(self, size: int, machines: int, rank: int) -> None:
         self._size, self._machines, self._rank = size, machines, rank
         self.pinned: set[str] = set()
-        self.given: Topology
+        self._given: Topology | None = None
         self.set(None)
         self.machine_given: Topology | None = None
         self._machine_schedule: topology.Schedule | None = None
 
     def set(self, given: Topology | None) -> None:
         """Set the topology between ranks; None takes ``exponential_two``."""
-        chosen = topology.exponential_two(self._size) if given is None else given
-        if self.pinned and chosen is not self.given:
+        if self.pinned and (given is None or given is not self._given):
             names = ", ".join(map(repr, sorted(self.pinned)))
             raise topology.TopologyError(
                 f"set_topology: the windows {names} lie along the edges of the topology in use; "
                 "call win_free() on all ranks before setting another"
             )
-        self.ranks = self._checked_schedule(chosen, self._size, "ranks")
-        self.given = chosen
+        if given is None:
+            self.ranks = _default_schedule(self._size)
+        else:
+            self.ranks = self._checked_schedule(given, self._size, "ranks")
+        self._given = given
+
+    @property
+    def given(self) -> Topology:
+        """The topology between ranks, as it was set."""
+        if self._given is None:
+            self._given = topology.exponential_two(self._size)
+        return self._given
 
     def set_machine(self, given: Topology | None) -> None:
         """Set the topology between machines; None takes ``exponential_two``."""

@@ -3,7 +3,8 @@
 A rank that has waited for a while sends a probe along each edge "I wait until you submit this". A
 rank that is itself blocked in a verb, and has not submitted what the probe asks for, passes it on
 along its own edges. A probe that comes back to where it started has found a cycle: since a
-blocked rank submits nothing, every edge of it still holds, so no rank in it can ever go on.
+blocked rank submits nothing, every edge of it still holds, so no rank in it can ever go on. So has
+one that comes to a rank which waits for the same call of the same peer as the first one did.
 Nothing in here communicates: the watchdog sends the probes.
 
 Source: Chandy, Misra, Haas, "Distributed deadlock detection", ACM TOCS 1(2), 1983 (the AND model).
@@ -11,26 +12,45 @@ Source: Chandy, Misra, Haas, "Distributed deadlock detection", ACM TOCS 1(2), 19
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from asyncddp.engine.messages import DeadlockProbe, MatchKey, WaitForEdge
 
 MAX_CYCLE = 256
 """Ranks in a cycle beyond which it is left to the deadline."""
+MAX_PROBED = 16
+"""Peers that a rank probes at a time, and to which it passes a probe on."""
+
+
+def choose_probed(
+    missing: Sequence[tuple[int, MatchKey]], turn: int
+) -> Sequence[tuple[int, MatchKey]]:
+    """Choose the edges along which to send: all of few, and of many some others each turn.
+
+    Many ranks that wait for the same many would otherwise send a message for each pair of them.
+    """
+    if len(missing) <= MAX_PROBED:
+        return missing
+    first = turn * MAX_PROBED % len(missing)
+    return [*missing[first:], *missing[:first]][:MAX_PROBED]
 
 
 def start_probes(
-    rank: int, verb: str, missing: Iterable[tuple[int, MatchKey]]
+    rank: int, verb: str, missing: Sequence[tuple[int, MatchKey]], turn: int = 0
 ) -> list[tuple[int, DeadlockProbe]]:
-    """Create the probes with which a blocked rank starts, and the peer to send each to."""
-    return [(peer, DeadlockProbe((WaitForEdge(rank, verb, key),))) for peer, key in missing]
+    """Create the probes with which a blocked rank starts, and the peer to send each to.
+
+    ``turn`` is how often it has done so in this wait.
+    """
+    probed = choose_probed(missing, rank + turn)
+    return [(peer, DeadlockProbe((WaitForEdge(rank, verb, key),))) for peer, key in probed]
 
 
 def forward_probe(
     probe: DeadlockProbe,
     rank: int,
     verb: str,
-    missing: Iterable[tuple[int, MatchKey]],
+    missing: Sequence[tuple[int, MatchKey]],
     submitted: Callable[[MatchKey], bool],
 ) -> tuple[list[tuple[int, DeadlockProbe]], tuple[WaitForEdge, ...] | None]:
     """Return the probes that a blocked rank passes on, and the cycle if this one has closed one."""
@@ -43,10 +63,11 @@ def forward_probe(
     visited = {edge.rank for edge in probe.chain[1:]}
     if rank in visited or len(probe.chain) >= MAX_CYCLE:
         return [], None
+    if len(probe.chain) > 1 and (probe.chain[1].rank, first.key) in missing:
+        return [], (WaitForEdge(rank, verb, first.key), *probe.chain[1:])
+    onward = choose_probed([edge for edge in missing if edge[0] not in visited], first.rank)
     return [
-        (peer, DeadlockProbe((*probe.chain, WaitForEdge(rank, verb, key))))
-        for peer, key in missing
-        if peer not in visited
+        (peer, DeadlockProbe((*probe.chain, WaitForEdge(rank, verb, key)))) for peer, key in onward
     ], None
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.errors import PeerError, PeerLeftError
+from asyncddp.transport.exit_record import ExitRecord
 
 _GRACE = 0.5  # seconds for messages that a rank sent before its exit
 _RAISED = "it raised "  # begins the reason of a rank that has failed
@@ -18,37 +18,33 @@ _ADVICE = (
 )
 
 
-class _ExitedPeer(NamedTuple):
-    """Record of a rank that has exited: why, when, and after how many collectives of each kind."""
-
-    reason: str
-    collective_counts: Mapping[str, int]  # of each kind, before its exit
-    since: float
-    failed: bool = False
-
-
 class LostPeers:
     """Peers that have exited or failed, and the errors raised by operations that need them.
 
-    The engine's lock guards it. ``any`` is True while there are lost peers.
+    The engine's lock guards it. ``shared`` are records that all ranks of this process keep
+    together; without them each rank keeps those of which it has been told.
     """
 
-    def __init__(self, matcher: MessageMatcher) -> None:
+    def __init__(
+        self, matcher: MessageMatcher, shared: dict[int, ExitRecord] | None = None
+    ) -> None:
         self._matcher, self._rank = matcher, matcher.rank
-        self._exited: dict[int, _ExitedPeer] = {}
+        self._exited: dict[int, ExitRecord] = {} if shared is None else shared
         self._unreadable: dict[int, PeerError] = {}  # peers whose messages cannot be read
-        self.any = False
+
+    @property
+    def any(self) -> bool:
+        """True while there are lost peers."""
+        return bool(self._exited) or bool(self._unreadable)
 
     def mark_exited(self, peer: int, message: ExitAnnouncement) -> None:
         """Note that a peer has announced its exit."""
         counts = message.collective_counts
-        self._exited[peer] = _ExitedPeer(message.reason, counts, time.monotonic())
-        self.any = True
+        self._exited[peer] = ExitRecord(message.reason, counts, time.monotonic())
 
     def mark_failed(self, peer: int, reason: str) -> None:
         """Note that a peer has failed; operations that need it fail after a moment."""
-        self._exited[peer] = _ExitedPeer(reason, {}, time.monotonic(), failed=True)
-        self.any = True
+        self._exited[peer] = ExitRecord(reason, {}, time.monotonic(), failed=True)
 
     def mark_dead(self, failed: Mapping[int, str]) -> None:
         """Note which peers the transport knows to have ended, unless they announced their exit."""
@@ -63,7 +59,6 @@ class LostPeers:
             f"({type(error).__name__}: {error}); run the same version of asyncddp on all ranks"
         )
         known = self._unreadable.setdefault(peer, PeerError(problem))
-        self.any = True
         if tell_next_verb:
             self._matcher.channels.fail_next_call(known)
 
@@ -74,7 +69,6 @@ class LostPeers:
 
     def readmit(self) -> None:
         """Forget which peers have exited, since they are back."""
-        self.any = bool(self._unreadable)  # first, since another thread may mark a failed peer
         self._exited.clear()
 
     def error_of(

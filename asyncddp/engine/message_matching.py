@@ -27,7 +27,7 @@ from asyncddp.engine.messages import (
 from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.engine.send_queue import SendQueue
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
-from asyncddp.errors import MismatchError, PeerError
+from asyncddp.errors import MismatchError, PeerError, PeerLeftError
 from asyncddp.transport.base import Transport
 
 _MAX_FINISHED = 4096  # exchanges remembered after their end
@@ -59,6 +59,8 @@ class MessageMatcher:
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.slots = transport.collective_slots
+        records = transport.exit_records
+        self._exit_records = {} if records is None else records
         self.channels = PersistentChannelTable(transport.shared_memory_group, self.rank, tracing)
         self.sends = SendQueue(transport, self.channels)
         self._announced = AnnouncedTensorReceiver(self.rank, self.channels, self.sends)
@@ -121,8 +123,12 @@ class MessageMatcher:
                 offered = exchange.targets & exchange.channel.send_ring.ranks
                 exchange.channel.readers.update(offered)
             return
-        nack = Nack.of(self.rank, exchange.key, error, exchange.reason)
-        for peer in exchange.sources | exchange.targets | exchange.audience:
+        audience = exchange.audience
+        if isinstance(error, PeerLeftError) and error.origin in self._exit_records:
+            audience = frozenset()  # they find out by themselves
+        told_all = bool(audience)
+        nack = Nack.of(self.rank, exchange.key, error, exchange.reason, told_all=told_all)
+        for peer in exchange.sources | exchange.targets | audience:
             self.sends.put(peer, nack)
         for receive in exchange.receives.values():
             self._announced.discard_receive(receive)
@@ -251,6 +257,8 @@ class MessageMatcher:
     def _fail_by_nack(self, exchange: ExchangeRequest, peer: int, nack: Nack) -> None:
         what = f"{exchange.signature.verb} {exchange.key}"
         exchange.fail(nack.to_error(self.rank, what, peer), nack.reason)
+        if nack.told_all:
+            exchange.audience = frozenset()
 
 
 def _contradiction(

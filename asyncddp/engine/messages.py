@@ -115,14 +115,23 @@ class Nack(_MessageBase, frozen=True, tag=2):
     reason: str
     kind: str = "MismatchError"  # the class of error to raise on all ranks that wait
     origin: int = -1  # the rank where the failure began
+    told_all: bool = False  # the sender has told all ranks of the collective
 
     @classmethod
-    def of(cls, rank: int, key: MatchKey, error: PeerError, reason: str = "") -> Nack:
+    def of(
+        cls,
+        rank: int,
+        key: MatchKey,
+        error: PeerError,
+        reason: str = "",
+        *,
+        told_all: bool = False,
+    ) -> Nack:
         """Build the nack for an exchange that failed on this rank, by default with its error."""
         origin = rank if error.origin is None else error.origin
         kind = type(error).__name__
         kind = kind if kind in _SENDABLE_ERRORS else "PeerError"
-        return cls(key, reason or str(error), kind, origin)
+        return cls(key, reason or str(error), kind, origin, told_all)
 
     def to_error(self, rank: int, what: str, peer: int) -> PeerError:
         """Build the error that this rank raises when a peer has refused or given up ``what``."""

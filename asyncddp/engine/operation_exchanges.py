@@ -28,8 +28,10 @@ class CollectiveWaitCondition:
     signatures that they exchange can, and get a moment to arrive.
     """
 
-    def __init__(self, request: Request, exchange: ExchangeRequest, others: Sequence[int]) -> None:
-        self._request, self._exchange, self._others = request, exchange, others
+    def __init__(
+        self, request: Request, exchange: ExchangeRequest, group: Sequence[int], rank: int
+    ) -> None:
+        self._request, self._exchange, self._group, self._rank = request, exchange, group, rank
         self._problem: PeerError | None = None
         self._deadline = 0.0
 
@@ -46,8 +48,20 @@ class CollectiveWaitCondition:
         return False
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return all other ranks, since a collective does not tell who is late."""
-        return [(peer, self._exchange.key) for peer in self._others]
+        """Return all other ranks, unless the transport tells which of them are late."""
+        late = self._late()
+        late = self._group if late is None else late
+        return [(peer, self._exchange.key) for peer in late if peer != self._rank]
+
+    def joined(self) -> list[int]:
+        """Return the other ranks that the transport knows to take part already."""
+        late = self._late()
+        here = () if late is None else set(self._group).difference(late)
+        return sorted(peer for peer in here if peer != self._rank)
+
+    def _late(self) -> Sequence[int] | None:
+        late_places = getattr(self._request, "late_ranks", None)  # in the group
+        return None if late_places is None else [self._group[at] for at in late_places()]
 
 
 class PeerExchanges(Protocol):
@@ -237,7 +251,7 @@ class OperationExchanges:
         begun = time.monotonic_ns()
         request = start()
         self._requests.append(request)
-        yield CollectiveWaitCondition(request, exchange, others)
+        yield CollectiveWaitCondition(request, exchange, group, self.rank)
         self.record_collective(exchange.key, signature, group, begun)
         self._requests.remove(request)
         for peer in sources:

@@ -240,7 +240,7 @@ class ProgressEngine(ProgressLoop):
             uses = list(self._use_counts.items())
             counts = {name: count for name, count in uses if MatchKey(name, count).collective}
             if not self.closed:
-                self._tell_peers(ExitAnnouncement(reason, counts))
+                self._tell_peers_of_exit(ExitAnnouncement(reason, counts))
 
     def readmit_peers(self) -> None:
         """Take back :meth:`announce_exit` of all ranks, while none of them submits anything."""

@@ -47,7 +47,7 @@ class ProgressLoop:
         self.lock = threading.RLock()  # held for one round of progress
         self.queue: deque[Work[Any]] = deque()  # submitted
         self.active: list[Work[Any]] = []  # in progress
-        self.lost_peers = LostPeers(self.matcher)
+        self.lost_peers = LostPeers(self.matcher, transport.exit_records)
         self.watchdog = Watchdog(config, self.matcher, self.lost_peers)
         self.has_exited = self.lost_peers.has_exited
         self.hooks: deque[Callable[[], bool]] = deque()
@@ -179,7 +179,7 @@ class ProgressLoop:
             if not self.closed:
                 self._failure = reason, cause
                 self._end(reason)
-                self._tell_peers(ExitAnnouncement(reason, {}))
+                self._tell_peers_of_exit(ExitAnnouncement(reason, {}))
 
     def _end(self, closed_because: str) -> None:
         self.closed = True
@@ -194,7 +194,10 @@ class ProgressLoop:
             with suppress(Exception):  # the others are to fail all the same
                 work.fail(self._closed_error(work.describe(), closed_because))
 
-    def _tell_peers(self, message: ExitAnnouncement) -> None:
+    def _tell_peers_of_exit(self, message: ExitAnnouncement) -> None:
+        if self.transport.exit_records is not None:
+            self.lost_peers.mark_exited(self.transport.rank, message)
+            return
         for peer in range(self.transport.size):
             if peer != self.transport.rank:
                 self.matcher.sends.put(peer, message)
@@ -276,7 +279,7 @@ class ProgressThread:
         mark_library_thread()
         if self._tracer is not None:
             self._tracer.mark_progress_thread()
-        attempt = 0
+        attempt, least_pause = 0, self._transport.least_pause
         while not self._stopping:
             loop = self._loop()
             if loop is None or loop.closed:
@@ -284,7 +287,7 @@ class ProgressThread:
             idle = loop.watchdog.has_driver or not loop.busy
             if idle:
                 attempt = 0
-                if self._awake.wait(loop.idle_interval) and not self._stopping:
+                if self._awake.wait(max(loop.idle_interval, least_pause)) and not self._stopping:
                     time.sleep(_SUBMIT_WINDOW)
                 self._awake.clear()
             if loop.watchdog.has_driver or self._stopping:

@@ -84,6 +84,10 @@ class _SlotsCondition:
         """Return the ranks that have not posted."""
         return [(peer, self._key) for peer in self._slots.late(self._key.step)]
 
+    def joined(self) -> list[int]:
+        """Return the ranks that have posted."""
+        return self._slots.joined(self._key.step)
+
 
 def exchange_in_slots(
     slots: CollectiveSlots,

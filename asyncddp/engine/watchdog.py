@@ -173,12 +173,16 @@ class Watchdog:
                 self._warn(work, waited)
         if now > work.next_probe and self._blocking() is work:
             work.next_probe = now + min(10.0, max(PROBE_AFTER, now - deadline.started))
-            for peer, probe in deadlock.start_probes(self._rank, work.spec.verb, work.missing()):
+            facts = work.spec.verb, work.missing(), work.times_probed
+            for peer, probe in deadlock.start_probes(self._rank, *facts):
                 self._matcher.sends.put(peer, probe)
+            work.times_probed += 1
+            for peer in work.joined():
+                self._note_waiting(peer, work.key)
         return moved
 
     def _note_waiting(self, peer: int, key: MatchKey) -> None:
-        """Note a rank that waits in the newest collective of a kind, as its probe has told."""
+        """Note a rank that waits in the newest collective of a kind, when that is first known."""
         if key.collective:
             step, ranks = self._waiting.get(key.base, (-1, {}))
             if key.step >= step:

@@ -79,7 +79,7 @@ class Work(Generic[R]):
     ) -> None:
         self.spec, self.operation, self.deadline = spec, operation, deadline
         self.sequence = spec.sequence
-        self.next_probe = deadline.started + PROBE_AFTER
+        self.next_probe, self.times_probed = deadline.started + PROBE_AFTER, 0
         self.result: R | None = None
         self.error: BaseException | None = None
         self.finished = Event()
@@ -104,6 +104,11 @@ class Work(Generic[R]):
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the peers that hold up the operation, and the key each has yet to submit."""
         return self._waiting.missing() if self._waiting is not None else []
+
+    def joined(self) -> list[int]:
+        """Return the other ranks that take part in a collective already, as far as is known."""
+        known = getattr(self._waiting, "joined", None)
+        return [] if known is None else known()
 
     def advance(self) -> bool:
         """Run the operation as far as possible without waiting, and tell whether it has ended.

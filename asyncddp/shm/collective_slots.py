@@ -136,6 +136,12 @@ class CollectiveSlots:
         line, number = _LINE * (1 + step % _SLOTS), step + 1
         return [rank for rank, words in enumerate(self._words) if words[line] != number]
 
+    def joined(self, step: int) -> list[int]:
+        """Return the other ranks that have posted to a step."""
+        line, number = _LINE * (1 + step % _SLOTS), step + 1
+        every = enumerate(self._words)
+        return [rank for rank, words in every if words[line] == number and words is not self._own]
+
     def differs(self, step: int, digest: int) -> bool:
         """Tell whether a rank has posted another digest to a step; not all need have posted."""
         line, number = _LINE * (1 + step % _SLOTS), step + 1

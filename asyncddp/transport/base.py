@@ -22,6 +22,7 @@ from asyncddp.errors import EnvironmentProblem, PeerError, WaitTimeoutError
 from asyncddp.shm.arena import Arena
 from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.tensors.allocation import empty
+from asyncddp.transport.exit_record import ExitRecord
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 
@@ -101,6 +102,10 @@ class Transport(ABC):
     """True if several threads of this rank may call the transport, one at a time."""
     cores_shared: bool = False
     """True if the ranks of this machine outnumber the cores that they may use."""
+    exit_records: dict[int, ExitRecord] | None = None
+    """Of all ranks, where they share them; None where they tell each other."""
+    least_pause: float = 0.0
+    """Seconds between two polls of an idle rank at least, so that it leaves time to the others."""
     shared_memory_group: SharedMemoryGroup | None = None
     """Ranks that exchange tensors through shared memory, which bypasses the calls below."""
     collective_slots: CollectiveSlots | None = None

@@ -2,132 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from asyncddp.errors import MismatchError
-from asyncddp.shm.arena import InProcessArena
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.startup_deadline import StartupDeadline
+from asyncddp.transport.thread_group import ThreadGroup
 
-_CollectiveFunction = Callable[[list[Any]], list[Any] | None]
-_MessageKey = tuple[int, int, int]  # source, target and tag
-
-
-class _ThreadRankRequest:
-    """Send, receive or collective between ranks that are threads of this process."""
-
-    def __init__(self) -> None:
-        self.value: Any = None
-        self._ended = self.abandoned = False
-        self._error: Exception | None = None
-
-    def complete(self, value: Any = None) -> None:
-        self.value, self._ended = value, True
-
-    def fail(self, error: Exception) -> None:
-        self._error = error
-
-    def done(self) -> bool:
-        if self._error is not None:
-            raise self._error
-        return self._ended
-
-    def abandon(self) -> None:
-        """Give up waiting: a message that arrives later is not delivered."""
-        self.abandoned = True
-
-
-class _LoopbackSharedState:
-    """State shared by ranks that are threads: inboxes, unmatched messages, open collectives."""
-
-    def __init__(self, size: int) -> None:
-        self.lock = threading.Lock()
-        self.wakeups = [threading.Event() for _ in range(size)]
-        self.inboxes: list[deque[tuple[int, bytes]]] = [deque() for _ in range(size)]
-        self.sends: dict[_MessageKey, deque[tuple[torch.Tensor, _ThreadRankRequest]]] = {}
-        self.receives: dict[_MessageKey, deque[tuple[torch.Tensor, _ThreadRankRequest]]] = {}
-        self.collectives: dict[int, dict[int, tuple[str, Any, _ThreadRankRequest]]] = {}
-        self.parts: dict[tuple[tuple[int, ...], int], tuple[_LoopbackSharedState, set[int]]] = {}
-        self.numbers = [itertools.count() for _ in range(size)]  # of each rank's collectives
-        self.size = size
-        processes = dict.fromkeys(range(size), os.getpid())
-        self.window_group = SharedMemoryGroup(InProcessArena(), processes)
-
-    def form_part(self, ranks: tuple[int, ...], tag: int, rank: int) -> _LoopbackSharedState:
-        """Return the state of a part that all its ranks ask for; the first one makes it."""
-        with self.lock:
-            made, came = self.parts.setdefault(
-                (ranks, tag), (_LoopbackSharedState(len(ranks)), set[int]())
-            )
-            came.add(rank)
-            if len(came) == len(ranks):  # the next call makes another part
-                del self.parts[ranks, tag]
-            return made
-
-    def match_message(
-        self, data: torch.Tensor, source: int, target: int, tag: int, *, sends: bool
-    ) -> _ThreadRankRequest:
-        """Match a send with its receive; whichever is posted second copies the data."""
-        mine, theirs = (self.sends, self.receives) if sends else (self.receives, self.sends)
-        key, request = (source, target, tag), _ThreadRankRequest()
-        with self.lock:
-            waiting = theirs.get(key)
-            while waiting and waiting[0][1].abandoned:
-                waiting.popleft()
-            if not waiting:
-                mine.setdefault(key, deque()).append((data, request))
-                return request
-            other, partner = waiting.popleft()
-            if not waiting:
-                del theirs[key]
-        to, given = (other, data) if sends else (data, other)
-        if to.numel() == given.numel():
-            to.copy_(given)
-            partner.complete()
-            request.complete()
-        else:
-            sizes = f"{given.numel()} bytes to rank {target}, which expected {to.numel()}"
-            error = MismatchError(f"rank {source} sent {sizes}")
-            partner.fail(error)
-            request.fail(error)
-        self.wakeups[target if sends else source].set()
-        return request
-
-    def enter_collective(
-        self, rank: int, kind: str, value: Any, compute: _CollectiveFunction
-    ) -> _ThreadRankRequest:
-        """Enter a rank's next collective; the last rank to enter computes the result for all."""
-        request, number = _ThreadRankRequest(), next(self.numbers[rank])
-        with self.lock:
-            entered = self.collectives.setdefault(number, {})
-            entered[rank] = (kind, value, request)
-            if len(entered) < self.size:
-                return request
-            del self.collectives[number]
-        kinds, values, requests = zip(*(entered[r] for r in range(self.size)), strict=True)
-        try:
-            if len(set(kinds)) > 1:
-                raise MismatchError(f"ranks met in different collectives: {sorted(set(kinds))}")
-            results = compute(list(values)) or values
-        except (MismatchError, RuntimeError) as error:
-            for waiting in requests:
-                waiting.fail(MismatchError(str(error)))
-        else:
-            for waiting, result in zip(requests, results, strict=True):
-                waiting.complete(result)
-        for wakeup in self.wakeups:
-            wakeup.set()
-        return request
+_PAUSES = 0.0005, 0.005  # seconds of the first and the longest sleep between polls of few ranks
+_POLLS_PER_SECOND = 3000  # of all ranks together at most, while nothing wakes them
+_RANKS_POLLED_PER_SECOND = 500_000  # that they look at: to poll takes longer, the more there are
 
 
 class LoopbackTransport(Transport):
@@ -143,9 +33,10 @@ class LoopbackTransport(Transport):
     name = "loopback"
     scope = Scope.PROCESS
 
-    def __init__(self, group: _LoopbackSharedState, rank: int) -> None:
+    def __init__(self, group: ThreadGroup, rank: int) -> None:
         self._group, self.rank, self.size = group, rank, group.size
-        self._wakeup = group.wakeups[rank]
+        self._signal, self.exit_records = group.signals[rank], group.exit_records
+        self.least_pause = _least_pause(rank, group.size)
         self._enter = partial(group.enter_collective, rank)
 
     @property
@@ -161,17 +52,17 @@ class LoopbackTransport(Transport):
     @classmethod
     def group(cls, size: int) -> list[LoopbackTransport]:
         """Make a group of ranks; element r is the transport of rank r."""
-        group = _LoopbackSharedState(size)
+        group = ThreadGroup(size)
         return [cls(group, rank) for rank in range(size)]
 
     def post(self, peer: int, message: bytes) -> None:
         """Append the message to the peer's inbox and wake the peer."""
         self._group.inboxes[peer].append((self.rank, message))
-        self._group.wakeups[peer].set()
+        self._group.signals[peer].set()
 
     def poll(self) -> Iterable[tuple[int, bytes]]:
         """Return and clear the contents of this rank's inbox."""
-        self._wakeup.clear()
+        self._signal.clear()
         inbox = self._group.inboxes[self.rank]
         return [inbox.popleft() for _ in range(len(inbox))]
 
@@ -232,13 +123,21 @@ class LoopbackTransport(Transport):
         return 0
 
     def backoff(self, attempt: int, *, background: bool = False) -> None:
-        """Sleep until a peer wakes this rank, for at most 5 ms."""
-        if self._wakeup.wait(0.0005 if attempt < 100 else 0.005):
-            self._wakeup.clear()  # the caller polls again before the next backoff
+        """Sleep until a peer wakes this rank; polling helps only where one wrote to a window."""
+        first, longest = _PAUSES
+        pause = min(longest, first * 2 ** min(attempt, 8))
+        if self._signal.wait(max(pause, self.least_pause)):
+            self._signal.clear()  # the caller looks again before the next backoff
 
     def close(self) -> None:
         """Drop the unread messages."""
         self._group.inboxes[self.rank].clear()
+
+
+def _least_pause(rank: int, size: int) -> float:
+    """Return the seconds between two polls of a rank, which differ lest all ranks poll at once."""
+    seconds = max(size / _POLLS_PER_SECOND, size**2 / _RANKS_POLLED_PER_SECOND)
+    return seconds * (1.0 + 0.5 * (rank * 0.618034 % 1.0))
 
 
 def _reduce(pairs: list[Any], divisor: int | None, verb: str) -> torch.Tensor:
@@ -283,7 +182,7 @@ def _split(colors_and_keys: list[Any]) -> list[Any]:
     parts: list[Any] = [None] * len(colors_and_keys)
     for color in {color for color, _ in colors_and_keys}:
         members = sorted((key, rank) for rank, (c, key) in enumerate(colors_and_keys) if c == color)
-        group = _LoopbackSharedState(len(members))
+        group = ThreadGroup(len(members))
         for new_rank, (_, rank) in enumerate(members):
             parts[rank] = (group, new_rank)
     return parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,29 @@ def test_circles_are_found_exactly_where_they_are(n, data):
         return start in seen
 
     assert {circle[0] for circle in circles(waits)} == {r for r in waits if reaches(r)}
+
+
+def test_a_rank_that_waits_as_the_first_one_does_closes_a_circle():
+    """Of ranks that wait alike one sends probes, and another one may be in the cycle."""
+    barrier, other = MatchKey("<collective>", 0), MatchKey("w", 0)
+    ((_, probe),) = start_probes(0, "barrier", [(2, barrier)])
+    ((to, probe),), none = forward_probe(probe, 2, "average", [(1, other)], lambda key: False)
+    assert (to, none) == (1, None)
+    onward, circle = forward_probe(probe, 1, "barrier", [(2, barrier)], lambda key: False)
+    assert onward == []
+    assert circle == (WaitForEdge(1, "barrier", barrier), WaitForEdge(2, "average", other))
+
+
+@pytest.mark.parametrize("many", [1, 16, 17, 40, 1000])
+def test_each_of_many_peers_is_probed_in_its_turn(many):
+    """Few are probed at a time; after n / 16 turns all have been, and all ranks begin elsewhere."""
+    missing = [(peer, key_of(peer)) for peer in range(many)]
+    turns = [
+        [peer for peer, _ in start_probes(many, "verb", missing, turn)]
+        for turn in range(-(-many // deadlock.MAX_PROBED) + 1)
+    ]
+    assert all(len(set(peers)) == min(many, deadlock.MAX_PROBED) for peers in turns)
+    assert {peer for peers in turns for peer in peers} == set(range(many))
 
 
 def test_a_circle_is_described_link_by_link():

@@ -1,0 +1,100 @@
+"""Signals that wake threads of one process, where ranks are threads.
+
+Threads that are to be woken stand in a queue, and each that goes on wakes the next one, since the
+interpreter runs one at a time: many at once would all ask for it every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+
+
+class _Waiter:
+    """Thread that waits: it is woken through its lock, once it is its turn in the queue."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.queued = self.left = False
+
+
+class WakeQueue:
+    """Queue of threads that are to be woken; one has been woken and does not run yet, at most."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queued: deque[_Waiter] = deque()
+        self._woken: _Waiter | None = None
+
+    def add(self, waiters: Iterable[_Waiter]) -> None:
+        """Wake waiters after those that are in the queue already."""
+        with self._lock:
+            for waiter in waiters:
+                if not waiter.queued and not waiter.left:
+                    waiter.queued = True
+                    self._queued.append(waiter)
+            if self._woken is None:
+                self._wake_next()
+
+    def pass_on(self, waiter: _Waiter) -> None:
+        """Wake the next one if it is the turn of a waiter that runs: it was woken or gave up."""
+        with self._lock:
+            waiter.left = True
+            if self._woken is waiter:
+                self._wake_next()
+            elif waiter.queued:
+                self._queued.remove(waiter)
+
+    def _wake_next(self) -> None:
+        self._woken = self._queued.popleft() if self._queued else None
+        if self._woken is not None:
+            self._woken.lock.release()
+
+
+class ThreadSignal:
+    """Signal that something has come for a rank, for which its threads wait.
+
+    Example:
+        >>> signal = ThreadSignal(WakeQueue())
+        >>> signal.wait(0.001), signal.set(), signal.wait(60.0)
+        (False, None, True)
+    """
+
+    def __init__(self, queue: WakeQueue) -> None:
+        self._queue, self._is_set = queue, False
+        self._waiters: deque[_Waiter] = deque()
+
+    def set(self) -> None:
+        """Wake the threads that wait, and let the next one that would not wait at all."""
+        if woken := self.notify():
+            self._queue.add(woken)
+
+    def notify(self) -> list[_Waiter]:
+        """Set the signal, and return the threads that are to be woken."""
+        self._is_set = True
+        return list(self._waiters)
+
+    def clear(self) -> None:
+        """Let threads wait from now on, which are to look again at what they wait for first."""
+        self._is_set = False
+
+    def wait(self, timeout: float) -> bool:
+        """Block until the signal is set, for at most ``timeout`` seconds; tell whether it was."""
+        if self._is_set:
+            return True
+        waiter = _Waiter()
+        self._waiters.append(waiter)
+        try:
+            return self._is_set or waiter.lock.acquire(timeout=timeout)
+        finally:
+            with suppress(ValueError):
+                self._waiters.remove(waiter)
+            self._queue.pass_on(waiter)
+
+
+def set_signals(signals: Iterable[ThreadSignal], queue: WakeQueue) -> None:
+    """Set several signals, whose threads are woken by one queue."""
+    queue.add([waiter for signal in signals for waiter in signal.notify()])
