@@ -61,7 +61,7 @@ class MessageMatcher:
         self.slots = transport.collective_slots
         records = transport.exit_records
         self._exit_records = {} if records is None else records
-        self.channels = PersistentChannelTable(transport.shared_memory_group, self.rank, tracing)
+        self.channels = PersistentChannelTable(transport.ring_group, self.rank, tracing)
         self.sends = SendQueue(transport, self.channels)
         self._announced = AnnouncedTensorReceiver(self.rank, self.channels, self.sends)
         self.active_messages = ActiveMessageDispatcher(
@@ -120,8 +120,8 @@ class MessageMatcher:
         if error is None:
             self._acknowledged.update((peer, exchange.signature) for peer in exchange.targets)
             if exchange.channel is not None and exchange.channel.send_ring is not None:
-                offered = exchange.targets & exchange.channel.send_ring.ranks
-                exchange.channel.readers.update(offered)
+                reaches = exchange.channel.send_ring.reaches
+                exchange.channel.readers.update(filter(reaches, exchange.targets))
             return
         audience = exchange.audience
         if isinstance(error, PeerLeftError) and error.origin in self._exit_records:

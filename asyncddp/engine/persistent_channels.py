@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.errors import PeerError
 from asyncddp.shm.arena import SharedMemoryHandle
-from asyncddp.shm.ring_buffer import MAX_RANKS, ChunkLayout, ReceiveRingBuffer, SendRingBuffer
+from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
 from asyncddp.transport.base import SharedMemoryGroup
 
 _MAX_RINGS = 2048
@@ -72,10 +73,8 @@ class PersistentChannelTable:
         rank: int,
         tracing: EngineTracing = NO_TRACING,
     ) -> None:
-        if shared_memory_group is not None and len(shared_memory_group.processes) > MAX_RANKS:
-            shared_memory_group = None
         self._group, self._rank, self.tracing = shared_memory_group, rank, tracing
-        self._ranks = tuple(sorted(shared_memory_group.processes)) if shared_memory_group else ()
+        self._ranks = shared_memory_group.ranks if shared_memory_group else ()
         self._lock = threading.Lock()
         self._by_name: dict[str, dict[ExchangeSignature, PersistentChannel]] = {}
         self._channels = self._rings = self._bytes = 0
@@ -85,19 +84,23 @@ class PersistentChannelTable:
         self, key: MatchKey, signature: ExchangeSignature, targets: Iterable[int]
     ) -> PersistentChannel | None:
         """Return the channel for a use of a name, if there is one; the second use opens it."""
+        group = self._group
         channel = self._by_name.get(key.name, {}).get(signature)
         if channel is None:
-            if self._group is None or key.step < 1 or key.collective or None in signature.shape:
+            if group is None or key.step < 1 or key.collective or None in signature.shape:
                 return None
             if signature.device != "cpu" or self._channels >= _MAX_CHANNELS:
                 return None
             shape = tuple(size or 0 for size in signature.shape)
             layout = ChunkLayout.of(shape, getattr(torch, signature.dtype))
+            if layout.numel * layout.dtype.itemsize > group.largest:
+                return None
             channel = PersistentChannel(key.name, signature, layout)
             with self._lock:
                 self._by_name.setdefault(key.name, {})[signature] = channel
                 self._channels += 1
-        if channel.send_ring is None and any(target in self._ranks for target in targets):
+        here = () if group is None else group.processes
+        if channel.send_ring is None and any(target in here for target in targets):
             channel.send_ring = self._allocate_ring(channel)
         return channel
 
@@ -116,6 +119,7 @@ class PersistentChannelTable:
             send_ring = make_ring(self._group.arena, self._ranks, layout)
         except OSError:
             return None
+        send_ring.notify_readers_by(self._group.notify)
         self._rings, self._bytes = self._rings + 1, self._bytes + size
         return send_ring
 
@@ -123,7 +127,7 @@ class PersistentChannelTable:
         self, channel: PersistentChannel | None, peer: int
     ) -> SharedMemoryHandle | None:
         """Return the send ring's handle for a peer that can map it and has not got it yet."""
-        if channel is None or channel.send_ring is None or peer not in self._ranks:
+        if channel is None or channel.send_ring is None or not channel.send_ring.reaches(peer):
             return None
         return None if peer in channel.readers else channel.send_ring.handle
 
@@ -134,9 +138,10 @@ class PersistentChannelTable:
         if self._group is not None:
             view = self._group.arena.open(self._group.processes[peer], handle)
             make_ring = self.tracing.receive_ring(channel.signature.verb, channel.name, peer)
-            channel.receive_rings[peer] = make_ring(
-                view, handle.offset, self._ranks, self._rank, channel.layout
-            )
+            receive_ring = make_ring(view, handle.offset, self._ranks, self._rank, channel.layout)
+            if self._group.notify is not None:
+                receive_ring.notify_sender_by(partial(self._group.notify, peer))
+            channel.receive_rings[peer] = receive_ring
 
     def handle_of(self, tensor: torch.Tensor) -> SharedMemoryHandle | None:
         """Return a shared-memory handle to a tensor, or None if its memory is not shared."""

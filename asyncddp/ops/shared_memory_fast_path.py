@@ -44,6 +44,8 @@ class FastPath:
         self._channels = context.engine.matcher.channels
         self._schedule: Schedule | None = None
         self._rows: dict[int, WeightRow] = {}
+        self._transport, group = context.transport, context.transport.ring_group
+        self._is_notified = group is not None and group.notify is not None
         self._pause = os.sched_yield if context.transport.cores_shared else None
 
     def weight_row(self, schedule: Schedule, number: int | None) -> WeightRow:
@@ -155,8 +157,8 @@ class FastPath:
         if sent_chunks and row.is_pairwise:
             receive_ring = channel.receive_rings[row.sources[0]]
             other = receive_ring.read_whole(step)
-            if other is None and poll_briefly(
-                lambda: receive_ring.read_whole(step) is not None, self._pause
+            if other is None and self._wait_briefly(
+                lambda: receive_ring.read_whole(step) is not None, pure=True
             ):
                 other = receive_ring.read_whole(step)
             if other is not None:
@@ -238,7 +240,7 @@ class FastPath:
         exchange = self._make_exchange(step, row, sent_chunks)
         steps = average_chunks(exchange, own, row, own.dtype, out, start)
         try:
-            while poll_briefly(next(steps).done, self._pause):
+            while self._wait_briefly(next(steps).done):
                 pass
         except StopIteration as stop:
             exchange.close(failed=False)
@@ -247,6 +249,11 @@ class FastPath:
         except PeerError as error:
             return self._submit_rest(exchange, _raising(error))
         return self._submit_rest(exchange, steps)
+
+    def _wait_briefly(self, condition: Callable[[], bool], *, pure: bool = False) -> bool:
+        if self._is_notified:
+            return self._transport.wait_briefly(condition, pure=pure)
+        return poll_briefly(condition, self._pause)
 
     def _make_exchange(self, step: int, row: WeightRow, sent_chunks: int) -> ChunkedExchange:
         key, channel = MatchKey(self._name, step), self._channel

@@ -1,12 +1,7 @@
 """Ring buffers in shared memory, through which one rank sends tensors to peers on its machine.
 
-One ring buffer carries the tensors of one name and signature from one rank to all its readers. It
-begins with a header of 64-byte lines, read and written as 64-bit words::
-
-    lines 0, 1    for even and odd steps: chunks published, where the tensor lies, for which ranks
-    lines 2 …     for each rank of the machine: chunks that it has read (its acknowledgement)
-
-and goes on with slots for chunks of the tensor, those of even and of odd steps apart (double
+One ring buffer carries the tensors of one name and signature from one rank to all its readers.
+After its header come slots for chunks of the tensor, those of even and of odd steps apart (double
 buffering). "Published" and "read" are a step and a number of chunks packed into one word, which
 only ever grows and which only one rank writes.
 """
@@ -14,7 +9,8 @@ only ever grows and which only one rank writes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,16 +24,23 @@ from asyncddp.shm.arena import (
     handle_of_block,
     store_fence,
 )
+from asyncddp.shm.ring_header import (
+    DESCRIPTOR,
+    LINE,
+    MASK,
+    OFFSET,
+    SIZE,
+    acknowledgement_word,
+    header_words,
+    mask_word,
+)
 
-MAX_RANKS = 256
 _CHUNK_SIZES = ((1 << 25, 1 << 20), (0, 1 << 19))
 """Least bytes of a tensor, and bytes of its chunks: they stay in a cache from write to read."""
 _MAX_SLOTS = 4
 _BITS = 24
 _CHUNK_BITS = (1 << _BITS) - 1
-_LINE = 8  # words
 _Readers: TypeAlias = tuple[tuple[int, int], ...]  # ranks, and where each acknowledges
-_DESCRIPTOR, _SIZE, _OFFSET, _MASK = 1, 2, 3, 4  # offsets in a line, after its progress word
 
 
 def pack_progress(step: int, chunks: int) -> int:
@@ -96,7 +99,7 @@ class _RingBufferLayout:
 
     def __init__(self, view: MappedChunk, offset: int, ranks: int, layout: ChunkLayout) -> None:
         self.layout = layout
-        header = _LINE * (2 + ranks)
+        header = header_words(ranks)
         self.words = view.words(offset, header)
         sizes, numbers = (2, layout.num_slots, layout.chunk_numel), range(layout.num_slots)
         every = view.tensor(offset + 8 * header, sizes, layout.dtype)
@@ -116,7 +119,7 @@ class _RingBufferLayout:
     def nbytes(ranks: int, layout: ChunkLayout) -> int:
         """Compute the size of a ring in bytes."""
         slots = 2 * layout.num_slots * layout.chunk_numel
-        return 8 * _LINE * (2 + ranks) + slots * layout.dtype.itemsize
+        return 8 * header_words(ranks) + slots * layout.dtype.itemsize
 
 
 class SendRingBuffer(_RingBufferLayout):
@@ -126,13 +129,24 @@ class SendRingBuffer(_RingBufferLayout):
     """
 
     def __init__(self, arena: Arena, ranks: tuple[int, ...], layout: ChunkLayout) -> None:
-        block = arena.take(self.nbytes(len(ranks), layout), zeroed=8 * _LINE * (2 + len(ranks)))
+        number = len(ranks)
+        block = arena.take(self.nbytes(number, layout), zeroed=8 * header_words(number))
         self.handle = handle_of_block(block)
-        super().__init__(block.chunk, block.offset, len(ranks), layout)
-        self._ranks = {rank: index for index, rank in enumerate(ranks)}
-        self.ranks = frozenset(ranks)
+        super().__init__(block.chunk, block.offset, number, layout)
+        self._ranks = ranks
+        self.mask_words = mask_word(number, 0), mask_word(number, 1)
+        self._notify: Callable[[int], None] | None = None
         self._readers: list[tuple[int, _Readers]] = [(-1, ()), (-1, ())]
         self._masks: dict[tuple[int, ...], tuple[tuple[int, ...], _Readers]] = {}
+
+    def notify_readers_by(self, notify: Callable[[int], None] | None) -> None:
+        """Call a function with each reader of what is published, where these do not poll."""
+        self._notify = notify
+
+    def reaches(self, rank: int) -> bool:
+        """Tell whether a rank can map this ring buffer."""
+        index = bisect_left(self._ranks, rank)
+        return index < len(self._ranks) and self._ranks[index] == rank
 
     def has_room(self, step: int) -> bool:
         """Tell whether all readers have read what this step's slots held before."""
@@ -150,25 +164,27 @@ class SendRingBuffer(_RingBufferLayout):
         if known is None:
             known = self._masks[targets] = self._address(targets)
         mask, readers = known
-        words, line = self.words, _LINE * (step & 1)
+        words, line = self.words, LINE * (step & 1)
         words[line] = pack_progress(step, 0)  # first, so that no reader mixes up two steps
         store_fence()
-        words[line + _DESCRIPTOR] = 0
+        words[line + DESCRIPTOR] = 0
         if handle is not None:
-            words[line + _DESCRIPTOR] = handle.descriptor + 1
-            words[line + _SIZE], words[line + _OFFSET] = handle.size, handle.offset
+            words[line + DESCRIPTOR] = handle.descriptor + 1
+            words[line + SIZE], words[line + OFFSET] = handle.size, handle.offset
+        first = self.mask_words[step & 1]
         for index, bits in enumerate(mask):
-            words[line + _MASK + index] = bits
+            words[first + index] = bits
         self._readers[step & 1] = step, readers
 
     def _address(self, targets: tuple[int, ...]) -> tuple[tuple[int, ...], _Readers]:
         """Build the bit mask of some readers, and find where each writes its acknowledgement."""
-        mask = [0] * (1 + max(self._ranks.values()) // 64)
-        for target in targets:
-            index = self._ranks[target]
+        number = len(self._ranks)
+        mask = [0] * -(-number // 64)
+        places = [bisect_left(self._ranks, target) for target in targets]
+        for index in places:
             mask[index // 64] |= 1 << index % 64
-        readers = tuple((target, _LINE * (2 + self._ranks[target])) for target in targets)
-        return tuple(mask), readers
+        words = [acknowledgement_word(number, index) for index in places]
+        return tuple(mask), tuple(zip(targets, words, strict=True))
 
     def try_send(self, step: int, targets: tuple[int, ...], tensor: torch.Tensor) -> bool:
         """Send a tensor of one chunk if there is room: has_room, begin and publish in one call."""
@@ -178,20 +194,29 @@ class SendRingBuffer(_RingBufferLayout):
             if words[index] < (earlier + 1) << _BITS | 1:
                 return False
         known = self._masks.get(targets)
-        if known is None or known[1] is not readers or words[_LINE * half + _DESCRIPTOR]:
+        if known is None or known[1] is not readers or words[LINE * half + DESCRIPTOR]:
             self.begin(step, targets)
         else:
             self._readers[half] = step, readers
         self.whole_slots[half].copy_(tensor)
         if not STORES_ORDERED:
             store_fence()
-        words[_LINE * half] = (step + 1) << _BITS | 1
+        words[LINE * half] = (step + 1) << _BITS | 1
+        if self._notify is not None:
+            self._notify_readers(step)
         return True
 
     def publish(self, step: int, chunks: int) -> None:
         """Let readers read the first ``chunks`` chunks of a step."""
         store_fence()
-        self.words[_LINE * (step & 1)] = pack_progress(step, chunks)
+        self.words[LINE * (step & 1)] = pack_progress(step, chunks)
+        if self._notify is not None:
+            self._notify_readers(step)
+
+    def _notify_readers(self, step: int) -> None:
+        for reader, _ in self._readers[step & 1][1]:
+            if self._notify is not None:
+                self._notify(reader)
 
     def pending_readers(self, step: int, chunks: int) -> list[tuple[int, int]]:
         """List readers, and the step each must still read: this one or an earlier in its slots."""
@@ -207,39 +232,45 @@ class ReceiveRingBuffer(_RingBufferLayout):
         self, view: MappedChunk, offset: int, ranks: tuple[int, ...], rank: int, layout: ChunkLayout
     ) -> None:
         super().__init__(view, offset, len(ranks), layout)
-        index = ranks.index(rank)
-        self._acknowledged = _LINE * (2 + index)
-        self._mask, self._bit = _MASK + index // 64, 1 << index % 64
+        index, number = bisect_left(ranks, rank), len(ranks)
+        self._acknowledged = acknowledgement_word(number, index)
+        self._masks = tuple(mask_word(number, half) + index // 64 for half in (0, 1))
+        self._bit = 1 << index % 64
+        self._notify: Callable[[], None] | None = None
+
+    def notify_sender_by(self, notify: Callable[[], None] | None) -> None:
+        """Call a function after each acknowledgement, where the sender does not poll."""
+        self._notify = notify
 
     def read_whole(self, step: int) -> torch.Tensor | None:
         """Return a one-chunk tensor if it is published in the slots for this rank, else None."""
         words, half = self.words, step & 1
-        line = _LINE * half
+        line = LINE * half
         if words[line] != (step + 1) << _BITS | 1:
             return None
         if not STORES_ORDERED:
             store_fence()
-        if not words[line + self._mask] & self._bit or words[line + _DESCRIPTOR]:
+        if not words[self._masks[half]] & self._bit or words[line + DESCRIPTOR]:
             return None
         return self.whole_slots[half] if words[line] == (step + 1) << _BITS | 1 else None
 
     def published(self, step: int) -> int:
         """Return how many chunks of a step may be read."""
-        value = self.words[_LINE * (step & 1)]
+        value = self.words[LINE * (step & 1)]
         store_fence()
         return unpack_chunks(value) if unpack_step(value) == step else 0
 
     def is_addressed(self, step: int) -> bool:
         """Tell whether a published step is meant for this rank."""
-        words, line = self.words, _LINE * (step & 1)
-        meant = words[line + self._mask] & self._bit
+        words, line = self.words, LINE * (step & 1)
+        meant = words[self._masks[step & 1]] & self._bit
         store_fence()
         return bool(meant) and unpack_step(words[line]) == step
 
     def tensor_handle(self, step: int) -> SharedMemoryHandle | None:
         """Return a handle to the tensor of a step, where that is not in the slots."""
-        line = _LINE * (step & 1)
-        descriptor, size, offset = self.words[line + _DESCRIPTOR : line + _MASK]
+        line = LINE * (step & 1)
+        descriptor, size, offset = self.words[line + DESCRIPTOR : line + MASK]
         return SharedMemoryHandle(descriptor - 1, size, offset) if descriptor else None
 
     def acknowledge(self, step: int, chunks: int) -> None:
@@ -247,11 +278,13 @@ class ReceiveRingBuffer(_RingBufferLayout):
         if not STORES_ORDERED:
             store_fence()
         self.words[self._acknowledged] = pack_progress(step, chunks)
+        if self._notify is not None:
+            self._notify()
 
     def unread_steps(self) -> Iterable[int]:
         """Yield steps of which something is meant for this rank that it has not read."""
         for half in (0, 1):
-            value = self.words[_LINE * half]
+            value = self.words[LINE * half]
             store_fence()
             step, unread = unpack_step(value), self.words[self._acknowledged] < value
             if unpack_chunks(value) and unread and self.is_addressed(step):

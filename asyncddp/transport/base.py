@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+from math import inf
 from typing import ClassVar, Protocol
 
 import torch
@@ -73,6 +75,13 @@ class SharedMemoryGroup:
 
     arena: Arena  # allocates this rank's shared memory, and maps that of the other ranks
     processes: Mapping[int, int]  # process ids by rank, this rank's own among them
+    notify: Callable[[int], None] | None = None  # wakes a rank to read, where ranks do not poll
+    largest: float = inf  # bytes of the largest tensors that go through ring buffers
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, ascending."""
+        return tuple(sorted(self.processes))
 
 
 class Transport(ABC):
@@ -128,6 +137,11 @@ class Transport(ABC):
     @property
     def window_group(self) -> SharedMemoryGroup | None:
         """Ranks that read each other's window memory directly, this rank among them."""
+        return self.shared_memory_group
+
+    @property
+    def ring_group(self) -> SharedMemoryGroup | None:
+        """Ranks with which tensors are exchanged through ring buffers, this rank among them."""
         return self.shared_memory_group
 
     def connect(self, peers: Iterable[int]) -> None:
@@ -218,6 +232,13 @@ class Transport(ABC):
 
         A ``background`` thread runs beside a computation, which has priority.
         """
+
+    def wait_briefly(self, condition: Callable[[], bool], *, pure: bool = False) -> bool:
+        """Wait a moment for a condition of shared memory, or a message; tell whether it holds.
+
+        Peers that notify this rank do not wake it before a ``pure`` condition holds.
+        """
+        return condition()
 
     @abstractmethod
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.thread_group import ThreadGroup
 
 _PAUSES = 0.0005, 0.005  # seconds of the first and the longest sleep between polls of few ranks
+_BRIEF = 0.02  # seconds that a rank waits for a neighbour before its engine does
 _POLLS_PER_SECOND = 3000  # of all ranks together at most, while nothing wakes them
 _RANKS_POLLED_PER_SECOND = 500_000  # that they look at: to poll takes longer, the more there are
 
@@ -38,6 +40,11 @@ class LoopbackTransport(Transport):
         self._signal, self.exit_records = group.signals[rank], group.exit_records
         self.least_pause = _least_pause(rank, group.size)
         self._enter = partial(group.enter_collective, rank)
+
+    @property
+    def ring_group(self) -> SharedMemoryGroup | None:
+        """All ranks, for small tensors: others are copied once, straight to the receiver."""
+        return self._group.window_group
 
     @property
     def window_group(self) -> SharedMemoryGroup | None:
@@ -128,6 +135,20 @@ class LoopbackTransport(Transport):
         pause = min(longest, first * 2 ** min(attempt, 8))
         if self._signal.wait(max(pause, self.least_pause)):
             self._signal.clear()  # the caller looks again before the next backoff
+
+    def wait_briefly(self, condition: Callable[[], bool], *, pure: bool = False) -> bool:
+        """Block until peers have notified this rank, or sent it a message."""
+        inbox, pause = self._group.inboxes[self.rank], max(_BRIEF, self.least_pause)
+        if pure:
+            self._signal.wait_for(lambda: bool(inbox) or condition(), pause)
+            return condition()
+        deadline = time.monotonic() + pause
+        while (
+            not (found := condition()) and not inbox and (left := deadline - time.monotonic()) > 0
+        ):
+            if self._signal.wait(left):
+                self._signal.clear()
+        return found
 
     def close(self) -> None:
         """Drop the unread messages."""

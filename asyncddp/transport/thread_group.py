@@ -17,6 +17,7 @@ from asyncddp.transport.base import SharedMemoryGroup
 from asyncddp.transport.exit_record import ExitRecord
 from asyncddp.transport.thread_signal import ThreadSignal, WakeQueue, set_signals
 
+_LARGEST_IN_RINGS = 1 << 14  # bytes
 CollectiveFunction: TypeAlias = Callable[[list[Any]], list[Any] | None]
 """Makes what ranks get of what each has entered with, or writes it where they have said."""
 _MessageKey: TypeAlias = tuple[int, int, int]  # source, target and tag
@@ -77,7 +78,12 @@ class ThreadGroup:
         self.exit_records: dict[int, ExitRecord] = {}
         self.size = size
         processes = dict.fromkeys(range(size), os.getpid())
-        self.window_group = SharedMemoryGroup(InProcessArena(), processes)
+        self.window_group = SharedMemoryGroup(
+            InProcessArena(), processes, self._notify, _LARGEST_IN_RINGS
+        )
+
+    def _notify(self, rank: int) -> None:
+        self.signals[rank].set()
 
     def form_part(self, ranks: tuple[int, ...], tag: int, rank: int) -> ThreadGroup:
         """Return the state of a part that all its ranks ask for; the first one makes it."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 
 class _Waiter:
     """Thread that waits: it is woken through its lock, once it is its turn in the queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, condition: Callable[[], bool] | None) -> None:
+        self.condition = condition  # that those check who would wake it
         self.lock = threading.Lock()
         self.lock.acquire()
         self.queued = self.left = False
@@ -75,7 +76,10 @@ class ThreadSignal:
     def notify(self) -> list[_Waiter]:
         """Set the signal, and return the threads that are to be woken."""
         self._is_set = True
-        return list(self._waiters)
+        if not self._waiters:
+            return []
+        every = list(self._waiters)
+        return [one for one in every if one.condition is None or one.condition()]
 
     def clear(self) -> None:
         """Let threads wait from now on, which are to look again at what they wait for first."""
@@ -83,12 +87,22 @@ class ThreadSignal:
 
     def wait(self, timeout: float) -> bool:
         """Block until the signal is set, for at most ``timeout`` seconds; tell whether it was."""
-        if self._is_set:
-            return True
-        waiter = _Waiter()
+        return self._is_set or self._wait(lambda: self._is_set, None, timeout)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Block until a condition holds, which the threads that set the signal evaluate as well.
+
+        It neither raises nor changes anything.
+        """
+        return condition() or self._wait(condition, condition, timeout)
+
+    def _wait(
+        self, has_come: Callable[[], bool], condition: Callable[[], bool] | None, timeout: float
+    ) -> bool:
+        waiter = _Waiter(condition)
         self._waiters.append(waiter)
         try:
-            return self._is_set or waiter.lock.acquire(timeout=timeout)
+            return has_come() or waiter.lock.acquire(timeout=timeout)
         finally:
             with suppress(ValueError):
                 self._waiters.remove(waiter)

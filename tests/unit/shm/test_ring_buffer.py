@@ -346,3 +346,39 @@ def test_rings_in_one_chunk_of_memory_lie_apart(arena):
     )
     ends = [offset + size for offset, size in spans]
     assert all(end <= begin for end, (begin, _) in zip(ends, spans[1:], strict=False))
+
+
+# many ranks, and ranks that do not poll
+
+
+@pytest.mark.parametrize("count", [256, 257, 1000])
+def test_each_of_many_ranks_reads_what_is_for_it(arena, count):
+    """Neither masks nor acknowledgements of hundreds of ranks overlap."""
+    send_ring, readers = rings_of(arena, SMALL, tuple(range(count)))
+    for step in range(5):
+        targets, value = (step, count - 1 - step), torch.full((3,), float(step))
+        assert send_ring.try_send(step, targets, value)
+        assert [r for r, one in readers.items() if one.is_addressed(step)] == [*targets]
+        assert send_ring.pending_readers(step, 1) == [(target, step) for target in targets]
+        for target in targets:
+            assert torch.equal(readers[target].read_whole(step), value)
+            readers[target].acknowledge(step, 1)
+        assert send_ring.pending_readers(step, 1) == []
+    assert send_ring.reaches(count - 1)
+    assert not send_ring.reaches(count)
+
+
+def test_readers_and_the_sender_are_notified(arena):
+    """Each reader is told of what is published for it, and the sender of what was read."""
+    send_ring, readers = rings_of(arena, SMALL)
+    told = []
+    send_ring.notify_readers_by(told.append)
+    readers[2].notify_sender_by(lambda: told.append("sender"))
+    assert send_ring.try_send(0, (1, 2), torch.ones(3))
+    assert told == [1, 2]
+    send_ring.begin(1, (2,))
+    send_ring.publish(1, 1)
+    assert told == [1, 2, 2]
+    readers[1].acknowledge(0, 1)
+    readers[2].acknowledge(0, 1)
+    assert told == [1, 2, 2, "sender"]
