@@ -1,1 +1,1 @@
-"""Benchmark ``scale``: messages and bytes per rank at 2 to 64 ranks, and by a model beyond."""
+"""Benchmark ``scale``: messages and bytes per rank, a model, and seconds of ranks as threads."""

@@ -1,4 +1,4 @@
-"""``scale``: messages a rank sends at 2 … 64 ranks, counted, and a model up to 100,000."""
+"""``scale``: messages of 2 … 64 ranks, a model up to 100,000, and seconds of ranks as threads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncddp as bf
+from benchmarks.scale.local_world_seconds import (
+    LocalWorldSeconds,
+    local_world_lines,
+    measure_local_world,
+)
 from benchmarks.scale.message_counters import MONITORING
 from benchmarks.scale.scale_plot import draw
 from benchmarks.scale.scale_tables import (
@@ -25,6 +30,7 @@ __all__ = ["in_processes", "in_threads", "main"]
 _TENSOR = 1 << 20  # bytes
 _CALLS = 6
 _PROCESSES, _THREADS = (2, 4, 8, 16), (32, 64)
+_LOCAL_WORLDS, _REPEATS = (16, 64, 256, 1024), 3
 _MODEL = (2, 4, 8, 16, 32, 64, 256, 1024, 4096, 16384, 100_000)
 _COUNTED = (
     "Processes: counted inside Open MPI, every message between ranks, also those of its "
@@ -34,6 +40,7 @@ _COUNTED = (
 )
 _COLUMNS = ("ranks", "verb", "messages", "of them headers", "bytes", "÷ tensor")
 _BESIDE = ("model: messages", "model: bytes ÷ tensor")
+_TIMED = "4 KB of float32 on each rank; median, least and most of the repeats."
 _MODELLED = "Links of 10 Gbit/s, 50 µs until a message of no size has arrived."
 
 
@@ -66,6 +73,14 @@ def _measured(options: BenchOptions, advance: Callable[[str], None]) -> Iterator
         yield in_threads(ranks, _TENSOR, calls)
 
 
+def _local_worlds(
+    options: BenchOptions, advance: Callable[[str], None]
+) -> Iterator[LocalWorldSeconds]:
+    for ranks in (8,) if options.quick else _LOCAL_WORLDS:
+        advance(f"seconds of {ranks} threads")
+        yield measure_local_world(ranks, 1 if options.quick else _REPEATS)
+
+
 def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
     """Everything that this bench shows."""
     worlds = list(_measured(options, advance))
@@ -84,6 +99,13 @@ def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigur
             ("ranks", *model[0].costs, *(f"{way}, s" for way in model[0].costs)),
             list(model_lines(model, _TENSOR)),
             _MODELLED,
+        ),
+        finished(
+            "scale_local_world",
+            "seconds of a local world: ranks are threads of one process",
+            ("ranks", "work", "median", "least", "most", "µs per rank and call", "bare threads"),
+            list(local_world_lines(list(_local_worlds(options, advance)))),
+            _TIMED,
         ),
     )
     missing = [f"allreduce of {one.ranks} {one.started}: {one.why}" for one in worlds if one.why]
