@@ -36,6 +36,8 @@ from topology.graphs.hypercube import hypercube as hypercube
 from topology.graphs.random_regular import random_regular as random_regular
 from topology.graphs.ring import ring as ring
 from topology.graphs.star import star as star
+from topology.links import Link as Link
+from topology.links import Links as Links
 from topology.matrices import mixing_matrix as mixing_matrix
 from topology.neighbors import Neighbors as Neighbors
 from topology.neighbors import neighbors_of as neighbors_of

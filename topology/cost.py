@@ -1,16 +1,20 @@
-"""What a step costs on the wire, beside the allreduce that it replaces."""
+"""What a step costs on the wire, beside the allreduces that it replaces."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from topology.errors import TopologyError
-from topology.matrices import rounds_of
+from topology.links import Link, Links, check_quantity
+from topology.matrices import Matrix, rounds_of
 from topology.schedule import GraphOrSchedule, describe
 
 __all__ = ["CommunicationCost", "Cost", "communication_cost"]
+
+Messages = tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]  # their sources, and their targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,35 +34,47 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationCost:
-    """A step of neighbour averaging beside two averages of all; see :func:`communication_cost`.
+    """A step of neighbour averaging beside averages of all; see :func:`communication_cost`.
 
     Attributes:
         name: The graph or schedule.
         neighbors: One step on it, the mean over its rounds.
         ring_allreduce: Reduce-scatter and allgather around a ring.
         tree_allreduce: Reduction to a root and broadcast along a binomial tree.
+        halving_doubling_allreduce: Reduce-scatter by recursive halving, and allgather by doubling.
+        hierarchical_allreduce: Reduce-scatter inside machines, a ring of machines for each part,
+            allgather inside machines.
     """
 
     name: str
     neighbors: Cost
     ring_allreduce: Cost
     tree_allreduce: Cost
+    halving_doubling_allreduce: Cost
+    hierarchical_allreduce: Cost
+
+    @property
+    def allreduces(self) -> dict[str, Cost]:
+        """All averages of all, by the name of their way."""
+        return {
+            "ring": self.ring_allreduce,
+            "tree": self.tree_allreduce,
+            "halving-doubling": self.halving_doubling_allreduce,
+            "hierarchical": self.hierarchical_allreduce,
+        }
 
     @property
     def speedup(self) -> float:
-        """How many steps fit in the time of the faster allreduce; infinite on one rank."""
-        best = min(self.ring_allreduce.seconds, self.tree_allreduce.seconds)
+        """How many steps fit in the time of the fastest allreduce; infinite on one rank."""
+        best = min(cost.seconds for cost in self.allreduces.values())
         return best / self.neighbors.seconds if self.neighbors.seconds else float("inf")
 
     def __str__(self) -> str:
         """A table with a line for each way."""
-        width = max(len(self.name), len("ring allreduce"))
+        ways = {f"{way} allreduce": cost for way, cost in self.allreduces.items()}
+        width = max(map(len, (self.name, *ways)))
         lines = [f"{'':{width}}  {'seconds':>10}  {'bytes/rank':>12}  {'messages':>8}"]
-        for name, cost in (
-            (self.name, self.neighbors),
-            ("ring allreduce", self.ring_allreduce),
-            ("tree allreduce", self.tree_allreduce),
-        ):
+        for name, cost in {self.name: self.neighbors, **ways}.items():
             lines.append(
                 f"{name:{width}}  {cost.seconds:10.3g}  {cost.bytes_per_rank:12.4g}  "
                 f"{cost.messages_per_rank:8.3g}"
@@ -66,74 +82,158 @@ class CommunicationCost:
         return "\n".join(lines)
 
 
-def _check(value: float, name: str, unit: str, zero: bool) -> float:
-    """A finite number above zero, or also zero."""
-    bound = ">= 0" if zero else "> 0"
-    if not (0 <= value < float("inf")) or (value == 0 and not zero):
-        raise TopologyError(
-            f"communication_cost needs {name} {bound} in {unit}, got {name}={value!r}"
-        )
-    return float(value)
+def _round_seconds(messages: Messages, nbytes: float, links: Links) -> float:
+    """Until the last of messages that are sent at once has arrived."""
+    times = links.latencies(*messages) + links.transfers(*messages, nbytes)
+    return float(times.max(initial=0.0))
+
+
+def _neighbors(rounds: Sequence[Matrix], nbytes: float, links: Links) -> Cost:
+    seconds, most = [], []
+    for matrix in rounds:
+        off = matrix.rows != matrix.columns
+        sources, targets = matrix.columns[off], matrix.rows[off]
+        seconds.append(_round_seconds((sources, targets), nbytes, links))
+        counts = (np.bincount(ranks).max(initial=0) for ranks in (sources, targets))
+        most.append(int(max(counts)))
+    messages = float(np.mean(most))
+    return Cost(float(np.mean(seconds)), messages * nbytes, messages)
+
+
+def _ring(n: int, nbytes: float, links: Links) -> Cost:
+    """Chunks go around; on their way all latencies add up, and the slowest link sets the pace."""
+    hops = 2 * (n - 1)
+    if not hops:
+        return Cost(0.0, 0.0, 0.0)
+    ranks = np.arange(n)
+    around = (ranks, (ranks + 1) % n)
+    hop = links.latencies(*around).mean() + links.transfers(*around, nbytes / n).max()
+    return Cost(hops * float(hop), hops * nbytes / n, float(hops))
+
+
+def _tree(n: int, nbytes: float, links: Links) -> Cost:
+    depth = (n - 1).bit_length()
+    seconds = 0.0
+    for k in range(depth):
+        sources = np.arange(2**k, n, 2 ** (k + 1))
+        for way in ((sources, sources - 2**k), (sources - 2**k, sources)):
+            seconds += _round_seconds(way, nbytes, links)
+    return Cost(seconds, depth * nbytes, float(depth))
+
+
+def _halving_rounds(n: int) -> Iterator[tuple[Messages, float]]:
+    """Messages of each round until every rank has its part, and their share of the tensor.
+
+    Ranks beyond the largest power of two give theirs to others before, and do not take part.
+    """
+    power = 1 << (n.bit_length() - 1)
+    beyond = np.arange(power, n)
+    if len(beyond):
+        yield (beyond, beyond - power), 1.0
+    ranks = np.arange(power)
+    for k in range(power.bit_length() - 1):
+        yield (ranks, ranks ^ (1 << k)), 0.5 ** (k + 1)
+
+
+def _halving(n: int, nbytes: float, links: Links) -> Cost:
+    """The way back, doubling, is the way there with sources and targets exchanged."""
+    seconds = share = messages = 0.0
+    for (sources, targets), part in _halving_rounds(n):
+        for way in ((sources, targets), (targets, sources)):
+            seconds += _round_seconds(way, part * nbytes, links)
+        folds = part == 1.0  # one sends, the other receives
+        share += part if folds else 2 * part
+        messages += 1 if folds else 2
+    return Cost(seconds, share * nbytes, messages)
+
+
+def _hierarchical(n: int, nbytes: float, links: Links) -> Cost:
+    """All ranks of a machine send their parts around at once: together one tensor."""
+    local = min(links.ranks_per_machine, n)
+    inside = _ring(local, nbytes, Links(links.inside))
+    machines = -(-n // local)
+    between = _ring(machines, nbytes, Links(links.between, slow=links.slow))
+    return Cost(
+        inside.seconds + between.seconds,
+        inside.bytes_per_rank + between.bytes_per_rank / local,
+        inside.messages_per_rank + between.messages_per_rank,
+    )
 
 
 def communication_cost(
-    graph_or_schedule: GraphOrSchedule,
-    nbytes: float,
-    latency: float = 5e-5,
-    bandwidth: float = 1.25e9,
+    graph_or_schedule: GraphOrSchedule, nbytes: float, links: Links | Link | None = None
 ) -> CommunicationCost:
-    r"""Time, bytes and messages of one step, in the latency–bandwidth model.
+    r"""Time, bytes and messages of one step, by latency and bandwidth of the links.
 
-    .. math:: T = d \,(\alpha + B/\beta), \quad
+    A round lasts until its last message is there, and a schedule's step the mean of its rounds:
+
+    .. math:: T = \frac1K \sum_{k=1}^{K} \max_{(i, j) \in E_k} \Big(\alpha_{ij} +
+              \max\Big(\frac{B\, m_i^\text{out}}{\beta_i},
+              \frac{B\, m_j^\text{in}}{\beta_j}\Big)\Big)
+
+    with latency α, bandwidth β, message size B, and the m messages that share a link, as
+    :class:`Links` says. Between n ranks with a link each, one neighbour and the allreduces take
+
+    .. math:: T = \alpha + \frac B\beta, \quad
               T_\text{ring} = 2(n-1)\Big(\alpha + \frac{B}{n \beta}\Big), \quad
-              T_\text{tree} = 2 \lceil \log_2 n \rceil \,(\alpha + B/\beta)
+              T_\text{tree} = 2 \lceil \log_2 n \rceil \Big(\alpha + \frac B\beta\Big), \quad
+              T_\text{halving-doubling} = 2 \log_2 n\, \alpha + 2 \frac{n-1}{n} \frac B\beta
 
-    with latency α, bandwidth β, message size B, and d the most messages that one rank sends or
-    receives in a round; a rank sends and receives one message at a time each, both at once.
+    and the hierarchical one on M machines of L ranks, by links inside of α', β',
+
+    .. math:: 2(L-1)\Big(\alpha' + \frac{B}{L \beta'}\Big) +
+              2(M-1)\Big(\alpha + \frac{B}{M \beta}\Big).
+
+    Left out are the arithmetic, the processor's time for a message, headers (5 % of what TCP sends
+    over Ethernet), waiting for ranks that come late, and switches that all links together exceed.
 
     Args:
         graph_or_schedule: A graph or a schedule, of which the rounds of
             :func:`topology.consensus_rate` are averaged.
         nbytes: Size of what is mixed, such as all parameters, in bytes.
-        latency: Time until a message of no size has arrived, in seconds.
-        bandwidth: Of a rank's link, in bytes per second; the default is 10 Gbit/s.
+        links: Latency and bandwidth of the links, of all one :class:`Link` where machines have one
+            rank each; without it 50 µs and 10 Gbit/s.
 
     Returns:
-        A record of three costs; printed, it is a table.
+        A record of the costs; printed, it is a table.
 
     Raises:
-        TopologyError: If a number is negative or not finite, or the bandwidth is zero.
+        TopologyError: If ``nbytes`` is negative or not finite, or ``links`` has a link of a machine
+            that there is not.
 
     Example:
         >>> import topology
-        >>> print(communication_cost(topology.one_peer_exponential(16), nbytes=1e8))
-                                     seconds    bytes/rank  messages
-        one_peer_exponential(16)        0.08         1e+08         1
-        ring allreduce                 0.151     1.875e+08        30
-        tree allreduce                  0.64         4e+08         4
+        >>> schedule = topology.one_peer_exponential(16)
+        >>> print(communication_cost(schedule, nbytes=1e8))
+                                       seconds    bytes/rank  messages
+        one_peer_exponential(16)          0.08         1e+08         1
+        ring allreduce                   0.151     1.875e+08        30
+        tree allreduce                    0.64         4e+08         4
+        halving-doubling allreduce        0.15     1.875e+08         8
+        hierarchical allreduce           0.151     1.875e+08        30
+
+        With four ranks per machine, those share its link where they all send to other machines:
+
+        >>> far = topology.Links(topology.Link.parse("100Mbit,20ms"), ranks_per_machine=4)
+        >>> cost = communication_cost(schedule, 1e6, far)
+        >>> print(f"{cost.neighbors.seconds:.2f} {cost.hierarchical_allreduce.seconds:.2f}")
+        0.24 0.24
 
     Reference:
         Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-        MPICH", 2005.
+        MPICH", 2005; Jeaugey, "Massively scale your deep learning training with NCCL 2.4", 2019,
+        on trees and hierarchies of rings.
     """
-    nbytes = _check(nbytes, "nbytes", "bytes", zero=True)
-    latency = _check(latency, "latency", "seconds", zero=True)
-    bandwidth = _check(bandwidth, "bandwidth", "bytes per second", zero=False)
+    nbytes = check_quantity(nbytes, "nbytes", "bytes", "communication_cost", zero=True)
+    links = links if isinstance(links, Links) else Links(links or Link())
     rounds = rounds_of(graph_or_schedule)
     n = rounds[0].n
-    most = []
-    for matrix in rounds:
-        off = matrix.rows != matrix.columns
-        sent = np.bincount(matrix.columns[off], minlength=n)
-        received = np.bincount(matrix.rows[off], minlength=n)
-        most.append(int(max(sent.max(), received.max())))
-    messages = float(np.mean(most))
-    whole = latency + nbytes / bandwidth
-    depth = (n - 1).bit_length()
-    hops = 2 * (n - 1)
+    links.check_size(n)
     return CommunicationCost(
         describe(graph_or_schedule),
-        Cost(messages * whole, messages * nbytes, messages),
-        Cost(hops * (latency + nbytes / n / bandwidth), hops * nbytes / n, float(hops)),
-        Cost(2 * depth * whole, depth * nbytes, float(depth)),
+        _neighbors(rounds, nbytes, links),
+        _ring(n, nbytes, links),
+        _tree(n, nbytes, links),
+        _halving(n, nbytes, links),
+        _hierarchical(n, nbytes, links),
     )

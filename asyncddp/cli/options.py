@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from topology import Link
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,6 +45,25 @@ class NumberParamType(_ExplainedParamType, click.FloatRange):
     def __init__(self, *, positive: bool = False) -> None:
         super().__init__(min=0 if positive else None, min_open=positive)
         self.expected = "a number above 0" if positive else "a number"
+
+
+class LinkParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3
+    """click parameter type of a link between ranks, such as ``100Mbit,20ms``."""
+
+    name = "link"
+
+    def convert(
+        self, value: str | Link, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Link:
+        """Return the link that the text says, or the one that it is already."""
+        from topology import Link, TopologyError
+
+        if isinstance(value, Link):
+            return value
+        try:
+            return Link.parse(value)
+        except TopologyError as problem:
+            self.fail(f"{problem}.", param, ctx)
 
 
 PORT_NUMBER = IntegerParamType("port number", 1, 65535)

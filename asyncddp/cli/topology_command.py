@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from asyncddp.cli.console import make_console, make_table
-from asyncddp.cli.options import IntegerParamType, NumberParamType, add_options
+from asyncddp.cli.options import IntegerParamType, LinkParamType, NumberParamType, add_options
 from asyncddp.registry import nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from topology import GraphOrSchedule
+    from topology import GraphOrSchedule, Link, Links
 
     Builder: TypeAlias = Callable[..., GraphOrSchedule]
 
@@ -40,9 +40,13 @@ _FAMILY_OPTIONS = (
 )
 _COST_OPTIONS = (
     click.option("--megabytes", type=_REAL, metavar="MB", default=100.0, help="Model size [100]."),
-    click.option("--latency", type=_REAL, metavar="µs", default=50.0, help="Of a message [50]."),
-    click.option("--bandwidth", type=_REAL, metavar="Gbit/s", default=10.0, help="Of a link [10]."),
-)
+    click.option("--link", type=LinkParamType(), metavar="RATE,LATENCY", default="10Gbit,50us",
+                 help="Between machines [10Gbit,50us]."),
+    click.option("--ranks-per-machine", type=_COUNT, metavar="N", default=1,
+                 help="That share a machine's link [1]."),
+    click.option("--link-inside", type=LinkParamType(), metavar="RATE,LATENCY",
+                 default="80Gbit,2us", help="Of a rank, inside its machine [80Gbit,2us]."),
+)  # fmt: skip
 _DEFAULTS: Mapping[str, Any] = {
     "degree": 4, "k": 1, "local_size": 4, "seed": 0, "budget": 0.5, "graph": "ring",
 }  # fmt: skip
@@ -60,8 +64,9 @@ def topology_command(
     ranks: int,
     draw: Path | None,
     megabytes: float,
-    latency: float,
-    bandwidth: float,
+    link: Link,
+    ranks_per_machine: int,
+    link_inside: Link,
     **given: Any,
 ) -> None:
     """Show how fast graphs and schedules mix, and what a step costs; without NAME, list them.
@@ -94,11 +99,13 @@ def topology_command(
             built[name] = _build(builder, ranks, options)
         except topology.TopologyError as error:
             refused.append(str(error))
-    link = (1e6 * megabytes, 1e-6 * latency, bandwidth / 8 * 1e9)
+    nbytes, links = 1e6 * megabytes, topology.Links(link, ranks_per_machine, link_inside)
     try:
         if built:
-            console.print(_comparison_table(built, ranks, link))
-            console.print(_legend(*link) + _random_schedule_legend(built.values()), highlight=False)
+            console.print(_comparison_table(built, ranks, nbytes, links))
+            console.print(
+                _legend(nbytes, links) + _random_schedule_legend(built.values()), highlight=False
+            )
         if draw:
             _draw(built, draw)
     except (topology.TopologyError, ImportError, OSError, ValueError) as error:
@@ -178,7 +185,7 @@ def _list_families(builders: Mapping[str, Builder], title: str) -> Table:
 
 
 def _comparison_table(
-    built: Mapping[str, GraphOrSchedule], n: int, link: tuple[float, float, float]
+    built: Mapping[str, GraphOrSchedule], n: int, nbytes: float, links: Links
 ) -> Table:
     from rich.text import Text
 
@@ -189,15 +196,15 @@ def _comparison_table(
     names = table.columns[0]
     names.justify, names.no_wrap, names.overflow, names.min_width = "left", False, "fold", 12
     for graph in built.values():
-        name, *figures = _figures(graph, link)
+        name, *figures = _figures(graph, nbytes, links)
         table.add_row(Text(name, "bold cyan"), *figures)
     return table
 
 
-def _figures(graph: GraphOrSchedule, link: tuple[float, float, float]) -> list[str]:
+def _figures(graph: GraphOrSchedule, nbytes: float, links: Links) -> list[str]:
     import topology
 
-    cost = topology.communication_cost(graph, *link)
+    cost = topology.communication_cost(graph, nbytes, links)
     whole = cost.ring_allreduce.seconds
     exact = topology.finite_time_length(graph)
     return [
@@ -213,14 +220,16 @@ def _figures(graph: GraphOrSchedule, link: tuple[float, float, float]) -> list[s
     ]
 
 
-def _legend(nbytes: float, latency: float, bandwidth: float) -> str:
+def _legend(nbytes: float, links: Links) -> str:
+    size = links.ranks_per_machine
+    shared = f"; {size} ranks per machine, inside it {links.inside}" if size > 1 else ""
     return f"""[dim]\
 sends       messages of the busiest rank per step
 rate, gap   consensus rate and spectral gap, of a schedule per round
 lowest      smallest real part of an eigenvalue; some methods need it above -1/3
 exact       steps after which every rank holds the average itself
-time        of a step, relative to a ring allreduce: {nbytes / 1e6:g} MB, {latency * 1e6:g} µs, \
-{bandwidth * 8 / 1e9:g} Gbit/s[/]"""
+time        of a step, relative to a ring allreduce: {nbytes / 1e6:g} MB, {links.between}\
+{shared}[/]"""
 
 
 def _random_schedule_legend(graphs: Iterable[GraphOrSchedule]) -> str:

@@ -85,9 +85,19 @@ def test_options_reach_the_family(arguments, shown):
 
 def test_cost_follows_the_link():
     """The speedup follows from bytes, latency and bandwidth, which the table names."""
-    slow = call("ring", "--megabytes", "0.001", "--latency", "100", "--bandwidth", "100")
-    assert row(slow[1], "ring(8)")[-1] == "0.14"  # two messages instead of fourteen
-    assert "0.001 MB, 100 µs, 100 Gbit/s" in slow[1]
+    slow = call("ring", "--megabytes", "0.001", "--link", "100Gbit,100us")
+    assert row(slow[1], "ring(8)")[-1] == "0.07"  # one latency instead of fourteen
+    assert "0.001 MB, 100 Gbit/s, 100 µs" in slow[1]
+
+
+def test_cost_follows_the_machines():
+    """Ranks of a machine share its link; what a ring sends stays inside for most of them."""
+    arguments = ("--link", "1Gbit,0s", "--ranks-per-machine", "4", "--link-inside", "8Gbit,0s")
+    _, output = call("one_peer_exponential", "inner_outer_exponential", *arguments)
+    assert row(output, "one_peer_exponential(8)")[-1] == "1.33"  # 1, 2, 4 of a machine's ranks
+    assert row(output, "inner_outer_exponential(8, 4)")[-1] == "0.57"  # one; the ring sends 7/4
+    words = " ".join(output.split())
+    assert "100 MB, 1 Gbit/s, 0 µs; 4 ranks per machine, inside it 8 Gbit/s, 0 µs" in words
 
 
 def test_without_names_all_families_are_listed_with_their_options():
@@ -140,7 +150,6 @@ def test_impossible_family_is_explained_and_the_others_are_shown():
         (["grid_2d", "--shape", "5x"], "got shape=(5, '')"),
         (["random_regular", "--degree", "9"], "needs a degree in 1..7; nearest: degree=7"),
         (["ring", "--megabytes", "-1"], "needs nbytes >= 0"),
-        (["ring", "--bandwidth", "0"], "needs bandwidth > 0"),
     ],
 )
 def test_wrong_values_fail_with_a_sentence(arguments, message):
@@ -149,6 +158,16 @@ def test_wrong_values_fail_with_a_sentence(arguments, message):
     assert code == 1
     assert message in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("option", ["--link", "--link-inside"])
+def test_other_words_than_a_link_are_refused_with_what_is_expected(option):
+    """A link that cannot be read exits with 2, names the option and shows how one is written."""
+    code, output = call("ring", option, "fast")
+    assert code == 2
+    words = " ".join(output.replace("│", " ").split())
+    assert f"Invalid value for '{option}': cannot read 'fast' as a link; expected a rate" in words
+    assert "such as 100Mbit,20ms" in words
 
 
 def test_picture_is_written_where_asked_and_named_by_family_where_several(tmp_path):
