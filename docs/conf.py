@@ -26,6 +26,7 @@ extensions = [
     "sphinx_click",
     "sphinx_copybutton",
     "sphinx_design",
+    "cost_pictures",
     "mathml",
     "notebook_pictures",
     "public_names",
