@@ -17,7 +17,16 @@ from mpi4py import MPI
 from benchmarks.tables import Call, RankGroup, RivalUnavailableError
 from topology import Neighbors, Schedule
 
-__all__ = ["average", "gloo_exchange", "join", "local_mix", "mpi_exchange", "own", "tensor"]
+__all__ = [
+    "average",
+    "gloo_exchange",
+    "join",
+    "local_mix",
+    "mixer",
+    "mpi_exchange",
+    "own",
+    "tensor",
+]
 
 Exchange = Callable[[Neighbors, torch.Tensor, list[torch.Tensor]], None]
 """Sends the own tensor to the neighbours and receives theirs into the list."""
@@ -91,7 +100,7 @@ def _combine(
     return out
 
 
-def _mixer(world: RankGroup, schedule: Schedule, nbytes: int, exchange: Exchange) -> Call:
+def mixer(world: RankGroup, schedule: Schedule, nbytes: int, exchange: Exchange) -> Call:
     """Exchange with the neighbours of the round by ``exchange``, then combine."""
     period = schedule.period or 1
     rounds = [schedule.neighbors(world.rank, k) for k in range(period)]
@@ -124,7 +133,7 @@ def mpi_exchange(world: RankGroup, schedule: Schedule, nbytes: int) -> Call:
         requests += [comm.Isend(mine.numpy(), peer) for peer in near.dst_ranks]
         MPI.Request.Waitall(requests)
 
-    return _mixer(world, schedule, nbytes, exchange)
+    return mixer(world, schedule, nbytes, exchange)
 
 
 def gloo_exchange(world: RankGroup, schedule: Schedule, nbytes: int) -> Call:
@@ -145,9 +154,9 @@ def gloo_exchange(world: RankGroup, schedule: Schedule, nbytes: int) -> Call:
         for work in distributed.batch_isend_irecv(batch):
             work.wait()
 
-    return _mixer(world, schedule, nbytes, exchange)
+    return mixer(world, schedule, nbytes, exchange)
 
 
 def local_mix(world: RankGroup, schedule: Schedule, nbytes: int) -> Call:
     """Average local buffers without communication: the limit."""
-    return _mixer(world, schedule, nbytes, lambda near, mine, others: None)
+    return mixer(world, schedule, nbytes, lambda near, mine, others: None)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -18,7 +19,14 @@ from benchmarks.unit_text import size_text, time_text
 __all__ = ["save_plot"]
 
 # Okabe and Ito's colours, which the colour-blind tell apart as well: warm ones are ours.
-_OURS = (("#D55E00", "o"), ("#E69F00", "^"), ("#CC79A7", "v"), ("#56B4E9", "P"))
+_OURS = (
+    ("#D55E00", "o"),
+    ("#E69F00", "^"),
+    ("#CC79A7", "v"),
+    ("#56B4E9", "P"),
+    ("#882255", "X"),
+    ("#999933", "d"),
+)
 _OTHERS = {
     "mpi4py": ("#0072B2", "s"),
     "MPI": ("#0072B2", "s"),
@@ -60,8 +68,9 @@ def _curves(axes: Axes, table: TimingTable, rows: Sequence[TimingRow]) -> None:
         axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
     axes.set(xscale="log", yscale="log", xlabel=f"size of the {table.size_is}")
     axes.set_ylabel("time of one call")
-    axes.xaxis.set_major_locator(LogLocator(base=16))
+    axes.xaxis.set_major_locator(LogLocator(base=16, numticks=20))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
+    axes.tick_params(labelsize=8)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -86,7 +95,8 @@ def _bars(axes: Axes, table: TimingTable, rows: Sequence[TimingRow]) -> None:
     axes.axvline(1, color="0.3", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row.rival for row in rows], fontsize=7.5)
     axes.invert_yaxis()
-    axes.set_xlabel(f"time over that of the {reference}")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel(f"time over that of the {reference}", fontsize=9)
     axes.margins(x=0.15)
 
 
@@ -104,12 +114,12 @@ def save_plot(
     lines = -(-len(drawn) // columns)
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(5.6 * columns, 3.9 * lines), layout="constrained")
-        panels = list(figure.subplots(lines, columns, squeeze=False).flat)
-        for axes, table in zip(panels, drawn, strict=False):
+        # Each in a figure of its own, or the names of one's bars would push the others together.
+        panels = figure.subfigures(lines, columns, squeeze=False).flat
+        for panel, table in zip(panels, drawn, strict=False):
+            axes = panel.subplots()
             draw = _curves if len(table.sizes) > 1 else _bars
             draw(axes, table, found[table.key])
-            axes.set_title(table.title, loc="left", fontsize=9, wrap=True)
-        for axes in panels[len(drawn) :]:
-            axes.set_visible(False)
+            panel.suptitle(fill(table.title, 62), x=0.02, ha="left", fontsize=9)
         figure.text(0.01, -0.02, caption, fontsize=7.5, color="0.35")
         figure.savefig(path, dpi=150, bbox_inches="tight")

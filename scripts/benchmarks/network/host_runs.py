@@ -17,17 +17,21 @@ __all__ = ["HostNetwork", "check_hosts", "run_on_hosts"]
 
 @dataclass(frozen=True)
 class HostNetwork:
-    """Hosts with equal links between them.
+    """Hosts and the links between them.
 
     Attributes:
         hosts: How many.
         rate: Of each host's link, as ``scripts/testhosts`` is told.
         latency: Seconds from host to host, besides.
+        slow_rate: Of the last host's link instead; None where all are equal.
+        ranks_per_host: Ranks that share a host's link.
     """
 
     hosts: int
     rate: str
     latency: float = 0.0
+    slow_rate: str | None = None
+    ranks_per_host: int = 1
 
 
 def check_hosts() -> None:
@@ -44,7 +48,7 @@ def check_hosts() -> None:
 def run_on_hosts(
     network: HostNetwork, module: str, words: Sequence[str], advance: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Make hosts, run a module of this package with a rank on each, and take them down.
+    """Make hosts, run a module of this package with ranks on each, and take them down.
 
     Args:
         network: The hosts.
@@ -60,9 +64,10 @@ def run_on_hosts(
     """
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        hosts(network.hosts, network.rate, network.latency),
+        hosts(network.hosts, network.rate, network.latency, network.slow_rate),
     ):
         out = Path(folder) / "found.json"
-        run(command(network.hosts, module, *words, "--out", str(out)), advance=advance)
+        words = [*words, "--out", str(out)]
+        run(command(network.hosts, network.ranks_per_host, module, *words), advance=advance)
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found

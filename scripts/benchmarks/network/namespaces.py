@@ -45,13 +45,16 @@ def refusal() -> str | None:
 
 
 @contextmanager
-def hosts(count: int, rate: str, latency: float = 0.0) -> Iterator[None]:
+def hosts(
+    count: int, rate: str, latency: float = 0.0, slow_rate: str | None = None
+) -> Iterator[None]:
     """Make hosts, and take them down again whatever happens.
 
     Args:
         count: How many.
         rate: Of each host's link, in tc's words, or ``"unlimited"``.
         latency: Seconds that everything takes from host to host, besides.
+        slow_rate: Of the last host's link, in both directions; None where all are equal.
 
     Raises:
         RunFailedError: They cannot be made.
@@ -60,12 +63,27 @@ def hosts(count: int, rate: str, latency: float = 0.0) -> Iterator[None]:
         made = _call("up", str(count), rate)
         if made.returncode != 0:
             raise RunFailedError(f"the hosts cannot be made: {made.stderr.strip()}")
+        if slow_rate is not None:
+            _slow_down(count, slow_rate)
         with _delayed(count, latency) if latency else nullcontext():
             yield
     finally:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop this
         _call("down")
         signal.signal(signal.SIGINT, before)
+
+
+def _slow_down(number: int, rate: str) -> None:
+    """Limit what a host sends, and at the other end of its link what it receives."""
+    limit = f"root tbf rate {rate} burst 64kb latency 50ms".split()
+    for end in (
+        ["-n", f"asyncddp-h{number}", "qdisc", "replace", "dev", "e0"],
+        ["qdisc", "replace", "dev", f"{_LINK}{number}"],
+    ):
+        words = ["tc", *end, *limit]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RunFailedError(f"the link of h{number} stays as it is: {done.stderr.strip()}")
 
 
 @contextmanager
@@ -87,8 +105,8 @@ def _delayed(count: int, latency: float) -> Iterator[None]:
             line.terminate()
 
 
-def command(count: int, module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this package with a rank on every host, from the first."""
+def command(count: int, ranks: int, module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this package with ranks on every host, from the first."""
     wanted = {
         name: value
         for name, value in os.environ.items()
@@ -96,7 +114,7 @@ def command(count: int, module: str, *arguments: str) -> list[str]:
     }
     wanted |= {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", _YIELD: "1"}
     wanted["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-    names = ",".join(f"h{number}:1" for number in range(1, count + 1))
+    names = ",".join(f"h{number}:{ranks}" for number in range(1, count + 1))
     launch = [sys.executable, "-m", "asyncddp", "run", "-H", names]
     launch += ["--remote-shell", str(_SCRIPT), "--network-interface", _NETWORK]
     launch += ["--timeout", str(_LIMIT), "-x", _YIELD, "-m", f"benchmarks.{module}", *arguments]

@@ -19,7 +19,6 @@ from benchmarks.scale.scale_tables import (
     WorldCounts,
     compute_model_costs,
     counted_lines,
-    model_lines,
 )
 from benchmarks.scale.verb_counts import count_verbs
 from benchmarks.standalone_command import BenchFigures, BenchOptions, command, finished
@@ -41,7 +40,6 @@ _COUNTED = (
 _COLUMNS = ("ranks", "verb", "messages", "of them headers", "bytes", "÷ tensor")
 _BESIDE = ("model: messages", "model: bytes ÷ tensor")
 _TIMED = "4 KB of float32 on each rank; median, least and most of the repeats."
-_MODELLED = "Links of 10 Gbit/s, 50 µs until a message of no size has arrived."
 
 
 def in_processes(ranks: int, nbytes: int, calls: int) -> WorldCounts:
@@ -92,13 +90,6 @@ def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigur
             (*_COLUMNS, *_BESIDE),
             [line for world in worlds for line in counted_lines(world)],
             _COUNTED,
-        ),
-        finished(
-            "scale_model",
-            "topology.communication_cost for 1 MB: bytes per rank ÷ tensor, and seconds",
-            ("ranks", *model[0].costs, *(f"{way}, s" for way in model[0].costs)),
-            list(model_lines(model, _TENSOR)),
-            _MODELLED,
         ),
         finished(
             "scale_local_world",

@@ -11,7 +11,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks.scale.scale_tables import ModelCosts, WorldCounts
 from benchmarks.scale.verb_counts import ALLREDUCE
-from benchmarks.unit_text import time_text
 
 __all__ = ["draw"]
 
@@ -24,35 +23,32 @@ _POINTS = {"one-peer": "o", "exp-2": "^", ALLREDUCE: "s"}
 def draw(
     path: Path, worlds: Sequence[WorldCounts], model: Sequence[ModelCosts], nbytes: int
 ) -> None:
-    """Draw bytes per rank and seconds over the number of ranks, all axes logarithmic.
+    """Draw bytes per rank over the number of ranks, both axes logarithmic.
 
     Raises:
         ValueError: The file name's ending is none that matplotlib can write.
     """
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(10.4, 3.9), layout="constrained")
-        sent, seconds = figure.subplots(1, 2)
+        figure = Figure(figsize=(6.6, 4.2), layout="constrained")
+        axes = figure.subplots()
         ranks = [one.ranks for one in model]
         for color, style, way in zip(_COLORS, _STYLES, model[0].costs, strict=True):
-            costs = [one.costs[way] for one in model]
-            shares = [cost.bytes_per_rank / nbytes for cost in costs]
-            sent.plot(ranks, shares, style, color=color, label=f"{way}, model")
-            seconds.plot(ranks, [cost.seconds for cost in costs], style, color=color, label=way)
+            shares = [one.costs[way].bytes_per_rank / nbytes for one in model]
+            axes.plot(ranks, shares, style, color=color, label=f"{way}, model")
         for verb, marker in _POINTS.items():
             points = [(one.ranks, found[1]) for one in worlds if (found := one.sent(verb))]
             if points:
                 places, counts = zip(*points, strict=True)
                 shares = [count / nbytes for count in counts]
                 label = f"{verb}, counted"
-                sent.plot(places, shares, marker, color="black", markersize=4, label=label)
-        for axes, title in ((sent, "bytes per rank ÷ tensor"), (seconds, "seconds of one call")):
-            axes.set(xscale="log", yscale="log", xlabel="ranks")
-            axes.set_title(title, loc="left", fontsize=10)
-            axes.grid(color="0.9", linewidth=0.6)
-            axes.xaxis.set(major_locator=LogLocator(4), major_formatter=_whole)
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.legend(fontsize=7.5, frameon=False)
-        sent.yaxis.set(major_locator=LogLocator(2), major_formatter=_whole)
-        sent.yaxis.set_minor_locator(NullLocator())
-        seconds.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value)))
+                axes.plot(places, shares, marker, color="black", markersize=4, label=label)
+        axes.set(xscale="log", yscale="log", xlabel="ranks")
+        axes.set_title("bytes per rank ÷ tensor", loc="left", fontsize=10)
+        axes.grid(color="0.9", linewidth=0.6)
+        axes.xaxis.set(major_locator=LogLocator(4, numticks=20), major_formatter=_whole)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set(major_locator=LogLocator(2), major_formatter=_whole)
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.tick_params(labelsize=8)
+        axes.legend(fontsize=8, frameon=False)
         figure.savefig(path, dpi=150, bbox_inches="tight")

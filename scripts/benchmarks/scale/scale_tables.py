@@ -10,7 +10,7 @@ import topology
 from benchmarks.scale.verb_counts import ALLREDUCE, GRAPHS, ONE_PEER, Found
 from benchmarks.tables import FigureRow
 
-__all__ = ["ModelCosts", "WorldCounts", "compute_model_costs", "counted_lines", "model_lines"]
+__all__ = ["ModelCosts", "WorldCounts", "compute_model_costs", "counted_lines"]
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,3 @@ def compute_model_costs(
         }
         found.append(ModelCosts(ranks, costs))
     return found
-
-
-def model_lines(model: Sequence[ModelCosts], nbytes: int) -> Iterator[FigureRow]:
-    """A line for every number of ranks: bytes in tensors, and seconds."""
-    for one in model:
-        in_tensors = (cost.bytes_per_rank / nbytes for cost in one.costs.values())
-        seconds = (cost.seconds for cost in one.costs.values())
-        yield FigureRow((f"{one.ranks:,}", *in_tensors, *seconds))

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from benchmarks.network.methods.measurements import MethodsMeasurement
 from benchmarks.network.methods.method_names import (
@@ -56,11 +56,11 @@ def _over_ddp(
         )
     axes.set_xticks(range(len(found)), [tick(one) for one in found])
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(ScalarFormatter())
-    axes.tick_params(axis="y", which="minor", labelsize=7)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel("samples/s ÷ DDP's")
-    axes.grid(axis="y", which="both", color="0.92", linewidth=0.6)
+    axes.grid(axis="y", color="0.92", linewidth=0.6)
 
 
 def _slow_rank(axes: Axes, measured: MethodsMeasurement) -> None:

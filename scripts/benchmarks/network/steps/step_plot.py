@@ -35,7 +35,9 @@ def _panel(axes: Axes, group: Sequence[NetworkMeasurement]) -> None:
         axes.plot(ends, (one.limit, one.limit), color="black", linewidth=1.2, label=label)
     axes.set_xticks(range(len(group)), [f"{one.hosts} hosts" for one in group])
     axes.set_title(group[0].link.name, loc="left", fontsize=10)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value)))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: time_text(value) if value else "0")
+    )
     axes.grid(axis="y", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
 
@@ -53,5 +55,8 @@ def draw(path: Path, found: Sequence[NetworkMeasurement]) -> None:
         for axes, link in zip(panels, links, strict=True):
             _panel(axes, [one for one in found if one.link == link])
         panels[0].set_ylabel("time of a step")
-        panels[0].legend(fontsize=7.5, frameon=False)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False
+        )
         figure.savefig(path, dpi=150, bbox_inches="tight")

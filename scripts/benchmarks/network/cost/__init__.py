@@ -1,0 +1,1 @@
+"""Benchmark ``network-cost``: averages between hosts beside what the cost model predicts."""

@@ -1,0 +1,76 @@
+"""``network-cost``: averages between hosts, beside what ``topology.communication_cost`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from benchmarks.network.cost.averages import COLUMNS, CostMeasurement
+from benchmarks.network.cost.cost_plot import draw
+from benchmarks.network.host_runs import HostNetwork, check_hosts, run_on_hosts
+from benchmarks.standalone_command import BenchFigures, BenchOptions, command, finished
+
+__all__ = ["NETWORKS", "main", "measure"]
+
+NETWORKS = (
+    HostNetwork(4, "100mbit"),
+    HostNetwork(4, "100mbit", latency=0.02),
+    HostNetwork(4, "100mbit", slow_rate="25mbit"),
+    HostNetwork(2, "100mbit", ranks_per_host=2),
+    HostNetwork(2, "100mbit"),
+    HostNetwork(8, "100mbit"),
+    HostNetwork(4, "1gbit"),
+)
+_NBYTES = 1 << 22
+_ROUNDS, _QUICK_ROUNDS = 9, 3
+_NOTE = (
+    "Blocking calls on a tensor of 4 MB, each a median. Predicted: topology.communication_cost "
+    "with the links as they are set up, of an allreduce that of the ring. Judged are those who add "
+    "least of their own: plain sockets, and gloo's ring. Latency is that of a program in place of "
+    "the hosts' bridge, where the kernel has no netem; the slow link is the last host's."
+)
+
+
+def measure(
+    network: HostNetwork, nbytes: int, rounds: int, advance: Callable[[str], None]
+) -> CostMeasurement:
+    """Measure all averages on some hosts.
+
+    Raises:
+        RunFailedError: The hosts cannot be made, or the run failed.
+    """
+    words = ["--nbytes", str(nbytes), "--rounds", str(rounds)]
+    return CostMeasurement.read(
+        network, run_on_hosts(network, "network.cost.cost_rank", words, advance)
+    )
+
+
+def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
+    """Everything that this bench shows.
+
+    Raises:
+        RunFailedError: Hosts cannot be made here, or a run on them failed.
+    """
+    check_hosts()
+    rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS)
+    found = []
+    for network in NETWORKS[:1] if options.quick else NETWORKS:
+        advance(f"{network.hosts} hosts, {network.rate}")
+        found.append(measure(network, _NBYTES, rounds, advance))
+    lines = [line for one in found for line in one.lines()]
+    title = "averages between hosts, and what topology.communication_cost predicts"
+    table = finished("network_cost", title, COLUMNS, lines, _NOTE)
+    rows = [replace(row, table=f"{row.table}, {one.place}") for one in found for row in one.rows]
+    missing = [
+        f"{what}, {one.place}, was not measured: {why}"
+        for one in found
+        for what, why in one.missing.items()
+    ]
+    facts = {**found[0].facts, "rounds": rounds}
+    return BenchFigures(facts, [table], lambda path: draw(path, found), rows, missing)
+
+
+main = command("network-cost", figures)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What ``network-cost`` measures: averages between hosts, and what the model predicts of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import topology
+from benchmarks.network.host_runs import HostNetwork
+from benchmarks.tables import FigureRow, TimingRow
+
+__all__ = [
+    "ALLREDUCE",
+    "COLUMNS",
+    "GLOO",
+    "GRAPHS",
+    "OURS",
+    "SOCKETS",
+    "WITHIN",
+    "CostMeasurement",
+    "links_of",
+]
+
+GRAPHS: dict[str, Callable[[int], topology.GraphOrSchedule]] = {
+    "one-peer": topology.one_peer_exponential,
+    "ring": topology.ring,
+}
+ALLREDUCE = "allreduce"
+OURS, SOCKETS, GLOO = "asyncddp", "plain sockets", "gloo"
+WITHIN = 0.15
+"""How far what is measured may be from what is predicted."""
+COLUMNS = ("average, network", "by", "measured", "predicted", "measured ÷ predicted")
+_JUDGED = {"one-peer": SOCKETS, "ring": SOCKETS, ALLREDUCE: GLOO}
+
+
+def links_of(network: HostNetwork) -> topology.Links:
+    """The links of hosts, for the model."""
+    far = topology.Link.parse(f"{network.rate},{network.latency}s")
+    slow: dict[int | tuple[int, int], topology.Link] = {}
+    if network.slow_rate is not None:
+        slow[network.hosts - 1] = topology.Link.parse(f"{network.slow_rate},{network.latency}s")
+    return topology.Links(far, network.ranks_per_host, slow=slow)
+
+
+@dataclass(frozen=True)
+class CostMeasurement:
+    """Averages on some hosts.
+
+    Attributes:
+        network: The hosts.
+        rows: Of every average, by everybody who makes it.
+        missing: Who could not be measured, and why.
+        facts: Machine and versions.
+    """
+
+    network: HostNetwork
+    rows: list[TimingRow]
+    missing: Mapping[str, str]
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, network: HostNetwork, found: Mapping[str, Any]) -> CostMeasurement:
+        """From what ``cost_rank`` wrote."""
+        rows = [TimingRow(**{**row, "seconds": tuple(row["seconds"])}) for row in found["rows"]]
+        return cls(network, rows, found["missing"], found["header"])
+
+    @property
+    def place(self) -> str:
+        """Such as ``4 hosts, 100 Mbit/s, 20 ms``, with ``one of 25 Mbit/s``."""
+        network, links = self.network, links_of(self.network)
+        rate, _, latency = str(links.between).partition(", ")
+        words = f"{network.hosts} hosts, {rate}"
+        if network.latency:
+            words += f", {latency}"
+        if network.ranks_per_host > 1:
+            words += f", {network.ranks_per_host} ranks each"
+        for link in links.slow.values():
+            words += f", one of {str(link).partition(',')[0]}"
+        return words
+
+    def predicted(self, average: str, nbytes: int) -> float:
+        """Seconds by the model, of an allreduce those of the ring, as gloo has it."""
+        ranks = self.network.hosts * self.network.ranks_per_host
+        graph = GRAPHS.get(average, topology.ring)(ranks)
+        cost = topology.communication_cost(graph, nbytes, links_of(self.network))
+        return (cost.ring_allreduce if average == ALLREDUCE else cost.neighbors).seconds
+
+    def ratios(self) -> dict[tuple[str, str], float]:
+        """Median seconds over those predicted, by average and who makes it."""
+        return {
+            (row.table, row.rival): row.median / self.predicted(row.table, row.nbytes)
+            for row in self.rows
+        }
+
+    def lines(self) -> list[FigureRow]:
+        """A line for everybody; those are judged who add least of their own."""
+        found = []
+        for row in self.rows:
+            expected = self.predicted(row.table, row.nbytes)
+            ratio = row.median / expected
+            cells = (f"{row.table}, {self.place}", row.rival, _milliseconds(row.median))
+            judged = _JUDGED[row.table] == row.rival
+            found.append(
+                FigureRow(
+                    (*cells, _milliseconds(expected), ratio),
+                    f"within {WITHIN:.0%} of the prediction" if judged else None,
+                    abs(ratio - 1) <= WITHIN if judged else None,
+                )
+            )
+        return found
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"
