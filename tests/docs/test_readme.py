@@ -10,7 +10,7 @@ from PIL import Image
 from tests.docs.blocks import REPO, blocks_of
 
 TEXT = (REPO / "README.md").read_text(encoding="utf-8")
-BENCHMARKS = (REPO / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+BENCHMARKS = (REPO / "docs" / "benchmarks-developers.md").read_text(encoding="utf-8")
 BLOCKS = blocks_of("README.md")
 ASYNCHRONOUS = "win_put"
 FIRST_COLUMN = re.findall(r"^\| `(\w+)(\(.*?\))?` \|", TEXT, flags=re.MULTILINE)
