@@ -125,6 +125,7 @@ def test_the_bench_s_own_process_joins_no_mpi(tmp_path):
     """Whoever starts mpirun must not be a rank of anything."""
     script = (
         "import sys, benchmarks.network.steps.__main__, benchmarks.network.methods.__main__\n"
+        "import benchmarks.network.cost.__main__\n"
         "import benchmarks.memory.__main__, benchmarks.scale.__main__\n"
         "sys.exit('mpi4py.MPI' in sys.modules)"
     )
@@ -178,3 +179,28 @@ def test_steps_are_judged_on_four_hosts_where_ddp_mostly_communicates(hosts, ddp
     found = measured(hosts, local=200, ddp=ddp, awc=awc, atc=500, mix=350)
     judged = {line.cells[0]: line.met for line in step_lines(found) if line.aim}
     assert judged == targets
+
+
+@pytest.mark.parametrize(
+    ("network", "milliseconds"),
+    [
+        ({}, {"one-peer": 84, "ring": 168, "allreduce": 126}),
+        ({"latency": 0.02}, {"one-peer": 104, "ring": 188, "allreduce": 246}),
+        ({"slow_rate": "25mbit"}, {"one-peer": 336, "ring": 671, "allreduce": 503}),
+        ({"hosts": 2, "ranks_per_host": 2}, {"one-peer": 126, "ring": 168, "allreduce": 126}),
+    ],
+)
+def test_averages_are_judged_by_what_the_model_predicts(network, milliseconds):
+    """1 MB at 100 Mbit/s; ratios of the medians, and who adds least is held to 15 %."""
+    from benchmarks.network.cost.averages import GLOO, OURS, SOCKETS, CostMeasurement
+    from benchmarks.network.host_runs import HostNetwork
+    from benchmarks.tables import TimingRow
+
+    took = {"one-peer": (SOCKETS, 1.1), "ring": (OURS, 1.3), "allreduce": (GLOO, 1.2)}
+    rows = [
+        TimingRow(name, by, 1 << 20, 1, (factor * milliseconds[name] / 1e3,) * 2)
+        for name, (by, factor) in took.items()
+    ]
+    found = CostMeasurement(HostNetwork(**{"hosts": 4, "rate": "100mbit", **network}), rows, {}, {})
+    assert list(found.ratios().values()) == pytest.approx([1.1, 1.3, 1.2], rel=0.01)
+    assert [line.met for line in found.lines()] == [True, None, False]
