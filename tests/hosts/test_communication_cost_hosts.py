@@ -10,25 +10,27 @@ from tests.support.processes import REPO, warm_python
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
-NBYTES, ROUNDS = 1 << 21, 3
+ROUNDS = 3
 ATTEMPTS = 3  # what else runs on the machine makes a call late, and never early
 ONE_PEER, RING = ("one-peer", "plain sockets"), ("ring", "plain sockets")
 ALLREDUCE = ("allreduce", "gloo")
 
 
 @pytest.mark.parametrize(
-    ("latency", "ranks", "judged"),
+    ("nbytes", "latency", "ranks", "judged"),
     [
-        pytest.param(0.0, 1, (ONE_PEER, RING, ALLREDUCE), id="4 hosts"),
-        pytest.param(0.02, 1, (RING,), id="4 hosts, 20 ms"),
-        pytest.param(0.0, 2, (RING,), id="2 hosts of 2 ranks"),
+        pytest.param(1 << 21, 0.0, 1, (ONE_PEER, RING, ALLREDUCE), id="4 hosts"),
+        pytest.param(1 << 22, 0.02, 1, (RING,), id="4 hosts, 20 ms"),
+        pytest.param(1 << 21, 0.0, 2, (RING,), id="2 hosts of 2 ranks"),
     ],
 )
-def test_plain_sockets_and_gloo_s_ring_take_what_is_predicted(monkeypatch, latency, ranks, judged):
+def test_plain_sockets_and_gloo_s_ring_take_what_is_predicted(
+    monkeypatch, nbytes, latency, ranks, judged
+):
     """Within 15 %: one peer, two neighbours at once, a ring allreduce; and ours is right.
 
     Held against those that add least of their own. A machine that is busy is given other chances;
-    a wrong model fails all of them.
+    a wrong model fails all of them. Over a long link tensors are larger, as TCP begins slowly.
     """
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
     monkeypatch.setattr(sys, "executable", warm_python())
@@ -42,7 +44,7 @@ def test_plain_sockets_and_gloo_s_ring_take_what_is_predicted(monkeypatch, laten
     network = HostNetwork(4 // ranks, "100mbit", latency, ranks_per_host=ranks)
     off: list[dict[tuple[str, str], float]] = []
     for _ in range(ATTEMPTS):
-        found = measure(network, NBYTES, ROUNDS, lambda text: None)
+        found = measure(network, nbytes, ROUNDS, lambda text: None)
         assert found.missing == {}, "a result was wrong, or somebody could not run"
         ratios = found.ratios()
         assert {average for average, by in ratios if by == OURS} == {
