@@ -6,15 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm
-from asyncddp.algorithms.averaged_bucket import AveragedBucket, ReceivedAverage
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.bucket_exchange import BucketExchange, exchange_of
 from asyncddp.algorithms.bucket_windows import BucketWindowSet
+from asyncddp.algorithms.communication_buffer import CommunicationBuffer
 from asyncddp.algorithms.join_coordinator import JoinCoordinator
 from asyncddp.context import Context
 from asyncddp.context.context import use
@@ -51,6 +52,14 @@ class WeightOverrides:
     dst_machine_weights: Weights | Iterable[int] | None = None
 
 
+class BucketPiece(NamedTuple):
+    """Piece of a bucket that travels by itself: index of the bucket, name, and view of its flat."""
+
+    bucket: int
+    name: str
+    flat: torch.Tensor
+
+
 class CrossRoundState:
     """State that the averaging rounds of one optimizer share: windows, weights and counters.
 
@@ -65,6 +74,10 @@ class CrossRoundState:
         max_staleness: How many steps a neighbour may lag before this rank waits for it.
         overlapping: Whether a round starts before the last one is complete, so that ranks may
             finish its buckets in different orders.
+        in_place: Whether averages may be written as soon as messages have arrived, since nobody
+            else reads the buckets from the start of a round to its end.
+        buffer: Limit on the memory of messages and ring buffers; None for no limit.
+        piece_bytes: Bytes of the pieces in which buckets travel; None where they travel whole.
     """
 
     def __init__(self, context: Context, algorithm: Algorithm, label: str) -> None:
@@ -79,12 +92,32 @@ class CrossRoundState:
         self.windows = BucketWindowSet(context, label, algorithm)
         self.force_barrier = False
         self.max_staleness: int | None = None
-        self.overlapping = False
+        self.overlapping = self.in_place = False
+        self.buffer: CommunicationBuffer | None = None
+        self.piece_bytes: int | None = None
 
     def continue_totals(self, before: CrossRoundState) -> None:
         """Go on adding up bytes and time where another state's rounds have ended."""
         self.bytes_sent += before.bytes_sent
         self.exposed_time = before.exposed_time
+
+    def pieces(self, *, split: bool = True) -> list[BucketPiece]:
+        """List what travels by itself in a round, in an order that is the same on all ranks."""
+        size = self.piece_bytes
+        if size is None or not split:
+            return [
+                BucketPiece(bucket.index, self.bucket_name(bucket.index), bucket.flat)
+                for bucket in self.buckets
+            ]
+        return [
+            BucketPiece(bucket.index, f"{self.label}.piece", piece)
+            for bucket in reversed(self.buckets)
+            for piece in torch.split(bucket.flat, size // bucket.flat.itemsize)
+        ]
+
+    def bucket_name(self, index: int) -> str:
+        """Name of the messages of a bucket that travels whole."""
+        return f"{self.label}.bucket{index}"
 
     @property
     def schedule_of_ranks(self) -> Schedule:
@@ -135,8 +168,8 @@ class BucketAveragingFunctions:
     """Functions by which an averaging round averages one bucket and counts the bytes sent.
 
     Attributes:
-        start: Starts averaging a flat tensor; takes the tensor, ``name`` and, for a bucket that is
-            compressed, ``compression``.
+        start: Starts averaging a flat tensor; takes the tensor, ``name``, for a bucket that is
+            compressed ``compression``, and where the average may replace the tensor ``out``.
         copies_sent: Copies of a bucket that this rank sends, encoded if it is compressed.
         parts: Equal parts in which a compressed bucket is encoded.
         sums: Whether a bucket that is not compressed travels in the dtype in which it is summed.
@@ -172,7 +205,8 @@ class TwoSidedRound(AveragingRound):
     def start(self, index: int) -> None:
         """Send a bucket, or look up the fast path that :meth:`finish` will take."""
         averager, bucket = self._averager, self._averager.buckets[index]
-        name, plain = self._name(index), averager.algorithm.plain and bucket.compressor is None
+        method, name = averager.algorithm, averager.bucket_name(index)
+        plain = method.plain and bucket.compressor is None
         with averager.exposed_time:
             averager.bytes_sent += self._plan.send_bytes(bucket)
             if plain and not averager.overlapping:
@@ -184,13 +218,11 @@ class TwoSidedRound(AveragingRound):
             with use(averager.context), torch.no_grad():
                 if bucket.compressor is not None:
                     bucket.clear_padding()
-                sent = averager.algorithm.outgoing(bucket)
+                sent, use_of = method.outgoing(bucket), method.compression
+                in_place = plain and averager.in_place
                 self._pending[index] = exchange_of(
-                    self._plan.start, averager.algorithm.compression, bucket, sent, name
+                    self._plan.start, use_of, bucket, sent, name, in_place=in_place
                 )
-
-    def _name(self, index: int) -> str:
-        return f"{self._averager.label}.bucket{index}"
 
     @override
     def has_started(self, index: int) -> bool:
@@ -227,8 +259,8 @@ class TwoSidedRound(AveragingRound):
                 if not fast_path():  # it has become unavailable
                     bucket = averager.buckets[index]
                     with use(averager.context):
-                        handle = self._plan.start(bucket.flat, name=self._name(index))
-                    averager.algorithm.incoming(bucket, ReceivedAverage(handle.wait()))
+                        name = averager.bucket_name(index)
+                        self._plan.start(bucket.flat, name=name, out=bucket.flat).wait()
         for index in list(self._pending):
             self.finish_bucket(index, before_write)
         averager.round += 1

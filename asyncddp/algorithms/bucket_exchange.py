@@ -32,6 +32,7 @@ class AverageExchange(BucketExchange):
     """Exchange of a tensor by a verb that averages, such as allreduce.
 
     A compressor encodes what is the parameters'; the rest, such as flags, travels as it is.
+    Without one the average replaces the tensor where that is done ``in_place``.
     """
 
     def __init__(
@@ -40,11 +41,14 @@ class AverageExchange(BucketExchange):
         bucket: AveragedBucket,
         sent: torch.Tensor,
         name: str,
+        *,
+        in_place: bool = False,
     ) -> None:
         self._sent, codec, numel = sent, bucket.compressor, bucket.payload.numel()
         self._whole = codec is None or numel == sent.numel()
         if codec is None:
-            self._handles = [start(sent, name=name)]
+            out = {"out": sent} if in_place else {}
+            self._handles = [start(sent, name=name, **out)]
         elif self._whole:
             self._handles = [start(sent, name=name, compression=codec)]
         else:
@@ -125,8 +129,10 @@ def exchange_of(
     bucket: AveragedBucket,
     sent: torch.Tensor,
     name: str,
+    *,
+    in_place: bool,
 ) -> BucketExchange:
     """Start the exchange of a bucket, whose ``row`` has the weights if there are neighbours."""
     if use is CompressionUse.DIFFERENCES and bucket.row is not None:
         return MessageExchange(bucket.row, bucket, sent, name)
-    return AverageExchange(start, bucket, sent, name)
+    return AverageExchange(start, bucket, sent, name, in_place=in_place)

@@ -12,6 +12,7 @@ from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState
 from asyncddp.algorithms.communication import COMMUNICATIONS, Communication
+from asyncddp.algorithms.communication_buffer import CommunicationBuffer
 from asyncddp.compression import Compressor
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
@@ -20,7 +21,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
 from asyncddp.tensors.allocation import make_tensor
-from asyncddp.tensors.buckets import TensorFactory
+from asyncddp.tensors.buckets import ALIGNMENT, TensorFactory
 from asyncddp.windows import Staleness
 from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
 
@@ -36,6 +37,10 @@ class ModelAverager(CrossRoundState):
             round.
         label: Prefix of the names of the messages; equal on all ranks.
         compressor: Compressor of the buckets; None sends them as they are.
+
+    Attributes:
+        communication_buffer: Limit in bytes for messages under way and ring buffers; None for the
+            default.
     """
 
     communication: Communication
@@ -51,6 +56,7 @@ class ModelAverager(CrossRoundState):
     ) -> None:
         super().__init__(context, algorithm, label)
         self.compressor = compressor
+        self.communication_buffer: int | None = None
         self._checked_topology: GraphOrSchedule | None = None
         self._schedule: Schedule | None = None
         default = algorithm.default_communication or _communications_with(algorithm.how[:1])[0]
@@ -68,6 +74,27 @@ class ModelAverager(CrossRoundState):
         """Factory for buckets' memory that neighbours on this machine read; None for ordinary."""
         group = self.context.transport.shared_memory_group
         return None if group is None else group.arena.empty
+
+    @property
+    def splits_buckets(self) -> bool:
+        """True if buckets can travel in pieces: averaged as they are, with neighbours."""
+        method = self.algorithm
+        neighbors = CommunicationPattern.NEIGHBORS in method.how
+        return method.plain and neighbors and self.compressor is None
+
+    def choose_pieces(self, sizes: Sequence[int], *, on_host: bool) -> int:
+        """Choose the pieces in which buckets travel; return that of which bytes are multiples.
+
+        Args:
+            sizes: Bytes of the buckets.
+            on_host: Whether all are in the host's memory.
+        """
+        self.buffer = self.piece_bytes = None
+        if self.splits_buckets and (on_host or self.communication_buffer is not None):
+            self.buffer = CommunicationBuffer.of(self.context, self.communication_buffer)
+        if self.buffer is not None:
+            self.piece_bytes = self.buffer.piece_bytes(sizes)
+        return self.piece_bytes or ALIGNMENT
 
     @property
     def step_scale(self) -> float:

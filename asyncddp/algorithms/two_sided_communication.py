@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -24,6 +25,7 @@ from asyncddp.algorithms.bucket_exchange import AverageExchange
 from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind
 from asyncddp.algorithms.leader_round import LeaderRound
+from asyncddp.algorithms.piecewise_round import PiecewiseRound
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.errors import UsageError
@@ -48,6 +50,8 @@ class TwoSidedCommunication(Communication):
     """Averaging by messages (base class): the ranks that average wait for each other."""
 
     supports_join = False
+    in_pieces: ClassVar[bool] = False
+    """Whether buckets may travel in pieces."""
 
     @abstractmethod
     def plan_round(
@@ -70,8 +74,13 @@ class TwoSidedCommunication(Communication):
                 plan = self.plan_round(averager, number, active_ranks)
         if plan is None:
             return None
+        if plan.row is not None and averager.buffer is not None and self._splits(averager):
+            return PiecewiseRound(averager, plan, plan.row, averager.buffer)
         kind = TwoSidedRound if plan.leads is None else LeaderRound
         return kind(averager, plan)
+
+    def _splits(self, averager: CrossRoundState) -> bool:
+        return self.in_pieces and averager.piece_bytes is not None
 
     @override
     def row_of_round(self, averager: CrossRoundState, number: int) -> WeightRow | None:
@@ -86,10 +95,8 @@ class TwoSidedCommunication(Communication):
             return
         with use(averager.context), torch.no_grad():
             exchanges = [
-                AverageExchange(
-                    plan.start, bucket, bucket.flat, f"{averager.label}.bucket{bucket.index}"
-                )
-                for bucket in averager.buckets
+                AverageExchange(plan.start, averager.buckets[index], flat, name)
+                for index, name, flat in averager.pieces(split=self._splits(averager))
             ]
         for exchange in exchanges:
             exchange.wait()
@@ -121,7 +128,7 @@ class NeighborAllreduceCommunication(TwoSidedCommunication):
     how = CommunicationPattern.NEIGHBORS
     nodes = "ranks"
     override_names = ("self_weight", "src_weights", "dst_weights")
-    supports_join = True
+    supports_join = in_pieces = True
 
     @override
     def plan_round(

@@ -87,6 +87,10 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         error_feedback: Methods that average gradients only: whether to add what compression has
             left out to the next step's gradients; None where the compressor needs it.
         plain_compression: Whether parameters may be averaged compressed.
+        communication_buffer_in_mb: Methods that average parameters with neighbours only: MiB that
+            messages and ring buffers may take, for one in-neighbour. Buckets then travel in pieces,
+            with the same results. None takes 4 MiB where all ranks share memory, and sets no limit
+            elsewhere: there ``adapt_with_combine`` hides no more than it has memory for.
         switch_at: ``{1000: "decentralized"}`` switches after 1000 steps, as :meth:`switch_to` does;
             a pair ``("decentralized", {"communication_interval": 2})`` gives arguments as well.
         autotune: Whether to search for the fastest bucket size, and for what else an
@@ -140,6 +144,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         compression: str | Compressor | None = None,
         error_feedback: bool | None = None,
         plain_compression: bool = False,
+        communication_buffer_in_mb: float | None = None,
         switch_at: SwitchSchedule | None = None,
         autotune: bool | Autotune | None = None,
         **options: Any,
@@ -159,6 +164,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             compression,
             error_feedback,
             plain_compression,
+            communication_buffer_in_mb,
             checked_autotune(autotune),
             options,
         )

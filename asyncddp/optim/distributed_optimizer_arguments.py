@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms import ALGORITHMS, Algorithm
+from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import PhaseConfig
 from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.errors import ArgumentError
@@ -77,6 +78,29 @@ def checked_scale_steps(given: Any, algorithm: Algorithm) -> bool:
     return given
 
 
+_LEAST_BUFFER = 0.25
+"""MiB that the pieces of a few messages take."""
+
+
+def checked_communication_buffer(megabytes: Any, averager: ModelAverager) -> int | None:
+    """Convert the size of the buffer from MiB to bytes; None stays None."""
+    if megabytes is None:
+        return None
+    if not isinstance(megabytes, (int, float)) or not megabytes >= _LEAST_BUFFER:
+        raise ArgumentError(
+            f"argument communication_buffer_in_mb: expected None or a number of at least "
+            f"{_LEAST_BUFFER}, got {megabytes!r}"
+        )
+    if not averager.splits_buckets:
+        method = averager.algorithm.name
+        raise ArgumentError(
+            f"argument communication_buffer_in_mb: buckets of {method} travel whole here; expected "
+            "None, or a method that averages parameters with neighbours, such as "
+            "adapt_then_combine, without compression"
+        )
+    return int(min(megabytes, 2**40) * 2**20)
+
+
 def checked_prefix(prefix: Any, algorithm: Algorithm) -> str | None:
     """Check that window_prefix is None or a name, and the algorithm one-sided."""
     if prefix is None:
@@ -104,6 +128,7 @@ def describe_settings(config: PhaseConfig, update_in_backward: bool) -> list[str
         f"communication {averager.communication.name!r}",
         f"num_steps_per_communication={config.passes_per_round}",
         f"bucket size {config.bucket_bytes} bytes",
+        f"communication buffer {averager.communication_buffer or 'default'}",
         f"update_in_backward={update_in_backward}",
         f"wrapper {averager.label!r}",
         f"scale_steps={averager.windows.scales_steps}",

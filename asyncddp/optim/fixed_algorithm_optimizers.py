@@ -25,6 +25,7 @@ class OptimizerOptions(TypedDict, total=False):
     update_in_backward: bool
     max_staleness: int | None
     scale_steps: bool | None
+    communication_buffer_in_mb: float | None
     autotune: bool | Autotune | None
 
 

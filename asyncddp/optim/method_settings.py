@@ -31,6 +31,7 @@ from asyncddp.context import Context
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.autotune import Autotune
 from asyncddp.optim.distributed_optimizer_arguments import (
+    checked_communication_buffer,
     checked_prefix,
     checked_scale_steps,
     checked_staleness,
@@ -60,6 +61,7 @@ class MethodSettings:
     compression: str | Compressor | None = None
     error_feedback: bool | None = None
     plain_compression: bool = False
+    communication_buffer_in_mb: float | None = None
     autotune: Autotune | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,6 +79,7 @@ class MethodSettings:
             algorithm,
             topology=self.topology,
             bucket_size_in_mb=self.bucket_size_in_mb,
+            communication_buffer_in_mb=self.communication_buffer_in_mb,
             autotune=self.autotune,
         )
         return self == plain
@@ -128,6 +131,7 @@ class MethodSettings:
             communication="empty" if self.communication == "empty" else None,
             compression=None,
             error_feedback=None,
+            communication_buffer_in_mb=None,
             options={},
         )
 
@@ -152,6 +156,8 @@ class MethodSettings:
             label,
             self.compressor_for(method),
         )
+        megabytes = self.communication_buffer_in_mb
+        averager.communication_buffer = checked_communication_buffer(megabytes, averager)
         averager.max_staleness = checked_staleness(self.max_staleness, method)
         averager.windows.scales_steps = checked_scale_steps(self.scale_steps, method)
         return averager

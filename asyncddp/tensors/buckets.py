@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -35,12 +36,17 @@ def partition(tensors: Iterable[torch.Tensor], cap: int) -> list[list[int]]:
     return buckets
 
 
+def padded_nbytes(tensor: torch.Tensor) -> int:
+    """Return the bytes that a tensor takes in a bucket, with the padding behind it."""
+    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+
+
 class FlatBucket:
     """Flat tensor that stores several tensors of one dtype and device, each as a view into it.
 
     Dense tensors keep their strides (``channels_last`` stays what it is), all others lie
-    contiguously. The padding between them is zero. ``make`` allocates the flat tensor for tensors
-    on the host.
+    contiguously. The padding between them is zero, as is that at the end, up to a multiple of
+    ``unit`` bytes. ``make`` allocates the flat tensor for tensors on the host.
 
     Attributes:
         flat: The flat tensor.
@@ -49,13 +55,15 @@ class FlatBucket:
     """
 
     def __init__(
-        self, like: Sequence[torch.Tensor], extra: int = 0, make: TensorFactory | None = None
+        self,
+        like: Sequence[torch.Tensor],
+        extra: int = 0,
+        make: TensorFactory | None = None,
+        unit: int = ALIGNMENT,
     ) -> None:
-        first, offsets = like[0], list[int]()
-        step, end = ALIGNMENT // first.element_size(), 0
-        for tensor in like:
-            offsets.append(end)
-            end += -(-tensor.numel() // step) * step
+        first, size = like[0], like[0].element_size()
+        *offsets, end = accumulate((padded_nbytes(one) // size for one in like), initial=0)
+        end += -end % (unit // size)
         if make is not None and first.is_cpu:
             self.flat = make((end + extra,), first.dtype).zero_()
         else:
@@ -97,19 +105,23 @@ class NamedFlatBucket(FlatBucket):
         named: Sequence[tuple[str, torch.Tensor]],
         extra: int = 0,
         make: TensorFactory | None = None,
+        unit: int = ALIGNMENT,
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        super().__init__([parameter.data for parameter in self.parameters], extra, make)
+        super().__init__([parameter.data for parameter in self.parameters], extra, make, unit)
 
 
 class ParameterBucket(NamedFlatBucket):
     """A flat bucket that stores named parameters: each parameter's ``data`` is a view of it."""
 
     def __init__(
-        self, named: Sequence[tuple[str, torch.Tensor]], make: TensorFactory | None = None
+        self,
+        named: Sequence[tuple[str, torch.Tensor]],
+        make: TensorFactory | None = None,
+        unit: int = ALIGNMENT,
     ) -> None:
-        super().__init__(named, make=make)
+        super().__init__(named, make=make, unit=unit)
         self._addresses = [view.data_ptr() for view in self.views]
         for index in range(len(self.parameters)):
             self._attach(index)

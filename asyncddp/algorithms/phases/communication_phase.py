@@ -21,7 +21,7 @@ from asyncddp.algorithms.phases.accumulation_counter import AccumulationCounter
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.algorithms.wrapper_setup import require_dense
 from asyncddp.errors import ArgumentError
-from asyncddp.tensors.buckets import NamedFlatBucket, ParameterBucket, partition
+from asyncddp.tensors.buckets import NamedFlatBucket, ParameterBucket, padded_nbytes, partition
 
 Closure: TypeAlias = Callable[[], Any]
 Update: TypeAlias = Callable[[Closure | None], Any]
@@ -199,6 +199,9 @@ class CommunicationPhase(ABC):
 class ParameterAveragingPhase(CommunicationPhase):
     """Part of a training step that averages the parameters held in flat buckets (base class)."""
 
+    averages_in_place: ClassVar[bool] = True
+    """Whether nobody reads the buckets from the start of a round to its end."""
+
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
         self.buckets: list[ParameterBucket] = []
@@ -247,10 +250,15 @@ class ParameterAveragingPhase(CommunicationPhase):
 
     def build_buckets(self) -> None:
         """Make the parameters views of flat buckets, in shared memory where possible."""
-        named, make = self.named_parameters, self.config.averager.tensor_factory
-        parts = partition([parameter for _, parameter in named], self.config.bucket_bytes)
+        averager, named = self.config.averager, self.named_parameters
+        parameters, make = [parameter for _, parameter in named], averager.tensor_factory
+        parts = partition(parameters, self.config.bucket_bytes)
+        on_host = all(parameter.is_cpu for parameter in parameters)
+        sizes = [sum(padded_nbytes(parameters[i]) for i in part) for part in parts]
+        unit = averager.choose_pieces(sizes, on_host=on_host)
         with torch.no_grad():
-            self.buckets = [ParameterBucket([named[i] for i in part], make) for part in parts]
+            self.buckets = [ParameterBucket([named[i] for i in part], make, unit) for part in parts]
+        averager.in_place = self.averages_in_place
         self._set_averaged_buckets(self.flat_tensors(), self.buckets)
 
     def flat_tensors(self) -> list[torch.Tensor]:

@@ -60,6 +60,7 @@ class GradientReadyPhase(CommunicationPhase):
         self._bucket_of = {
             index: number for number, bucket in enumerate(self._buckets) for index in bucket.indices
         }
+        self.config.averager.in_place = True
         self._set_averaged_buckets([bucket.flat for bucket in self._buckets], self._buckets)
 
     @override

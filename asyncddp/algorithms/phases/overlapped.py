@@ -22,6 +22,7 @@ class OverlappedPhase(ParameterAveragingPhase):
     finished first, so that neighbours need not wait.
     """
 
+    averages_in_place = False  # the model reads them
     forward_hook: ClassVar[Literal["before"] | None] = "before"
     _versions: list[list[int]] | None = None
     _forward_seen = _forward_discarded = False
