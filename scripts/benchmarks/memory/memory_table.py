@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.memory.training_methods import AIMED
+from benchmarks.memory.training_methods import LIMITS, LOCAL
 from benchmarks.tables import FigureRow
 from benchmarks.unit_text import size_text
 
@@ -50,15 +50,15 @@ class MethodMemory:
 
 
 def lines(held: Sequence[MethodMemory]) -> Iterator[FigureRow]:
-    """A line for every method; buckets in shared memory have the stricter aim."""
+    """A line for every method, judged by what it takes beyond a local step."""
+    local = next((one.models for one in held if one.method == LOCAL), 0.0)
     for one in held:
         shared = all(rank.shared for rank in one.ranks)
         place = "shared memory" if shared else "own memory"
         peak = size_text(max(rank.beyond for rank in one.ranks))
-        cells = (one.method, peak, one.models, place)
-        if one.method not in AIMED:
+        beyond, limit = one.models - local, LIMITS.get(one.method)
+        cells = (one.method, peak, one.models, beyond, place)
+        if limit is None:
             yield FigureRow(cells)
-            continue
-        limit = 1 if shared else 2
-        words = "≤ 1 model, buckets being shared" if shared else "≤ 2 models"
-        yield FigureRow(cells, words, one.models <= limit)
+        else:
+            yield FigureRow(cells, f"≤ {limit:g} models", beyond <= limit)

@@ -10,7 +10,7 @@ import torch
 import asyncddp as bf
 import topology
 
-__all__ = ["AIMED", "METHODS", "OVER_GLOO", "TrainingRun"]
+__all__ = ["BY_MPI", "LIMITS", "LOCAL", "METHODS", "OVER_GLOO", "TrainingRun"]
 
 _BATCH = 4
 _Module: TypeAlias = torch.nn.Module
@@ -38,7 +38,7 @@ class TrainingRun:
             self._optimizer.step()
 
 
-def _ours(algorithm: str, *, in_backward: bool = False) -> Wrap:
+def _ours(algorithm: str, *, in_backward: bool = False, megabytes: float | None = None) -> Wrap:
     def wrap(net: _Module, sgd: _Optimizer) -> tuple[_Module, _Optimizer]:
         schedule = topology.one_peer_exponential(bf.size())
         return net, bf.DistributedOptimizer(
@@ -47,6 +47,7 @@ def _ours(algorithm: str, *, in_backward: bool = False) -> Wrap:
             algorithm,
             topology=None if algorithm == "gradient_allreduce" else schedule,
             update_in_backward=in_backward,
+            communication_buffer_in_mb=megabytes,
         )
 
     return wrap
@@ -60,14 +61,31 @@ def _ddp(*, views: bool = False) -> Wrap:
     return wrap
 
 
+_SMALL = 8.0  # MiB
+LOCAL = "local step"
+BY_MPI = {
+    "one-peer AWC by MPI": _ours("adapt_with_combine"),
+    "one-peer ATC by MPI": _ours("adapt_then_combine"),
+    "one-peer AWC by MPI, buffer of 8 MiB": _ours("adapt_with_combine", megabytes=_SMALL),
+    "one-peer ATC by MPI, buffer of 8 MiB": _ours("adapt_then_combine", megabytes=_SMALL),
+}
+"""Those in which ranks of one machine exchange messages, as between machines."""
 METHODS: dict[str, Wrap] = {
-    "local step": lambda net, sgd: (net, sgd),
+    LOCAL: lambda net, sgd: (net, sgd),
     "one-peer AWC": _ours("adapt_with_combine"),
     "one-peer ATC": _ours("adapt_then_combine"),
     "one-peer ATC in backward": _ours("adapt_then_combine", in_backward=True),
+    **BY_MPI,
     "gradient_allreduce": _ours("gradient_allreduce"),
     "DDP gloo": _ddp(),
     "DDP gloo, gradient_as_bucket_view": _ddp(views=True),
 }
 OVER_GLOO = ("DDP gloo", "DDP gloo, gradient_as_bucket_view")
-AIMED = ("one-peer AWC", "one-peer ATC", "one-peer ATC in backward")
+LIMITS = {
+    "one-peer AWC": 0.25,
+    "one-peer ATC": 0.25,
+    "one-peer ATC in backward": 0.25,
+    "one-peer AWC by MPI, buffer of 8 MiB": 0.25,
+    "one-peer ATC by MPI, buffer of 8 MiB": 0.25,
+}
+"""Most memory that is aimed at beyond a local step's, in models."""
