@@ -15,6 +15,7 @@ from asyncddp.config import Config
 from asyncddp.context.clock_sync import ClockSync, measure_clock_offset
 from asyncddp.context.topologies import Topologies
 from asyncddp.engine import ProgressEngine
+from asyncddp.engine.messages import MACHINE_COLLECTIVE
 from asyncddp.errors import NotInitializedError
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.timeline.tracer import create_tracer
@@ -112,6 +113,10 @@ class Context:
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
         first = measure_clock_offset(transport, recording, config.timeout)
         self.engine = ProgressEngine(transport, config, self.tracer)
+        local_slots = self.local_transport.collective_slots
+        if local_slots is not None:
+            local_slots.ranks = self.local_ranks
+            self.engine.matcher.slots[MACHINE_COLLECTIVE] = local_slots
         self._clock = ClockSync(self.engine, self.tracer, first) if recording else None
         self.extensions: dict[str, Any] = {}  # per-rank state of higher layers, by their name
         self.failures: dict[int, str] = {}

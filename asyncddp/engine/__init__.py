@@ -9,7 +9,7 @@ from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import AnyTensorSignature, ExchangeSignature
 from asyncddp.engine.operation_exchanges import OperationExchanges, PeerExchanges
 from asyncddp.engine.progress_engine import ProgressEngine
-from asyncddp.engine.slot_exchange import SlotExchange
+from asyncddp.engine.slot_exchange import SlotCall, SlotExchange
 from asyncddp.engine.work import OperationSpec, Steps
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "OperationSpec",
     "PeerExchanges",
     "ProgressEngine",
+    "SlotCall",
     "SlotExchange",
     "Steps",
 ]

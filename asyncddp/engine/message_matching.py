@@ -14,6 +14,7 @@ from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.announced_tensor_receiver import AnnouncedTensorReceiver
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.messages import (
+    COLLECTIVE,
     Ack,
     ActiveMessage,
     ExchangeSignature,
@@ -28,6 +29,7 @@ from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.engine.send_queue import SendQueue
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.errors import MismatchError, PeerError, PeerLeftError
+from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.transport.base import Transport
 
 _MAX_FINISHED = 4096  # exchanges remembered after their end
@@ -58,7 +60,9 @@ class MessageMatcher:
         tracing: EngineTracing = NO_TRACING,
     ) -> None:
         self.rank, self.size = transport.rank, transport.size
-        self.slots = transport.collective_slots
+        self.slots: dict[str, CollectiveSlots] = {}  # of collectives, by the name of their group
+        if transport.collective_slots is not None:
+            self.slots[COLLECTIVE] = transport.collective_slots
         records = transport.exit_records
         self._exit_records = {} if records is None else records
         self.channels = PersistentChannelTable(transport.ring_group, self.rank, tracing)
@@ -77,11 +81,11 @@ class MessageMatcher:
 
     def is_refused(self, name: str) -> bool:
         """Tell whether a peer has refused, in advance, the next exchange of a name."""
-        return self.is_refused_at(MatchKey(name, self._use_counts.get(name, 0)))
+        return self.is_refused_at(name, self._use_counts.get(name, 0))
 
-    def is_refused_at(self, key: MatchKey) -> bool:
-        """Tell whether a peer has refused, in advance, the exchange of a key."""
-        return key in self._early_nacks
+    def is_refused_at(self, name: str, step: int) -> bool:
+        """Tell whether a peer has refused, in advance, the exchange of a name's use."""
+        return bool(self._early_nacks) and MatchKey(name, step) in self._early_nacks
 
     # exchanges
 

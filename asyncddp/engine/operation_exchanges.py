@@ -125,10 +125,9 @@ class OperationExchanges:
         """All ranks."""
         return range(self._matcher.size)
 
-    @property
-    def slots(self) -> CollectiveSlots | None:
-        """Slots of shared memory for collectives of all ranks; None where not all share memory."""
-        return self._matcher.slots
+    def slots_of(self, group: str) -> CollectiveSlots | None:
+        """Return the slots of a group's collectives; None where not all its ranks share memory."""
+        return self._matcher.slots.get(group)
 
     def exchange(
         self,
@@ -214,9 +213,9 @@ class OperationExchanges:
             peers = sorted(peer for peer, other in targets.items() if other == factor)
             self._matcher.sends.export(exchange, peers, tensor, factor)
 
-    def open_for_refusal(self, signature: ExchangeSignature) -> None:
-        """Open an exchange with all other ranks, by which they learn that the operation fails."""
-        others = [peer for peer in self.everyone if peer != self.rank]
+    def open_for_refusal(self, signature: ExchangeSignature, group: Sequence[int]) -> None:
+        """Open an exchange with the others of a group, who learn so that the operation fails."""
+        others = [peer for peer in group if peer != self.rank]
         self.exchange(signature, others, others)
 
     def record_collective(

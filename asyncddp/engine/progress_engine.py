@@ -8,8 +8,6 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,13 +19,10 @@ from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
-from asyncddp.engine.pairwise_averaging import poll_briefly
 from asyncddp.engine.progress_loop import ProgressLoop
-from asyncddp.engine.slot_exchange import SlotExchange, interrupted_steps
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.engine.work import OperationSpec, Work
 from asyncddp.errors import ArgumentError, NotInitializedError
-from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.timeline.profiler_range import ProfilerRange
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import Transport
@@ -52,17 +47,20 @@ class ProgressEngine(ProgressLoop):
 
     Attributes:
         config: Deadlines and the check mode.
-        fast_paths: Fast paths of verbs, which the verbs fill and read.
+        fast_paths, slot_paths: Fast paths of verbs, which the verbs fill and read.
+        pause: Called between two polls, where there are fewer cores than ranks; else None.
+        submit_lock: Held while operations are counted and queued.
     """
 
     def __init__(self, transport: Transport, config: Config, tracer: Tracer | None = None) -> None:
         super().__init__(transport, config, EngineTracing(tracer) if tracer else NO_TRACING)
         self.config, self._channels = config, self.matcher.channels
-        self._submit_lock = threading.Lock()  # so that submitting never waits for a round
+        self.submit_lock = threading.Lock()  # so that submitting never waits for a round
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
         self._last_caller = 0  # the thread that submitted last
-        self._pause = os.sched_yield if transport.cores_shared else None
+        self.pause = os.sched_yield if transport.cores_shared else None
         self.fast_paths: dict[Any, Any] = {}
+        self.slot_paths: dict[Any, Any] = {}
         _LIVE_ENGINES.add(self)
 
     # submitting
@@ -90,49 +88,7 @@ class ProgressEngine(ProgressLoop):
         if span is not None:
             with span:
                 return Handle(self, self._enqueue(spec)).wait()
-        exchange, slots = spec.slot_exchange, self.matcher.slots
-        if slots is None or exchange is None or exchange.combine is None:
-            return Handle(self, self._enqueue(spec)).wait()
-        return self._run_in_slots(spec, exchange, exchange.combine, slots)
-
-    def _run_in_slots(
-        self,
-        spec: OperationSpec[R],
-        exchange: SlotExchange[R],
-        combine: Callable[[Sequence[torch.Tensor]], R],
-        slots: CollectiveSlots,
-    ) -> R:
-        """Run a collective without the engine, which takes over where a rank does not come soon."""
-        name = spec.match_name
-        with self._submit_lock:  # so that no other collective of this rank begins meanwhile
-            others = (*list(self.active), *list(self.queue), *list(self.active))
-            alone = all(work.sequence != spec.sequence for work in others)
-            step, rounds = self._count(spec.verb, spec.label, name)
-            alone = alone and not self.matcher.is_refused_at(MatchKey(name, step))
-            if alone and slots.has_room(step):
-                slots.post(step, exchange.digest, exchange.data)
-                try:
-                    all_posted = poll_briefly(lambda: slots.all_posted(step), self._pause)
-                except BaseException:
-                    self._interrupt(spec, MatchKey(name, step), rounds, slots)
-                    raise
-                if all_posted and slots.agree(step, exchange.digest):
-                    try:
-                        return combine(slots.read(step, exchange.dtype))
-                    finally:
-                        slots.finish(step)
-            work = self._add(spec, MatchKey(name, step), rounds)
-        return Handle(self, work).wait()
-
-    def _interrupt(
-        self, spec: OperationSpec[R], key: MatchKey, rounds: int, slots: CollectiveSlots
-    ) -> None:
-        """Fail a collective that was interrupted, for example by Ctrl-C, and tell the peers."""
-        what = f"{spec.verb} {key}"
-        steps = partial(interrupted_steps, slots, what=what)
-        self._add(replace(spec, steps=steps, slot_exchange=None), key, rounds)
-        if self.thread is not None:
-            self.thread.wake()
+        return Handle(self, self._enqueue(spec)).wait()
 
     def _call_span(
         self, spec: OperationSpec[R], about: Sequence[object]
@@ -148,13 +104,13 @@ class ProgressEngine(ProgressLoop):
         name, rounds = spec.match_name, 0
         if not name.isascii():
             _check_name(spec.verb, name)
-        with self._submit_lock:
+        with self.submit_lock:
             if key is None:
-                step, rounds = self._count(spec.verb, spec.label, name)
+                step, rounds = self.count(spec.verb, spec.label, name)
                 key = MatchKey(name, step)
-            return self._add(spec, key, rounds)
+            return self.add(spec, key, rounds)
 
-    def _add(self, spec: OperationSpec[R], key: MatchKey, rounds: int) -> Work[R]:
+    def add(self, spec: OperationSpec[R], key: MatchKey, rounds: int) -> Work[R]:
         """Queue an operation whose use has been counted, under the lock of submissions."""
         check = spec.check or self.config.check
         operation = OperationExchanges(self.matcher, spec.verb, key, rounds, check=check)
@@ -164,19 +120,26 @@ class ProgressEngine(ProgressLoop):
 
     # counting
 
+    def is_free(self, sequence: str | None) -> bool:
+        """Tell whether no operation of a sequence is in progress, under the lock of submissions."""
+        if not (self.queue or self.active):  # from the former to the latter, where it is in both
+            return True
+        every = (*list(self.active), *list(self.queue), *list(self.active))
+        return all(work.sequence != sequence for work in every)
+
     def count_use(self, verb: str, name: str, in_flight: deque[int]) -> int | None:
         """Count a use of a name by an operation that begins without the engine; return its step.
 
         It is None where the name is in use by something that must end first.
         """
-        with self._submit_lock:
+        with self.submit_lock:
             if self.queue or self.active:
                 every = (*list(self.active), *list(self.queue), *list(self.active))
                 if any(work.key.name == name for work in every):
                     return None
             if self.matcher.is_refused(name):
                 return None
-            step = self._count(verb, name, name)[0]
+            step = self.count(verb, name, name)[0]
             in_flight.append(step)
             return step
 
@@ -192,7 +155,7 @@ class ProgressEngine(ProgressLoop):
         """Return how often an operation type was used under a name."""
         return self._round_counts[verb, name]
 
-    def _count(self, verb: str, label: str, name: str) -> tuple[int, int]:
+    def count(self, verb: str, label: str, name: str) -> tuple[int, int]:
         """Count a use of a name, and return its step and the verb's earlier uses of the name."""
         thread = threading.get_ident()
         if thread != self._last_caller:
@@ -255,7 +218,7 @@ class ProgressEngine(ProgressLoop):
         that another thread may have held at the fork are made anew.
         """
         self.thread, self.closed = None, True
-        self.lock, self._submit_lock = threading.RLock(), threading.Lock()
+        self.lock, self.submit_lock = threading.RLock(), threading.Lock()
         self.closed_because = why = (
             f"{_FORKED} rank {self.transport.rank} (process {os.getppid()}), which alone may "
             "communicate. Call verbs in the process that called init(), or start this one with "

@@ -1,9 +1,9 @@
 """Collectives through slots of shared memory: ranks agree on what they call, and share little data.
 
-All ranks of a world on one machine post a digest of what they call, before anything else. Where the
-digests agree, they know that it is the same collective, and if each has given its data, these are
-there: nothing else is sent. Where they do not, all go the way of messages, which tell whose call is
-another one.
+All ranks of a world or group that share memory post a digest of what they call, before anything
+else. Where the digests agree, they know that it is the same collective, and if each has given its
+data, these are there: nothing else is sent. Where they do not, all go the way of messages, which
+tell whose call is another one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -21,38 +21,56 @@ from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.errors import PeerError
 from asyncddp.shm.collective_slots import DIFFERENT, CollectiveSlots
+from asyncddp.tensors.byte_views import has_plain_memory, on_host
 
 R = TypeVar("R")
 _Steps: TypeAlias = Generator[Any, None, R]
+Combine: TypeAlias = Callable[[Sequence[torch.Tensor], Any, torch.Tensor | None], R]
 
 
 @dataclass(frozen=True)
 class SlotExchange(Generic[R]):
-    """What a collective gives to slots, and makes of what all ranks have given.
+    """How slots do all collectives of one signature, whatever is in the tensors.
 
     Attributes:
         signature: What must be the same on all ranks.
-        combine: Makes the result of all ranks' data, as flat views in their order; None where the
+        combine: Makes the result of what all ranks have given, in their order, of this rank's own
+            tensor, and of the tensor into which the result goes, or None; it is None where the
             ranks agree on the signature by slots and exchange data otherwise.
-        data: Contiguous tensor on the host that this rank gives; None for nothing.
-        dtype: Of the data that are read.
+        dtype: In which ranks give their data.
+        shape: Of what a rank gives, with -1 for a size that may differ between ranks.
+        gives: Whether this rank gives anything.
     """
 
     signature: ExchangeSignature
-    combine: Callable[[Sequence[torch.Tensor]], R] | None = None
-    data: torch.Tensor | None = None
+    combine: Combine[R] | None = None
     dtype: torch.dtype = torch.uint8
+    shape: tuple[int, ...] = (-1,)
+    gives: bool = True
 
-    @property
+    @cached_property
     def digest(self) -> int:
         """Number that ranks compare in place of the signature."""
-        return _digest(self.signature, self.combine is not None)
+        form = self.signature
+        facts = form.verb, form.dtype, form.shape, form.device, self.combine is not None
+        return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "little") or 1
+
+    def data_of(self, given: torch.Tensor | None) -> torch.Tensor | None:
+        """Return what this rank writes into its slot, contiguous; None for nothing."""
+        if given is None or not self.gives or self.combine is None:
+            return None
+        if given.dtype is not self.dtype or not has_plain_memory(given):
+            return on_host(given).to(self.dtype)
+        return given
 
 
-@lru_cache(1024)
-def _digest(signature: ExchangeSignature, gives_data: bool) -> int:
-    facts = signature.verb, signature.dtype, signature.shape, signature.device, gives_data
-    return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "little") or 1
+@dataclass(frozen=True)
+class SlotCall(Generic[R]):
+    """One collective by slots: how it is done, this rank's tensor, and where the result goes."""
+
+    exchange: SlotExchange[R]
+    given: torch.Tensor | None = None
+    out: torch.Tensor | None = None
 
 
 class _SlotRoomCondition:
@@ -92,33 +110,34 @@ class _SlotsCondition:
 def exchange_in_slots(
     slots: CollectiveSlots,
     op: OperationExchanges,
-    exchange: SlotExchange[R] | None,
+    call: SlotCall[R] | None,
     steps: _Steps[R],
 ) -> _Steps[R]:
     """Run a collective in slots as far as possible, and otherwise by its steps.
 
-    ``exchange`` is None for a collective without use for slots, which the others must know.
+    ``call`` is None for a collective without use for slots, which the others must know.
     """
     step = op.key.step
     if not slots.has_room(step):
         yield _SlotRoomCondition(slots, op.key)
-    if exchange is None:
+    if call is None:
         slots.post(step, DIFFERENT)
         slots.finish(step)
         return (yield from steps)
-    begun = time.monotonic_ns()
-    slots.post(step, exchange.digest, exchange.data)
+    begun, exchange = time.monotonic_ns(), call.exchange
+    slots.post(step, exchange.digest, exchange.data_of(call.given))
     try:
         yield _SlotsCondition(slots, op.key, exchange.digest)
         op.agreed = slots.all_posted(step) and slots.agree(step, exchange.digest)
         if op.agreed and exchange.combine is not None:
-            result = exchange.combine(slots.read(step, exchange.dtype))
-            op.record_collective(op.key, exchange.signature, op.everyone, begun)
+            parts = slots.read(step, exchange.dtype, exchange.shape)
+            result = exchange.combine(parts, call.given, call.out)
+            op.record_collective(op.key, exchange.signature, slots.ranks, begun)
             steps.close()
             return result
     except GeneratorExit:  # it has failed meanwhile: ranks that come later are told by messages
         slots.withdraw(step)
-        op.open_for_refusal(exchange.signature)
+        op.open_for_refusal(exchange.signature, slots.ranks)
         raise
     finally:
         slots.finish(step)
@@ -129,6 +148,6 @@ def interrupted_steps(slots: CollectiveSlots, op: OperationExchanges, what: str)
     """Fail a collective that was interrupted after it had begun in slots, and tell the others."""
     slots.withdraw(op.key.step)
     slots.finish(op.key.step)
-    op.open_for_refusal(ExchangeSignature(op.verb, "uint8", ()))
+    op.open_for_refusal(ExchangeSignature(op.verb, "uint8", ()), slots.ranks)
     yield from ()
     raise PeerError(f"rank {op.rank}: {what} was interrupted")

@@ -14,7 +14,7 @@ from asyncddp.deadline import Deadline
 from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
-from asyncddp.engine.slot_exchange import SlotExchange, exchange_in_slots
+from asyncddp.engine.slot_exchange import SlotCall, exchange_in_slots
 from asyncddp.errors import NotInitializedError, PeerError, PeerLeftError
 from asyncddp.torch_modes import inference_mode
 
@@ -51,7 +51,7 @@ class OperationSpec(Generic[R]):
     group: str = COLLECTIVE  # being ordered, the name by which its ranks' collectives are counted
     check: bool = False  # peers must acknowledge before it counts as done
     stream_ordering: StreamOrdering | None = None  # with a device's streams; None on the host
-    slot_exchange: SlotExchange[R] | None = None  # a collective's, in slots of shared memory
+    slot_call: SlotCall[R] | None = None  # how a collective is done in slots of shared memory
 
     @property
     def label(self) -> str:
@@ -84,8 +84,9 @@ class Work(Generic[R]):
         self.error: BaseException | None = None
         self.finished = Event()
         steps, stream_ordering = spec.steps(operation), spec.stream_ordering
-        if spec.ordered and spec.group == COLLECTIVE and operation.slots is not None:
-            steps = exchange_in_slots(operation.slots, operation, spec.slot_exchange, steps)
+        slots = operation.slots_of(spec.group) if spec.ordered else None
+        if slots is not None:
+            steps = exchange_in_slots(slots, operation, spec.slot_call, steps)
         self._steps = steps if stream_ordering is None else _in_order(stream_ordering, steps)
         self._waiting: WaitCondition | None = None
         self.has_stepped, self._moves = False, 0  # since it was last asked; by pieces so far

@@ -9,16 +9,18 @@ import torch
 
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
 from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
 from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
-from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.ops.variants import blocking, collective, nonblocking
 from asyncddp.tensors.allocation import empty, make_tensor
+from asyncddp.torch_modes import normal_mode
 from asyncddp.transport import Transport
 
 
 @blocking
+@collective
 def allgather(
     tensor: torch.Tensor,
     *,
@@ -67,17 +69,25 @@ def allgather(
 
     form = signature_of(title, tensor, ragged=True)
 
-    def combine(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return concatenate(parts).view(-1, *tensor.shape[1:])
-
-    exchange = None
+    call = None
     if 0 not in tensor.shape[1:]:  # else bytes do not tell the number of rows
-        exchange = members.slot_exchange(form, tensor, combine)
-    exchange = exchange or SlotExchange(form)
-    return members.operation("allgather", steps, name, tensor, check=check, slot_exchange=exchange)
+        call = members.slot_call(form, tensor, concatenated)
+    if call is None and transport is not None:
+        call = SlotCall(SlotExchange(form))
+    return members.operation("allgather", steps, name, tensor, check=check, slot_call=call)
 
 
 allgather_nonblocking = nonblocking(allgather)
+
+
+def concatenated(
+    parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Concatenate what all ranks have given to slots."""
+    del out
+    with normal_mode():
+        rows = torch.cat(list(parts))
+        return rows if rows.ndim == given.ndim else rows.view(-1, *given.shape[1:])
 
 
 def gather_over_group(

@@ -9,7 +9,7 @@ import torch
 from asyncddp.context import current
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.encoded_exchange import (
     Compression,
@@ -22,15 +22,17 @@ from asyncddp.ops.process_group import ProcessGroup, members_of, ranks_of_machin
 from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
 from asyncddp.ops.validation import (
     can_write_result,
+    direct_out,
     prepare_for_transport,
     signature_of,
     write_result,
 )
-from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
 from asyncddp.transport import Transport
 
 
 @blocking
+@collective
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -88,6 +90,7 @@ def allreduce(
 
 
 @blocking
+@collective
 def local_allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -146,27 +149,31 @@ def _program(
             total = yield from reduce_over_group(op, ranks, own, reduction, title)
         return write_result(total, tensor, out)
 
-    exchange = None
-    if compression is None and transport is not None:
-        exchange = _slot_exchange(group, tensor, reduction, title, out)
-    return group.operation(verb, steps, name, tensor, out, check=check, slot_exchange=exchange)
+    call = None
+    if compression is None:
+        call = reduction_in_slots(group, tensor, reduction, title, out)
+    return group.operation(verb, steps, name, tensor, out, check=check, slot_call=call)
 
 
-def _slot_exchange(
+def reduction_in_slots(
     group: ProcessGroup,
     tensor: torch.Tensor,
     reduction: Reduction,
     title: str,
     out: torch.Tensor | None,
-) -> SlotExchange[torch.Tensor] | None:
-    """Return how slots reduce a tensor, or agree on the sum of a large one."""
+) -> SlotCall[torch.Tensor] | None:
+    """Return how slots reduce a tensor over a group, or agree on the sum of a large one."""
     form = signature_of(title, tensor)
 
-    def combine(terms: Sequence[torch.Tensor]) -> torch.Tensor:
-        return write_result(reduction.of(terms).view(tensor.shape), tensor, out)
+    def combine(
+        terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        into = direct_out(out, reduction.dtype, given.shape)
+        return write_result(reduction.of(terms, into), given, out)
 
-    found = group.slot_exchange(form, tensor, combine, dtype=reduction.dtype)
-    return found or (SlotExchange(form) if reduction.is_sum else None)
+    found = group.slot_call(form, tensor, combine, out, dtype=reduction.dtype)
+    agrees = reduction.is_sum and group.transport is not None
+    return found or (SlotCall(SlotExchange(form)) if agrees else None)
 
 
 def sum_over_group(

@@ -13,12 +13,13 @@ from asyncddp.ops.group_exchange import concatenate, exchange_all_to_all
 from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.row_splits import check_shape_of_out, checked_splits, equal_splits
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
-from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
 
 _NAME = "alltoall"
 
 
 @blocking
+@collective
 def alltoall(
     tensor: torch.Tensor,
     splits: Sequence[int] | None = None,
@@ -95,17 +96,19 @@ def alltoall(
             _require_rows(op.rank, title, members.ranks, awaited, [len(part) for part in parts])
         return write_result(concatenate(parts), tensor, out)
 
-    share = tensor.numel() // number
+    share = rows // number
     first = share * members.ranks.index(members.context.rank)
 
-    def combine(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def combine(
+        parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor:
         found = concatenate([part[first : first + share] for part in parts])
-        return write_result(found.view(tensor.shape), tensor, out)
+        return write_result(found, given, out)
 
-    exchange = None
+    call = None
     if splits is None and receive_splits is None:
-        exchange = members.slot_exchange(signature_of(title, tensor), tensor, combine)
-    return members.operation(_NAME, steps, name, tensor, out, check=check, slot_exchange=exchange)
+        call = members.slot_call(signature_of(title, tensor), tensor, combine, out)
+    return members.operation(_NAME, steps, name, tensor, out, check=check, slot_call=call)
 
 
 alltoall_nonblocking = nonblocking(alltoall)

@@ -8,15 +8,17 @@ from asyncddp.engine import (
     ExchangeSignature,
     OperationExchanges,
     OperationSpec,
+    SlotCall,
     SlotExchange,
     Steps,
 )
 from asyncddp.ops.group_exchange import signal_in_ring, wait_in_ring
 from asyncddp.ops.process_group import ProcessGroup, members_of
-from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.ops.variants import blocking, collective, nonblocking
 
 
 @blocking
+@collective
 def barrier(*, group: ProcessGroup | None = None, name: str | None = None) -> OperationSpec[None]:
     """Wait until all ranks, or those of a group, have called this; other operations go on.
 
@@ -46,8 +48,8 @@ def barrier(*, group: ProcessGroup | None = None, name: str | None = None) -> Op
         else:
             yield from op.collective(ranks, form, transport.ibarrier)
 
-    slot_exchange = SlotExchange(form, lambda _: None)
-    return members.operation("barrier", steps, name, slot_exchange=slot_exchange)
+    call = SlotCall(SlotExchange(form, lambda parts, given, out: None))
+    return members.operation("barrier", steps, name, slot_call=call)
 
 
 barrier_nonblocking = nonblocking(barrier)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
 from asyncddp.ops.group_exchange import (
     exchange_from_root,
     gather_parts,
@@ -21,11 +21,12 @@ from asyncddp.ops.validation import (
     signature_of,
     write_result,
 )
-from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
 from asyncddp.tensors.allocation import detached_copy, empty_like
 
 
 @blocking
+@collective
 def broadcast(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -80,14 +81,16 @@ def broadcast(
 
     form, place = signature_of(title, tensor), members.ranks.index(root)
 
-    def combine(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return write_result(detached_copy(parts[place]).view(tensor.shape), tensor, out)
+    def combine(
+        parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        value = parts[place]
+        return write_result(detached_copy(value) if out is None else value, given, out)
 
-    exchange = members.slot_exchange(form, tensor, combine, gives=members.context.rank == root)
-    exchange = exchange or SlotExchange(form)
-    return members.operation(
-        "broadcast", steps, name, tensor, out, check=check, slot_exchange=exchange
-    )
+    call = members.slot_call(form, tensor, combine, out, gives=members.context.rank == root)
+    if call is None and members.transport is not None:
+        call = SlotCall(SlotExchange(form))
+    return members.operation("broadcast", steps, name, tensor, out, check=check, slot_call=call)
 
 
 broadcast_nonblocking = nonblocking(broadcast)

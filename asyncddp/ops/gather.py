@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.ops.allgather import concatenated
 from asyncddp.ops.group_exchange import concatenate, exchange_to_root
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
-from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.ops.variants import blocking, collective, nonblocking
 
 
 @blocking
+@collective
 def gather(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -62,14 +64,16 @@ def gather(
 
     here = members.context.rank == root
 
-    def combine(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        return concatenate(parts).view(-1, *tensor.shape[1:]) if here else None
+    def combine(
+        parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        return concatenated(parts, given, out) if here else None
 
-    exchange = None
+    call = None
     if 0 not in tensor.shape[1:]:  # else bytes do not tell the number of rows
         form = signature_of(title, tensor, ragged=True)
-        exchange = members.slot_exchange(form, tensor, combine)
-    return members.operation("gather", steps, name, tensor, check=check, slot_exchange=exchange)
+        call = members.slot_call(form, tensor, combine)
+    return members.operation("gather", steps, name, tensor, check=check, slot_call=call)
 
 
 gather_nonblocking = nonblocking(gather)

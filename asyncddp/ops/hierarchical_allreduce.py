@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import torch
 
-from asyncddp.context import current
-from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
-from asyncddp.ops.allreduce import sum_over_group
+from asyncddp.ops.allreduce import reduction_in_slots, sum_over_group
 from asyncddp.ops.encoded_exchange import (
     Compression,
     bound_to,
     checked_compression,
     sum_encoded_over_group,
 )
+from asyncddp.ops.process_group import members_of
+from asyncddp.ops.reduce_op import ReduceOp, Reduction
 from asyncddp.ops.validation import (
     accumulation_dtype,
     prepare_for_transport,
     signature_of,
     write_result,
 )
-from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
 
 _VERB = "hierarchical_allreduce"
 _SCATTER_AND_GATHER = 2  # exchanges among leaders
 
 
 @blocking
+@collective
 def hierarchical_allreduce(
     tensor: torch.Tensor,
     average: bool = True,
@@ -76,8 +77,9 @@ def hierarchical_allreduce(
     References:
         Gan et al., "Bagua: scaling up distributed learning with system relaxations", VLDB 2021.
     """
-    context = current()
-    leaders = [members[0] for members in context.machines.members]
+    members = members_of(_VERB, None)
+    context = members.context
+    leaders = [ranks[0] for ranks in context.machines.members]
     compression = checked_compression(_VERB, tensor, compression, len(leaders))
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers, average=average)
     title = f"{_VERB}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
@@ -102,8 +104,11 @@ def hierarchical_allreduce(
         yield from op.collective(group, form, lambda: transport.ibroadcast(value, 0))
         return write_result(value.view(tensor.shape), tensor, out)
 
-    order = stream_ordering_of(tensor, out)
-    return OperationSpec(_VERB, steps, name, ordered=True, check=check, stream_ordering=order)
+    call = None
+    if compression is None:  # where all ranks share memory, machines make no difference
+        op = ReduceOp.AVERAGE if average else ReduceOp.SUM
+        call = reduction_in_slots(members, tensor, Reduction(op, dtype), title, out)
+    return members.operation(_VERB, steps, name, tensor, out, check=check, slot_call=call)
 
 
 hierarchical_allreduce_nonblocking = nonblocking(hierarchical_allreduce)

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allgather import gather_over_group
-from asyncddp.ops.allreduce import sum_over_group
+from asyncddp.ops.allreduce import reduction_in_slots, sum_over_group
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
+from asyncddp.ops.process_group import members_of
+from asyncddp.ops.reduce_op import ReduceOp, Reduction
 from asyncddp.ops.validation import accumulation_dtype, write_result
-from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
 from asyncddp.ops.weight_resolver import WeightResolver, Weights
 from asyncddp.ops.weighted_exchange import exchange_and_average
 from topology import Schedule, as_schedule, complete
@@ -24,6 +25,7 @@ _VERB = "hierarchical_neighbor_allreduce"
 
 
 @blocking
+@collective
 def hierarchical_neighbor_allreduce(
     tensor: torch.Tensor,
     *,
@@ -106,8 +108,13 @@ def hierarchical_neighbor_allreduce(
         whole = yield from gather_over_group(op, group, transport, averaged.reshape(-1), _VERB)
         return write_result(whole.view(total.shape), tensor, out)
 
-    order = stream_ordering_of(tensor, out)
-    return OperationSpec(_VERB, steps, name, ordered=True, check=check, stream_ordering=order)
+    members, call = members_of(_VERB, None), None
+    weighted = any(one is not None for one in given.values())
+    if context.machine_size == 1 and codec is None and not weighted:
+        title = _VERB + (f" {name!r}" if name else "")
+        average = Reduction(ReduceOp.AVERAGE, dtype)
+        call = reduction_in_slots(members, tensor, average, title, out)
+    return members.operation(_VERB, steps, name, tensor, out, check=check, slot_call=call)
 
 
 hierarchical_neighbor_allreduce_nonblocking = nonblocking(hierarchical_neighbor_allreduce)

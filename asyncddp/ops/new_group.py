@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asyncddp.context import current
+from asyncddp.context import Context, current
 from asyncddp.engine.messages import GROUP_COLLECTIVE
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.process_group import ProcessGroup
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.ops.validation import check_rank
+from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.shm.collective_slots import CollectiveSlots, SlotMemory
+from asyncddp.transport.shared_memory.group_formation import subgroup
 
 _COUNT = "number of process groups"
 
@@ -52,4 +56,22 @@ def new_group(ranks: Iterable[int] | None = None) -> ProcessGroup:
     claim = "new_group needs the same ranks, in calls of the same order, on all ranks"
     require_equal_on_all_ranks(context, claim, [f"ranks {members} in call {number}"])
     context.extensions[_COUNT] = number
-    return ProcessGroup(tuple(members), context, GROUP_COLLECTIVE.format(number))
+    name = GROUP_COLLECTIVE.format(number)
+    slots = _open_slots(context, members)
+    if slots is not None:
+        context.engine.matcher.slots[name] = slots
+    return ProcessGroup(tuple(members), context, name)
+
+
+def _open_slots(context: Context, members: list[int]) -> CollectiveSlots | None:
+    """Open the slots of a group whose members share memory, on these; collective over all ranks."""
+    shared = subgroup(context.transport.shared_memory_group, members)
+    if context.rank not in members or len(members) == 1:
+        shared = None
+    mine = [] if shared is None else [SlotMemory.allocate(shared.arena, len(members))]
+    every = gather_records(mine, list[SharedMemoryHandle], "new_group")
+    handles = [handle for rank in members for handle in every[rank]]
+    if shared is None or len(handles) < len(members):
+        return None
+    memory = SlotMemory.map(shared.arena, list(shared.processes.values()), handles)
+    return CollectiveSlots(memory, members.index(context.rank), members)

@@ -6,7 +6,7 @@ Pickle runs what it reads, so only users' objects use it; the library uses :func
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,10 +16,12 @@ from asyncddp.engine import (
     ExchangeSignature,
     OperationExchanges,
     OperationSpec,
+    SlotCall,
     SlotExchange,
     Steps,
 )
 from asyncddp.ops.allgather import gather_over_group
+from asyncddp.ops.slot_fast_path import run_in_slots
 from asyncddp.ops.validation import check_rank
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.serialization import pack, unpack
@@ -70,12 +72,12 @@ def broadcast_object(
         yield from op.collective(everyone, form, lambda: transport.ibroadcast(value, root))
         return obj if here else _unpickled(value)
 
-    exchange = SlotExchange[Any](form)
-    if _slots_take(data):
-        exchange = SlotExchange(
-            form, lambda parts: obj if here else _unpickled(parts[root]), data if here else None
-        )
-    return OperationSpec("broadcast_object", steps, name, ordered=True, slot_exchange=exchange)
+    def combine(parts: Sequence[torch.Tensor], *_: object) -> Any:
+        return obj if here else _unpickled(parts[root])
+
+    exchange = SlotExchange(form, combine if _slots_take(data) else None, gives=here)
+    call = SlotCall(exchange, data)
+    return OperationSpec("broadcast_object", steps, name, ordered=True, slot_call=call)
 
 
 @blocking
@@ -121,7 +123,7 @@ def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
 
     packed = pack(mine)
     data = from_bytes(packed, torch.uint8, (len(packed),))
-    return current().engine.run(_gathering(verb, None, data, read))
+    return run_in_slots(current().engine, _gathering(verb, None, data, read))
 
 
 def _gathering(
@@ -137,13 +139,12 @@ def _gathering(
         whole = yield from gather_over_group(op, everyone, transport, data, title)
         return [read(peer, part) for peer, part in enumerate(torch.split(whole, lengths.tolist()))]
 
+    def combine(parts: Sequence[torch.Tensor], *_: object) -> list[T]:
+        return [read(peer, part) for peer, part in enumerate(parts)]
+
     form = ExchangeSignature(title, "uint8", (None,))
-    exchange = SlotExchange[list[T]](form)
-    if _slots_take(data):
-        exchange = SlotExchange(
-            form, lambda parts: [read(peer, part) for peer, part in enumerate(parts)], data
-        )
-    return OperationSpec(verb, steps, name, ordered=True, slot_exchange=exchange)
+    call = SlotCall(SlotExchange(form, combine if _slots_take(data) else None), data)
+    return OperationSpec(verb, steps, name, ordered=True, slot_call=call)
 
 
 def _slots_take(data: torch.Tensor) -> bool:

@@ -14,19 +14,20 @@ from asyncddp.engine import (
     ExchangeSignature,
     OperationExchanges,
     OperationSpec,
+    SlotCall,
     SlotExchange,
     Steps,
 )
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE
+from asyncddp.engine.slot_exchange import Combine
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import check_rank
 from asyncddp.rank_list_text import list_ranks
-from asyncddp.tensors.byte_views import on_host
 from asyncddp.transport import Transport
 
 R = TypeVar("R")
 
-_ALL = "process group of all ranks"
+_ALL, _MACHINE = "process group of all ranks", "process group of the machine"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,7 +73,7 @@ class ProcessGroup:
         out: torch.Tensor | None = None,
         *,
         check: bool = False,
-        slot_exchange: SlotExchange[R] | None = None,
+        slot_call: SlotCall[R] | None = None,
     ) -> OperationSpec[R]:
         """Return the specification of a collective of this group on a tensor."""
         order = None if tensor is None else stream_ordering_of(tensor, out)
@@ -84,34 +85,36 @@ class ProcessGroup:
             group=self.match_name,
             check=check,
             stream_ordering=order,
-            slot_exchange=slot_exchange,
+            slot_call=slot_call,
         )
 
-    def slot_exchange(
+    def slot_call(
         self,
         signature: ExchangeSignature,
         tensor: torch.Tensor,
-        combine: Callable[[Sequence[torch.Tensor]], R],
+        combine: Combine[R],
+        out: torch.Tensor | None = None,
         *,
         dtype: torch.dtype | None = None,
         gives: bool = True,
-    ) -> SlotExchange[R] | None:
+    ) -> SlotCall[R] | None:
         """Return how slots of shared memory do a collective, if they can.
 
         Args:
-            signature: What must be the same on all ranks, which all have tensors of one size but
-                for the first dimension.
+            signature: What must be the same on all ranks.
             tensor: What this rank gives.
-            combine: Makes the result of what all ranks give, as flat views.
+            combine: Makes the result of what all ranks give, of ``tensor``, and of ``out``.
+            out: Tensor into which the result goes, or None.
             dtype: In which they give it; None for the tensor's own.
             gives: Whether this rank gives anything.
         """
-        dtype, slots = dtype or tensor.dtype, self.context.transport.collective_slots
-        if slots is None or self.match_name != COLLECTIVE or signature.device != "cpu":
+        dtype, slots = dtype or tensor.dtype, self.context.engine.matcher.slots.get(self.match_name)
+        if slots is None or signature.device != "cpu":
             return None
         if tensor.numel() * dtype.itemsize > slots.capacity:
             return None
-        return SlotExchange(signature, combine, on_host(tensor).to(dtype) if gives else None, dtype)
+        shape = tuple([-1 if size is None else size for size in signature.shape])
+        return SlotCall(SlotExchange(signature, combine, dtype, shape, gives), tensor, out)
 
     def __contains__(self, rank: object) -> bool:
         return rank in self.ranks
@@ -152,8 +155,12 @@ def members_of(verb: str, group: ProcessGroup | None) -> ProcessGroup:
 
 def ranks_of_machine(context: Context) -> ProcessGroup:
     """Return the group of the ranks of this machine."""
-    ranks, transport = context.local_ranks, context.local_transport
-    return ProcessGroup(ranks, context, MACHINE_COLLECTIVE, transport)
+    machine: ProcessGroup | None = context.extensions.get(_MACHINE)
+    if machine is None:
+        ranks, transport = context.local_ranks, context.local_transport
+        machine = ProcessGroup(ranks, context, MACHINE_COLLECTIVE, transport)
+        context.extensions[_MACHINE] = machine
+    return machine
 
 
 def check_member(verb: str, argument: str, rank: Any, group: ProcessGroup) -> int:

@@ -10,11 +10,17 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.group_reduction import reduce_to_root
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.reduce_op import ReduceOp, reduction_of
-from asyncddp.ops.validation import prepare_for_transport, signature_of, write_result
-from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.validation import (
+    direct_out,
+    prepare_for_transport,
+    signature_of,
+    write_result,
+)
+from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
 
 
 @blocking
+@collective
 def reduce(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -71,16 +77,16 @@ def reduce(
 
     here = members.context.rank == root
 
-    def combine(terms: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def combine(
+        terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | None:
         if not here:
             return out
-        return write_result(reduction.of(terms).view(tensor.shape), tensor, out)
+        into = direct_out(out, reduction.dtype, given.shape)
+        return write_result(reduction.of(terms, into), given, out)
 
-    form = signature_of(title, tensor)
-    exchange = members.slot_exchange(form, tensor, combine)
-    return members.operation(
-        "reduce", steps, name, tensor, out, check=check, slot_exchange=exchange
-    )
+    call = members.slot_call(signature_of(title, tensor), tensor, combine, out)
+    return members.operation("reduce", steps, name, tensor, out, check=check, slot_call=call)
 
 
 reduce_nonblocking = nonblocking(reduce)

@@ -8,24 +8,26 @@ import torch
 
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, SlotExchange, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_reduction import reduce_scatter_over_group
 from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.reduce_op import ReduceOp, reduction_of
 from asyncddp.ops.validation import (
     can_write_result,
+    direct_out,
     is_same_memory,
     prepare_for_transport,
     signature_of,
     write_result,
 )
-from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.ops.variants import blocking, collective, nonblocking
 
 _NAME = "reduce_scatter"
 
 
 @blocking
+@collective
 def reduce_scatter(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -104,16 +106,19 @@ def reduce_scatter(
         )
         return write_result(total, tensor, out)
 
-    form, share = signature_of(title, tensor), tensor.numel() // len(ranks)
-    first = share * members.ranks.index(members.context.rank)
+    form, first = signature_of(title, tensor), shape[0] * members.ranks.index(members.context.rank)
 
-    def combine(terms: Sequence[torch.Tensor]) -> torch.Tensor:
-        total = reduction.of([term[first : first + share] for term in terms])
-        return write_result(total.view(shape), tensor, out)
+    def combine(
+        terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        parts = [term[first : first + shape[0]] for term in terms]
+        total = reduction.of(parts, direct_out(out, dtype, shape))
+        return write_result(total, given, out)
 
-    exchange = members.slot_exchange(form, tensor, combine, dtype=dtype)
-    exchange = exchange or (SlotExchange(form) if reduction.is_sum else None)
-    return members.operation(_NAME, steps, name, tensor, out, check=check, slot_exchange=exchange)
+    call = members.slot_call(form, tensor, combine, out, dtype=dtype)
+    if call is None and reduction.is_sum and members.transport is not None:
+        call = SlotCall(SlotExchange(form))
+    return members.operation(_NAME, steps, name, tensor, out, check=check, slot_call=call)
 
 
 reduce_scatter_nonblocking = nonblocking(reduce_scatter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -82,6 +82,8 @@ def write_result(
     result: torch.Tensor, like: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
     """Convert a result to the dtype and device of the input, into ``out`` if given."""
+    if out is None and result.dtype is like.dtype and result.device == like.device:
+        return result
     if result.dtype.is_floating_point and DTYPES[like.dtype].kind is DtypeKind.INTEGER:
         result = result.round()
     if out is None:
@@ -106,6 +108,15 @@ def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> TypeGuard[t
             or out.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()
         )
     )
+
+
+def direct_out(
+    out: torch.Tensor | None, dtype: torch.dtype, shape: Sequence[int]
+) -> torch.Tensor | None:
+    """Return ``out`` if a result of this dtype and shape can be computed in its memory."""
+    if out is None or out.dtype is not dtype or out.shape != shape or out.requires_grad:
+        return None
+    return out if out.is_cpu and out.is_contiguous() else None
 
 
 def is_same_memory(out: torch.Tensor | None, own: torch.Tensor) -> bool:

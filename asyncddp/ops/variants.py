@@ -17,6 +17,7 @@ from asyncddp.context import current
 from asyncddp.engine import Handle, OperationSpec
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.shared_memory_fast_path import FastPath
+from asyncddp.ops.slot_fast_path import run_in_slots, run_repeated
 from asyncddp.torch_modes import uncompiled
 
 P = ParamSpec("P")
@@ -41,6 +42,12 @@ def with_fast_path(find: Callable[..., FastCall | None]) -> Callable[[F], F]:
     return mark
 
 
+def collective(plan: F) -> F:
+    """Let repeated calls of a collective verb go through slots, before the variants are made."""
+    plan.is_collective = True  # type: ignore[attr-defined]
+    return plan
+
+
 def blocking(plan: Callable[P, OperationSpec[R]]) -> Callable[P, R]:
     """Make the blocking variant of a verb from the function that builds its operation."""
     find = getattr(plan, "find_fast_path", None)
@@ -52,7 +59,15 @@ def blocking(plan: Callable[P, OperationSpec[R]]) -> Callable[P, R]:
             result: R | None = path.run(row, tensor, out)
             if result is not None:
                 return result
-        return current().engine.run(plan(*args, **kwargs), about=args)
+        return run_in_slots(current().engine, plan(*args, **kwargs), args)
+
+    if getattr(plan, "is_collective", False):
+        in_place = getattr(plan, "is_in_place", False)
+
+        @functools.wraps(plan)
+        def variant(*args: P.args, **kwargs: P.kwargs) -> R:
+            out: Any = args[0] if in_place and args else kwargs.get("out")
+            return run_repeated(current().engine, plan, args, kwargs, out)
 
     returns = str(inspect.signature(plan).return_annotation).removeprefix("OperationSpec[")[:-1]
     return uncompiled(set_metadata(variant, plan.__name__, plan.__doc__, returns))
@@ -96,6 +111,8 @@ def in_place(
     signature = inspect.signature(plan)
     kept = [item for item in signature.parameters.values() if item.name != "out"]
     inner.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    inner.is_collective = getattr(plan, "is_collective", False)  # type: ignore[attr-defined]
+    inner.is_in_place = True  # type: ignore[attr-defined]
     inner.__module__, inner.__name__ = plan.__module__, f"{variant.__name__}_"
     inner.__qualname__ = find_in_place.__qualname__ = inner.__name__  # for Python's own errors
     inner.__doc__ = (

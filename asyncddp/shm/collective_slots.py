@@ -15,11 +15,11 @@ import torch
 from asyncddp.shm.arena import Arena, MappedChunk, SharedMemoryHandle, handle_of_block, store_fence
 from asyncddp.torch_modes import normal_mode
 
-_CAPACITY = 1 << 16  # bytes that one rank can give at most
+_CAPACITY = 1 << 17  # bytes that one rank can give at most
 _SHARED_CAPACITY = 1 << 18  # bytes that all ranks give together at most: each of them reads all
-_SLOTS = 4
+SLOTS = 4  # of a rank, used in turns
 _LINE = 8  # words of a cache line
-_HEADER_BYTES = 8 * _LINE * (1 + _SLOTS)
+_HEADER_BYTES = 8 * _LINE * (1 + SLOTS)
 _STEP, _DIGEST, _BYTES = 0, 1, 2  # words of a slot's line; the first line counts what was read
 _REMEMBERED = 64  # views of slots that are kept
 
@@ -36,7 +36,7 @@ class SlotMemory:
 
     def __init__(self, places: Sequence[tuple[MappedChunk, int]]) -> None:
         self.capacity = self.bytes_of_slot(len(places))
-        shape = _SLOTS, self.capacity
+        shape = SLOTS, self.capacity
         self.words = [chunk.words(offset, _HEADER_BYTES // 8) for chunk, offset in places]
         self.data = [
             chunk.tensor(offset + _HEADER_BYTES, shape, torch.uint8) for chunk, offset in places
@@ -50,7 +50,7 @@ class SlotMemory:
     @classmethod
     def allocate(cls, arena: Arena, ranks: int) -> SharedMemoryHandle:
         """Allocate the slots of one of so many ranks."""
-        size = _HEADER_BYTES + _SLOTS * cls.bytes_of_slot(ranks)
+        size = _HEADER_BYTES + SLOTS * cls.bytes_of_slot(ranks)
         return handle_of_block(arena.take(size, zeroed=_HEADER_BYTES))
 
     @classmethod
@@ -68,6 +68,9 @@ class CollectiveSlots:
     A rank writes to step s with :meth:`post` once :meth:`has_room` says that the ranks have read
     what was in the slot, may read once :meth:`all_posted`, and then calls :meth:`finish`.
 
+    Attributes:
+        ranks: Numbers of the ranks in the world, where those of the slots are others.
+
     Example:
         >>> from asyncddp.shm.arena import InProcessArena
         >>> arena = InProcessArena()
@@ -81,16 +84,18 @@ class CollectiveSlots:
         (True, [tensor([1.]), tensor([2.])])
     """
 
-    def __init__(self, memory: SlotMemory, rank: int) -> None:
+    def __init__(self, memory: SlotMemory, rank: int, ranks: Sequence[int] | None = None) -> None:
         self._words, self._data, self.capacity = memory.words, memory.data, memory.capacity
+        self.ranks = range(len(self._words)) if ranks is None else ranks
         self._own = self._words[rank]
-        self._addresses = [self._data[rank][slot].data_ptr() for slot in range(_SLOTS)]
+        self._others = [words for words in self._words if words is not self._own]
+        self._addresses = [self._data[rank][slot].data_ptr() for slot in range(SLOTS)]
         self._views: dict[tuple[object, ...], list[torch.Tensor]] = {}
         self._read_by_all = 0  # steps, as far as is known
 
     def has_room(self, step: int) -> bool:
         """Tell whether all ranks have read what was in the slot of a step."""
-        needed = step - _SLOTS + 1
+        needed = step - SLOTS + 1
         if self._read_by_all < needed:
             self._read_by_all = min(words[0] for words in self._words)
             store_fence()
@@ -99,74 +104,85 @@ class CollectiveSlots:
     @staticmethod
     def step_before(step: int) -> int:
         """Return the step that had a step's slot before."""
-        return step - _SLOTS
+        return step - SLOTS
 
     def unread(self, step: int) -> list[int]:
         """Return the ranks that have yet to read what was in the slot of a step."""
-        return [rank for rank, words in enumerate(self._words) if words[0] < step - _SLOTS + 1]
+        needed, pairs = step - SLOTS + 1, zip(self.ranks, self._words, strict=True)
+        return [rank for rank, words in pairs if words[0] < needed]
 
     def post(self, step: int, digest: int, data: torch.Tensor | None = None) -> None:
         """Write digest and data, contiguous on the host, for a step; a second call does nothing."""
-        line = _LINE * (1 + step % _SLOTS)
+        line = _LINE * (1 + step % SLOTS)
         words = self._own
         if words[line + _STEP] == step + 1:
             return
         size = 0
         if data is not None and (size := data.nbytes):
-            ctypes.memmove(self._addresses[step % _SLOTS], data.data_ptr(), size)
+            ctypes.memmove(self._addresses[step % SLOTS], data.data_ptr(), size)
         words[line + _BYTES], words[line + _DIGEST] = size, digest
         store_fence()
         words[line + _STEP] = step + 1
 
     def withdraw(self, step: int) -> None:
         """Let what was posted agree with none, for ranks that have not read it yet."""
-        self._own[_LINE * (1 + step % _SLOTS) + _DIGEST] = DIFFERENT
+        self._own[_LINE * (1 + step % SLOTS) + _DIGEST] = DIFFERENT
 
     def all_posted(self, step: int) -> bool:
         """Tell whether all ranks have posted to a step."""
-        line, number = _LINE * (1 + step % _SLOTS), step + 1
-        for words in self._words:
+        line, number = _LINE * (1 + step % SLOTS), step + 1
+        for words in self._others:
             if words[line] != number:
                 return False
         store_fence()
-        return True
+        return self._own[line] == number
 
     def late(self, step: int) -> list[int]:
         """Return the ranks that have not posted to a step."""
-        line, number = _LINE * (1 + step % _SLOTS), step + 1
-        return [rank for rank, words in enumerate(self._words) if words[line] != number]
+        line, number = _LINE * (1 + step % SLOTS), step + 1
+        pairs = zip(self.ranks, self._words, strict=True)
+        return [rank for rank, words in pairs if words[line] != number]
 
     def joined(self, step: int) -> list[int]:
         """Return the other ranks that have posted to a step."""
-        line, number = _LINE * (1 + step % _SLOTS), step + 1
-        every = enumerate(self._words)
+        line, number = _LINE * (1 + step % SLOTS), step + 1
+        every = zip(self.ranks, self._words, strict=True)
         return [rank for rank, words in every if words[line] == number and words is not self._own]
 
     def differs(self, step: int, digest: int) -> bool:
         """Tell whether a rank has posted another digest to a step; not all need have posted."""
-        line, number = _LINE * (1 + step % _SLOTS), step + 1
+        line, number = _LINE * (1 + step % SLOTS), step + 1
         return any(
             words[line + _DIGEST] != digest for words in self._words if words[line] == number
         )
 
     def agree(self, step: int, digest: int) -> bool:
         """Tell whether all ranks have posted this digest, once they have posted."""
-        line = _LINE * (1 + step % _SLOTS) + _DIGEST
-        return digest != DIFFERENT and all(words[line] == digest for words in self._words)
+        line = _LINE * (1 + step % SLOTS) + _DIGEST
+        for words in self._words:
+            if words[line] != digest:
+                return False
+        return digest != DIFFERENT
 
-    def read(self, step: int, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Return what all ranks have posted to a step, as flat views valid until :meth:`finish`."""
-        slot = step % _SLOTS
+    def read(
+        self, step: int, dtype: torch.dtype, shape: tuple[int, ...] = (-1,)
+    ) -> list[torch.Tensor]:
+        """Return what all ranks have posted to a step, as views valid until :meth:`finish`.
+
+        They have this shape, of which one size may be -1; those of ranks that gave nothing, flat.
+        """
+        slot = step % SLOTS
         line = _LINE * (1 + slot) + _BYTES
         sizes = tuple([words[line] for words in self._words])
-        key = slot, dtype, sizes
+        key = slot, dtype, shape, sizes
         views = self._views.get(key)
         if views is None:
             if len(self._views) >= _REMEMBERED:
                 self._views.clear()
             pairs = zip(self._data, sizes, strict=True)
             with normal_mode():
-                views = [data[slot, :size].view(dtype) for data, size in pairs]
+                flat = [data[slot, :size].view(dtype) for data, size in pairs]
+                views = [one.view(shape) if one.numel() or 0 in shape else one for one in flat]
             self._views[key] = views
         return views
 

@@ -25,6 +25,22 @@ def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
     return out
 
 
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Return True if a tensor's values lie on the host one after the other, ready to be copied.
+
+    Example:
+        >>> has_plain_memory(torch.ones(2, 3)), has_plain_memory(torch.ones(2, 3).t())
+        (True, False)
+    """
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor of the same values outside autograd, on the same device."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()

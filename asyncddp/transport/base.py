@@ -118,7 +118,7 @@ class Transport(ABC):
     shared_memory_group: SharedMemoryGroup | None = None
     """Ranks that exchange tensors through shared memory, which bypasses the calls below."""
     collective_slots: CollectiveSlots | None = None
-    """Slots for collectives of the world's ranks, if they all share memory; None otherwise."""
+    """Slots for collectives of its ranks, if they all share memory; None otherwise."""
     device_watches: list[Callable[[float], object]] | None = None
     """Their :meth:`watch`, called in every round of progress with the deadline, in seconds."""
     device_transports: dict[DeviceStreams, Transport] | None = None

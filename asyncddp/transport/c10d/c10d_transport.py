@@ -107,6 +107,12 @@ class C10dTransport(Transport):
             self._share_memory(machines)
         else:
             self._reduction_buffers = self._open_reduction_buffers(self, range(self.size))
+        self.collective_slots = open_slots(
+            self.shared_memory_group,
+            self.size,
+            self.rank,
+            lambda mine, kind: gather_records(self, mine, kind, _TIMEOUT),
+        )
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
@@ -130,12 +136,6 @@ class C10dTransport(Transport):
             self._reduction_buffers = buffers
         elif all(gather_records(self, buffers is not None, bool, _TIMEOUT)):
             self._collectives.sum_by_machines(buffers)
-        self.collective_slots = open_slots(
-            self.shared_memory_group,
-            self.size,
-            self.rank,
-            lambda mine, kind: gather_records(self, mine, kind, _TIMEOUT),
-        )
 
     def _form_group(self, part: Transport, here: Sequence[int]) -> SharedMemoryGroup | None:
         """Form the group of ranks that share memory; warn if they cannot; collective."""

@@ -73,7 +73,7 @@ def open_reduction_buffers(
 def open_slots(
     group: SharedMemoryGroup | None, size: int, rank: int, gather: RecordGatherer
 ) -> CollectiveSlots | None:
-    """Open the slots of a world's collectives, if all its ranks share memory; collective then."""
+    """Open slots for collectives of some ranks, if they all share memory; collective then."""
     if group is None or len(group.processes) < max(2, size):
         return None
     handles = gather(SlotMemory.allocate(group.arena, size), SharedMemoryHandle)

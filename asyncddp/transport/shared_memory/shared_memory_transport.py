@@ -64,13 +64,8 @@ class SharedMemoryTransport(MPITransport):
                 logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
         self._reduction_buffers: SharedReductionBuffers | None = None
         self._open_reduction_buffers()
-        if pair is None:
-            self.collective_slots = open_slots(
-                self.shared_memory_group,
-                self.size,
-                self.rank,
-                partial(allgather_records, self._comm),
-            )
+        gather = partial(allgather_records, self._comm)
+        self.collective_slots = open_slots(self.shared_memory_group, self.size, self.rank, gather)
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:

@@ -1,0 +1,193 @@
+"""Fast path of collectives among ranks that share memory: the calling thread does them in slots.
+
+What does not depend on a tensor's values is worked out in the first call of a verb with these
+arguments, and kept for the calls that follow. Where a rank does not come at once, or anything
+differs between ranks, the engine takes over at the point that was reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.autograd import profiler
+
+from asyncddp.device.stream_registry import streams_of
+from asyncddp.engine import Handle, OperationSpec, ProgressEngine, SlotExchange
+from asyncddp.engine.messages import MatchKey
+from asyncddp.engine.pairwise_averaging import poll_briefly
+from asyncddp.engine.slot_exchange import Combine, interrupted_steps
+from asyncddp.shm.collective_slots import SLOTS
+from asyncddp.tensors.byte_views import has_plain_memory
+from asyncddp.torch_modes import transforming
+
+R = TypeVar("R")
+
+_REMEMBERED = 1024  # fast paths of an engine
+
+
+class SlotFastPath(Generic[R]):
+    """Fast path of a verb's calls with equal arguments, for tensors of one dtype and shape."""
+
+    def __init__(
+        self,
+        engine: ProgressEngine,
+        spec: OperationSpec[R],
+        exchange: SlotExchange[R],
+        combine: Combine[R],
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._engine, self._slots = engine, engine.matcher.slots[spec.group]
+        self._exchange, self._digest, self._combine = exchange, exchange.digest, combine
+        self._verb, self._label, self._name = spec.verb, spec.label, spec.match_name
+        self._given_name, self._group = spec.name, spec.group
+        self._parts: dict[int, Sequence[torch.Tensor]] = {}  # of each slot, if of one shape
+        self._sequence, self._as_it_is = spec.sequence, exchange.gives and dtype is exchange.dtype
+
+    def run(
+        self,
+        given: torch.Tensor | None,
+        out: torch.Tensor | None,
+        make_spec: Callable[[], OperationSpec[R]],
+        *,
+        plain: bool,
+    ) -> R:
+        """Run a collective on a tensor, by the engine from where a rank does not come soon.
+
+        ``plain`` tells that the tensor's memory is, as :func:`has_plain_memory` does.
+        """
+        engine, slots, exchange, digest = self._engine, self._slots, self._exchange, self._digest
+        data = given if plain and self._as_it_is else exchange.data_of(given)
+        with engine.submit_lock:  # so that no other collective of this rank begins meanwhile
+            alone = engine.is_free(self._sequence)
+            step, rounds = engine.count(self._verb, self._label, self._name)
+            agreed = (
+                alone
+                and slots.has_room(step)
+                and not engine.matcher.is_refused_at(self._name, step)
+            )
+            try:
+                if agreed:
+                    slots.post(step, digest, data)
+                    agreed = (
+                        slots.all_posted(step)
+                        or poll_briefly(partial(slots.all_posted, step), engine.pause)
+                    ) and slots.agree(step, digest)
+                if not agreed:
+                    work = engine.add(make_spec(), MatchKey(self._name, step), rounds)
+            except BaseException:
+                self._interrupt(step, rounds)
+                raise
+            if agreed:
+                try:
+                    parts = self._parts.get(step % SLOTS)
+                    if parts is None:
+                        parts = slots.read(step, exchange.dtype, exchange.shape)
+                        if -1 not in exchange.shape:
+                            self._parts[step % SLOTS] = parts
+                    return self._combine(parts, given, out)
+                finally:
+                    slots.finish(step)
+        return Handle(engine, work).wait()
+
+    def _interrupt(self, step: int, rounds: int) -> None:
+        """Fail a collective that was interrupted, for example by Ctrl-C, and tell the peers."""
+        key = MatchKey(self._name, step)
+        steps = partial(interrupted_steps, self._slots, what=f"{self._verb} {key}")
+        spec = OperationSpec(self._verb, steps, self._given_name, ordered=True, group=self._group)
+        self._engine.add(spec, key, rounds)
+        if self._engine.thread is not None:
+            self._engine.thread.wake()
+
+
+def run_in_slots(engine: ProgressEngine, spec: OperationSpec[R], about: Sequence[object] = ()) -> R:
+    """Run an operation on the calling thread, in slots where it can, and return its result."""
+    call = spec.slot_call
+    path = None if call is None or _is_recorded(engine) else _path_of(engine, spec)
+    if path is None or call is None:
+        return engine.run(spec, about)
+    return path.run(call.given, call.out, lambda: spec, plain=False)
+
+
+def run_repeated(
+    engine: ProgressEngine,
+    plan: Callable[..., OperationSpec[R]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    out: torch.Tensor | None,
+) -> R:
+    """Run a collective verb, whose ``plan`` is not asked again in calls with equal arguments."""
+    given = args[0] if args else None
+    paths: dict[Hashable, SlotFastPath[Any]] = engine.slot_paths
+    key = None
+    if "tensor" not in kwargs and _have_memory(given, out) and not _is_recorded(engine):
+        key = _key_of(plan, args, kwargs, out)
+        try:
+            path: SlotFastPath[R] | None = None if key is None else paths.get(key)
+        except TypeError:  # an argument without hash
+            path = key = None
+        if path is not None:
+            return path.run(given, out, partial(plan, *args, **kwargs), plain=True)
+    spec = plan(*args, **kwargs)
+    if key is not None and (path := _path_of(engine, spec)) is not None:
+        if len(paths) >= _REMEMBERED:
+            paths.clear()
+        paths[key] = path
+    return run_in_slots(engine, spec, args)
+
+
+def _key_of(
+    plan: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    out: torch.Tensor | None,
+) -> Hashable | None:
+    """Return what calls of a verb must have in common so that one fast path serves them.
+
+    It is None where an argument, such as the root, is a tensor, whose values may change.
+    """
+    key: tuple[Hashable, ...] = (plan,)
+    if args:
+        given: torch.Tensor = args[0]
+        key = plan, given.dtype, given.shape
+        if len(args) > 1:
+            if any([isinstance(one, torch.Tensor) for one in args[1:]]):
+                return None
+            key += args[1:], tuple(map(type, args))  # 1 and True are equal
+    if kwargs:
+        others = [(name, one) for name, one in kwargs.items() if name != "out"]
+        if any([isinstance(one, torch.Tensor) for _, one in others]):
+            return None
+        key += tuple((name, type(one), one) for name, one in others)
+    return key if out is None else (*key, out.dtype, out.shape)
+
+
+def _have_memory(given: object, out: object) -> bool:
+    """Return True if tensors are such that they can be read and written as they lie."""
+    if torch.is_inference_mode_enabled() or transforming() is not None:
+        return False
+    if given is not None and not _has_memory(given):
+        return False
+    return out is None or out is given or _has_memory(out)
+
+
+def _has_memory(tensor: object) -> bool:
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return False
+    return has_plain_memory(tensor) and streams_of(tensor) is None
+
+
+def _is_recorded(engine: ProgressEngine) -> bool:
+    """Return True while calls are recorded, in the timeline or by torch's profiler."""
+    return engine.tracer is not None or bool(profiler._is_profiler_enabled)
+
+
+def _path_of(engine: ProgressEngine, spec: OperationSpec[R]) -> SlotFastPath[R] | None:
+    """Return the fast path of an operation; None without slots, or without all data in them."""
+    call = spec.slot_call
+    if call is None or call.exchange.combine is None or spec.group not in engine.matcher.slots:
+        return None
+    dtype = None if call.given is None else call.given.dtype
+    return SlotFastPath(engine, spec, call.exchange, call.exchange.combine, dtype)
