@@ -112,7 +112,10 @@ class FastPath:
     def start(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> Handle[torch.Tensor] | None:
-        """Send a tensor and defer its average to the handle's wait; return None if it cannot."""
+        """Send a tensor and defer its average to the handle's wait; return None if it cannot.
+
+        The engine sends one of several chunks.
+        """
         if profiler._is_profiler_enabled and not self._profiled:
             return self._run_profiled(self.start, row, tensor, out)
         channel, send_ring = self._channel, self._channel.send_ring
@@ -123,9 +126,11 @@ class FastPath:
             for earlier in list(channel.deferred):
                 earlier.hand_to_engine()
             return None
-        own = detached(tensor)
+        own, into = detached(tensor), None if out is None else detached(out)
+        if channel.layout.num_chunks > 1:  # it takes longer to send than the caller has time
+            return self._hand_to_engine((step, row, own, into, 0))
         sent_chunks = int(send_ring is None or send_ring.try_send(step, row.targets, own))
-        average = step, row, own, None if out is None else detached(out), sent_chunks
+        average = step, row, own, into, sent_chunks
         handles = self._engine.deferred
         return DeferredAverageHandle(
             channel, handles, average, out, self.finish, self._hand_to_engine
@@ -143,11 +148,14 @@ class FastPath:
         """Return True if a tensor can be sent, and its neighbours' received, without the engine."""
         channel, send_ring = self._channel, self._channel.send_ring
         return (
-            channel.layout.num_chunks == 1
-            and row.common_factor == 1.0
+            row.common_factor == 1.0
             and channel.serves(row.sources, row.targets)
             and len(channel.in_flight) == len(channel.deferred)
-            and (send_ring is None or send_ring.has_room(self._engine.use_count(self._name)))
+            and (
+                send_ring is None
+                or channel.layout.num_chunks > 1
+                or send_ring.has_room(self._engine.use_count(self._name))
+            )
         )
 
     def finish(self, average: SentAverage) -> torch.Tensor | Handle[torch.Tensor]:
