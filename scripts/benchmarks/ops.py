@@ -8,10 +8,21 @@ from collections.abc import Sequence
 import topology
 from benchmarks.machine_info import oversubscribed
 from benchmarks.tables import RankGroup, Target, TimingTable
-from benchmarks.verbs.allgather_table import allgather_table
+from benchmarks.verbs.allgather_table import MPI_ALLGATHER, allgather_table
 from benchmarks.verbs.allreduce_table import GLOO_SUM, MPI_SUM, NEIGHBOR, allreduce_table
+from benchmarks.verbs.latency_tables import (
+    HIERARCHICAL,
+    MPI_BARRIER,
+    MPI_BROADCAST,
+    MPI_GATHER,
+    MPI_MEAN,
+    barrier_table,
+    broadcast_table,
+    hierarchical_table,
+    neighbor_allgather_table,
+)
 from benchmarks.verbs.neighbor_allreduce_table import IN_PLACE, LIMIT, MPI4PY, OURS, mixing_table
-from benchmarks.verbs.reduce_scatter_table import reduce_scatter_table
+from benchmarks.verbs.reduce_scatter_table import MPI_REDUCE_SCATTER, reduce_scatter_table
 from benchmarks.verbs.shared_memory_table import shared_table
 from benchmarks.verbs.small_tensor_tables import (
     ALONE,
@@ -43,6 +54,11 @@ _ONE_PEER_AIMS = (
 _CROWDED_AIMS = (Target(OURS, 1.3, MPI4PY),)
 _SHARED_AIMS = (Target(IN_PLACE, 1.05, LIMIT, sizes=(64 * _MB, 64 * _MB)),)
 _SUM_AIMS = (Target(OURS, 1, (MPI_SUM, GLOO_SUM), sizes=(_MB, _INF)),)
+_LATENCY = (4, 64 * _KB)  # sizes at which agreeing costs more than the data
+_SMALL_SUM_AIMS = (
+    Target(OURS, 2, MPI_SUM, sizes=_LATENCY),
+    Target(OURS, sizes=(4, 4), seconds=40e-6),
+)
 _NEIGHBOR_AIMS = (
     Target(
         NEIGHBOR,
@@ -53,7 +69,11 @@ _NEIGHBOR_AIMS = (
     ),
 )
 _SMALL_AIMS = (Target(MANY_CALLS, 1.5, ONE_CALL),)
-_CALLER_AIMS = (Target(ALONE, seconds=30e-6), Target(EACH, seconds=30e-6))
+_CALLER_AIMS = (Target(ALONE, seconds=20e-6), Target(EACH, seconds=20e-6))
+
+
+def _latency_aims(mpi: str, *ours: str) -> tuple[Target, ...]:
+    return tuple(Target(verb, 3, mpi, sizes=(0, _LATENCY[1])) for verb in ours or (OURS,))
 
 
 def _sizes(world: RankGroup) -> Sequence[int]:
@@ -70,15 +90,24 @@ def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
     caller_sizes = (4, 4 * _KB) if quick else (4, 4 * _KB, 64 * _KB, _MB)
     bound = not oversubscribed(world)  # the aims are for ranks with a core of their own each
     mixing_aims = _ONE_PEER_AIMS if bound else _CROWDED_AIMS
-    sum_aims = (*(_SUM_AIMS if world.size == 2 else ()), *_NEIGHBOR_AIMS)
+    sum_aims = (*(_SUM_AIMS if world.size == 2 else ()), *_SMALL_SUM_AIMS, *_NEIGHBOR_AIMS)
+    small = [4 * _KB] if quick else [4, 4 * _KB, 64 * _KB]
+
+    def latency(mpi: str, *ours: str) -> tuple[Target, ...]:
+        return _latency_aims(mpi, *ours) if bound else ()
+
     title = "neighbor_allreduce, one peer per call"
     return [
         mixing_table(world, "one_peer", title, one_peer, sizes, mixing_aims),
         mixing_table(world, "exp2", "neighbor_allreduce, exponential-2 graph", exp2, sizes),
         shared_table(world, one_peer, sizes, _SHARED_AIMS if bound else ()),
         allreduce_table(world, one_peer, sizes, sum_aims if bound else ()),
-        reduce_scatter_table(world, sizes),
-        allgather_table(world, sizes),
+        reduce_scatter_table(world, sizes, latency(MPI_REDUCE_SCATTER)),
+        allgather_table(world, sizes, latency(MPI_ALLGATHER)),
+        broadcast_table(world, small, latency(MPI_BROADCAST)),
+        barrier_table(world, latency(MPI_BARRIER)),
+        neighbor_allgather_table(world, one_peer, small, latency(MPI_GATHER)),
+        hierarchical_table(world, small, latency(MPI_MEAN, *HIERARCHICAL)),
         exchange_table(world, [size for size in sizes if size <= _TRANSPORT_LIMIT]),
         sum_table(world, [size for size in sizes if size <= _TRANSPORT_LIMIT]),
         small_table(world, one_peer, _SMALL_AIMS if bound else ()),

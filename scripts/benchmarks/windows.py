@@ -27,7 +27,7 @@ _AVERAGE, _IN_PLACE = "neighbor_allreduce", "neighbor_allreduce_ (in place)"
 _RMA = "MPI.Win: Put, Flush + lerp"
 _AIMS = (
     Target(_OURS, 1.2, _AVERAGE, sizes=(_MB, 64 * _MB)),
-    Target(_OURS, sizes=(4, 4 * _KB), seconds=60e-6),
+    Target(_OURS, sizes=(4, 4 * _KB), seconds=25e-6),
 )
 
 

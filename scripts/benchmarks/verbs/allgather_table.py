@@ -8,15 +8,17 @@ import torch
 
 import asyncddp as bf
 from benchmarks import baselines
-from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, TimingTable
+from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
 from benchmarks.verbs.neighbor_allreduce_table import OURS
 
-__all__ = ["allgather_table"]
+__all__ = ["MPI_ALLGATHER", "allgather_table"]
 
-_MPI = "MPI: Allgather"
+MPI_ALLGATHER = "MPI: Allgather"
 
 
-def allgather_table(world: RankGroup, sizes: Sequence[int]) -> TimingTable:
+def allgather_table(
+    world: RankGroup, sizes: Sequence[int], targets: Sequence[Target] = ()
+) -> TimingTable:
     """``allgather``, and the same with memory for the result laid out before."""
 
     def ours(nbytes: int) -> Call:
@@ -52,7 +54,8 @@ def allgather_table(world: RankGroup, sizes: Sequence[int]) -> TimingTable:
         "allgather",
         "allgather",
         sizes,
-        (Rival(OURS, ours), Rival(_MPI, mpi), Rival("gloo: all_gather_single", gloo)),
+        (Rival(OURS, ours), Rival(MPI_ALLGATHER, mpi), Rival("gloo: all_gather_single", gloo)),
         size_is="tensor of a rank",
         expected=lambda nbytes: torch.cat([baselines.tensor(nbytes, r) for r in range(world.size)]),
+        targets=targets,
     )

@@ -9,20 +9,23 @@ from mpi4py import MPI
 
 import asyncddp as bf
 from benchmarks import baselines
-from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, TimingTable
+from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
 from benchmarks.verbs.neighbor_allreduce_table import OURS, OUT
 
-__all__ = ["reduce_scatter_table"]
+__all__ = ["MPI_REDUCE_SCATTER", "reduce_scatter_table"]
 
-_MPI, _GLOO = "MPI: Reduce_scatter_block + div", "gloo: reduce_scatter_single + div"
+MPI_REDUCE_SCATTER, _GLOO = "MPI: Reduce_scatter_block + div", "gloo: reduce_scatter_single + div"
 
 
-def reduce_scatter_table(world: RankGroup, sizes: Sequence[int]) -> TimingTable:
+def reduce_scatter_table(
+    world: RankGroup, sizes: Sequence[int], targets: Sequence[Target] = ()
+) -> TimingTable:
     """``reduce_scatter``, and those who sum and divide by hand.
 
     Args:
         world: The ranks.
         sizes: Bytes of a part; those count of which all ranks' together are none above the largest.
+        targets: Of the table.
     """
 
     def whole(nbytes: int) -> torch.Tensor:
@@ -70,10 +73,11 @@ def reduce_scatter_table(world: RankGroup, sizes: Sequence[int]) -> TimingTable:
         (
             Rival(OURS, ours),
             Rival(OUT, into_another),
-            Rival(_MPI, mpi),
+            Rival(MPI_REDUCE_SCATTER, mpi),
             Rival(_GLOO, gloo),
         ),
         size_is="part of a rank",
         expected=expected,
-        compare=(OURS, _MPI),
+        targets=targets,
+        compare=(OURS, MPI_REDUCE_SCATTER),
     )
