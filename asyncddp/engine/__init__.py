@@ -4,7 +4,7 @@ Nothing in here knows a particular verb, and nothing negotiates: every message c
 the rank that receives it checks that header against its own exchange request.
 """
 
-from asyncddp.engine.chunked_exchange import ChunkedExchange
+from asyncddp.engine.chunked_exchange import ChunkedExchange, RaggedExchange
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import AnyTensorSignature, ExchangeSignature
 from asyncddp.engine.operation_exchanges import OperationExchanges, PeerExchanges
@@ -21,6 +21,7 @@ __all__ = [
     "OperationSpec",
     "PeerExchanges",
     "ProgressEngine",
+    "RaggedExchange",
     "SlotCall",
     "SlotExchange",
     "Steps",

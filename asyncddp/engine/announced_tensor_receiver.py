@@ -13,6 +13,7 @@ from asyncddp.engine.messages import (
     SIGNATURE_ONLY,
     Ack,
     ActiveMessage,
+    ExchangeSignature,
     TensorMessage,
     mismatch_found_by,
 )
@@ -57,9 +58,13 @@ class AnnouncedTensorReceiver:
     def _accept(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
         receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
         begun = time.monotonic_ns()
-        if message.send_ring is not None and exchange.channel is not None:
+        if message.send_ring is not None:
+            shape = tuple(message.shape)
+            form = ExchangeSignature(message.verb, message.dtype, shape, message.device)
             try:
-                self._channels.attach_ring(exchange.channel, peer, message.send_ring)
+                channel = self._channels.find_or_open(exchange.key, form, ())
+                if channel is not None:
+                    self._channels.attach_ring(channel, peer, message.send_ring)
             except OSError as error:
                 problem = f"rank {self._rank} cannot map the memory of rank {peer}: {error}"
                 exchange.fail(mismatch_found_by(self._rank, problem), problem)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from typing_extensions import override
 
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.persistent_channels import PersistentChannel, PersistentChannelTable
 from asyncddp.errors import MismatchError
 from asyncddp.shm.arena import SharedMemoryHandle
-from asyncddp.shm.ring_buffer import ChunkLayout, SendRingBuffer
+from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
 
 _WHOLE = ChunkLayout.single((), torch.uint8)
 """Layout of one chunk, whatever its size."""
@@ -42,8 +43,7 @@ class ChunkReceiver:
         exchange.raise_if_failed()
         if not exchange.is_first_in_flight:
             return False
-        channel, step = exchange.channel, exchange.key.step
-        receive_ring = None if channel is None else channel.receive_rings.get(self.peer)
+        receive_ring, step = exchange.ring_from(self.peer), exchange.key.step
         if (
             receive_ring is not None
             and receive_ring.published(step) > self._number
@@ -63,26 +63,25 @@ class ChunkReceiver:
         """Return the current chunk as a flat tensor, once it is here."""
         exchange, peer, step = self._exchange, self.peer, self._exchange.key.step
         receive, channel = self.receive, exchange.channel
+        receive_ring = exchange.ring_from(peer)
         if receive is not None and receive.tensor is not None:
             self._flat = receive.tensor.reshape(-1)
-        elif channel is not None and not self._looked:
+        elif channel is not None and receive_ring is not None and not self._looked:
             self._looked = True
-            handle = channel.receive_rings[peer].tensor_handle(step)
+            handle = receive_ring.tensor_handle(step)
             if handle is not None:
                 self._flat = exchange.channels.map_tensor(peer, channel, handle)
         if self._flat is not None:
             return exchange.layout.chunk(self._flat, self._number)
-        if channel is None:
+        if receive_ring is None:
             raise RuntimeError("there is no ring buffer")
-        return channel.receive_rings[peer].slot(step, self._number)
+        return receive_ring.slot(step, self._number)
 
     def release(self) -> None:
         """Acknowledge that the current chunk has been read."""
-        channel, step = self._exchange.channel, self._exchange.key.step
-        if channel is not None and self.peer in channel.receive_rings:
-            receive_ring = channel.receive_rings[self.peer]
-            if receive_ring.published(step):
-                receive_ring.acknowledge(step, self._number + 1)
+        receive_ring, step = self._exchange.ring_from(self.peer), self._exchange.key.step
+        if receive_ring is not None and receive_ring.published(step):
+            receive_ring.acknowledge(step, self._number + 1)
 
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the peer that holds up the chunk, with the match key."""
@@ -201,6 +200,10 @@ class ChunkedExchange:
 
     # receiving
 
+    def ring_from(self, peer: int) -> ReceiveRingBuffer | None:
+        """Return the ring buffer in which a peer's tensor comes, unless it comes by message."""
+        return None if self.channel is None else self.channel.receive_rings.get(peer)
+
     def first_received(self) -> torch.Tensor | None:
         """Return the first source's tensor, if it came by message into a buffer of its own."""
         receive = self.sources[0].receive if self.sources else None
@@ -224,6 +227,27 @@ class ChunkedExchange:
                 receive_ring.acknowledge(step, self.layout.num_chunks)
         if channel.send_ring is self._send_ring:
             self.channels.retire_ring(channel)
+
+
+class RaggedExchange(ChunkedExchange):
+    """Exchange of whole tensors, whose first dimension may differ between ranks.
+
+    A channel is for tensors of one shape, so that a peer's may come through another channel of the
+    name than that by which this rank's goes.
+    """
+
+    @override
+    def ring_from(self, peer: int) -> ReceiveRingBuffer | None:
+        step, form = self.key.step, self.signature
+        for channel in self.channels.find_all(self.key.name):
+            its, receive_ring = channel.signature, channel.receive_rings.get(peer)
+            if (
+                receive_ring is not None
+                and receive_ring.published(step)
+                and (its.verb, its.dtype, its.shape[1:]) == (form.verb, form.dtype, form.shape[1:])
+            ):
+                return receive_ring
+        return None
 
 
 class ChunkReadWaitCondition:

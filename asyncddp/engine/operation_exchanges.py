@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from asyncddp.device.stream_interfaces import DeviceStreams
-from asyncddp.engine.chunked_exchange import ChunkedExchange
+from asyncddp.engine.chunked_exchange import ChunkedExchange, RaggedExchange
 from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendWaitCondition
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
@@ -120,11 +120,6 @@ class OperationExchanges:
         """This rank."""
         return self._matcher.rank
 
-    @property
-    def everyone(self) -> range:
-        """All ranks."""
-        return range(self._matcher.size)
-
     def slots_of(self, group: str) -> CollectiveSlots | None:
         """Return the slots of a group's collectives; None where not all its ranks share memory."""
         return self._matcher.slots.get(group)
@@ -158,21 +153,40 @@ class OperationExchanges:
         Targets that do not read from the send ring must be sent the tensor with :meth:`send`, as
         part of the request.
         """
-        targets = row.dst_weights
-        exchange = ExchangeRequest(self._next_key(), signature, row.sources, targets)
-        channels = self._matcher.channels
-        exchange.channel = channel = channels.find_or_open(exchange.key, signature, targets)
-        alike = len(set(targets.values())) == 1 and not self.check
-        if channel is not None and channel.send_ring is not None and alike:
+        exchange = ExchangeRequest(self._next_key(), signature, row.sources, row.dst_weights)
+        return self._in_channel(ChunkedExchange, exchange, signature, row)
+
+    def ragged_exchange(
+        self,
+        signature: ExchangeSignature,
+        own: ExchangeSignature | None,
+        sources: Iterable[int],
+        targets: Iterable[int],
+    ) -> tuple[ChunkedExchange, ExchangeRequest]:
+        """Open an exchange of tensors whose first dimension may differ between ranks.
+
+        What is said of :meth:`chunked_exchange` holds here too. This rank's tensor has the
+        signature ``own``; None for one of several chunks, which goes by message.
+        """
+        exchange = ExchangeRequest(self._next_key(), signature, sources, targets)
+        return self._in_channel(RaggedExchange, exchange, own)
+
+    def _in_channel(
+        self,
+        kind: type[ChunkedExchange],
+        exchange: ExchangeRequest,
+        own: ExchangeSignature | None,
+        row: WeightRow | None = None,
+    ) -> tuple[ChunkedExchange, ExchangeRequest]:
+        """Open an exchange through ring buffers where these are set up."""
+        alike = row is None or len(set(row.dst_weights.values())) == 1
+        channels, key = self._matcher.channels, exchange.key
+        channel = None if own is None else channels.find_or_open(key, own, exchange.targets)
+        exchange.channel = channel
+        if channel is not None and channel.send_ring is not None and alike and not self.check:
             exchange.ring_targets = exchange.targets & channel.readers
-        chunked = ChunkedExchange(
-            channels,
-            channel,
-            exchange.key,
-            signature,
-            exchange.receives,
-            sorted(exchange.ring_targets),
-        )
+        targets = sorted(exchange.ring_targets)
+        chunked = kind(channels, channel, key, exchange.signature, exchange.receives, targets)
         self._chunked_exchanges.append(chunked)
         chunked.request = self._open(exchange, row)
         return chunked, exchange

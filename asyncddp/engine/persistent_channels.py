@@ -81,15 +81,18 @@ class PersistentChannelTable:
         self.late_error: PeerError | None = None
 
     def find_or_open(
-        self, key: MatchKey, signature: ExchangeSignature, targets: Iterable[int]
+        self, key: MatchKey, signature: ExchangeSignature, targets: Collection[int]
     ) -> PersistentChannel | None:
-        """Return the channel for a use of a name, if there is one; the second use opens it."""
+        """Return the channel for a use of a name, if there is one; the second use opens it.
+
+        Without targets, as for the ring buffer of a peer, there may be any number of channels.
+        """
         group = self._group
         channel = self._by_name.get(key.name, {}).get(signature)
         if channel is None:
             if group is None or key.step < 1 or key.collective or None in signature.shape:
                 return None
-            if signature.device != "cpu" or self._channels >= _MAX_CHANNELS:
+            if signature.device != "cpu" or (targets and self._channels >= _MAX_CHANNELS):
                 return None
             shape = tuple(size or 0 for size in signature.shape)
             layout = ChunkLayout.of(shape, getattr(torch, signature.dtype))

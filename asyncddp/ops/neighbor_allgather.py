@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncddp.context import current
+from asyncddp.context import Context, current
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.gather_fast_path import (
+    find_gather_path,
+    gather_on_host,
+    register_gather_path,
+)
 from asyncddp.ops.validation import (
     check_rank,
     check_tensor,
@@ -17,10 +22,11 @@ from asyncddp.ops.validation import (
     signature_of,
     write_result,
 )
-from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.ops.variants import blocking, nonblocking, with_fast_path
 
 
 @blocking
+@with_fast_path(find_gather_path)
 def neighbor_allgather(
     tensor: torch.Tensor,
     *,
@@ -68,15 +74,8 @@ def neighbor_allgather(
     if (src_ranks is None) != (dst_ranks is None):
         raise ArgumentError(f"{title}: arguments src_ranks, dst_ranks: expected both or neither")
     schedule = context.topologies.ranks
-    given: list[list[int]] = []
-    for argument, ranks in (("src_ranks", src_ranks), ("dst_ranks", dst_ranks)):
-        wanted = () if ranks is None else ranks
-        peers = [check_rank(title, argument, r, context.size, but=context.rank) for r in wanted]
-        if len(set(peers)) != len(peers):
-            raise ArgumentError(
-                f"{title}: argument {argument}: expected each rank once, got {peers}"
-            )
-        given.append(peers)
+    lists = ("src_ranks", src_ranks), ("dst_ranks", dst_ranks)
+    given = [_checked_peers(context, title, argument, ranks) for argument, ranks in lists]
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         sources, targets = given
@@ -85,6 +84,12 @@ def neighbor_allgather(
             sources, targets = list(neighbors.src_weights), list(neighbors.dst_ranks)
         own, _ = prepare_for_transport(context.transport, tensor)
         form = signature_of(title, own, ragged=True)
+        if streams_of(own) is None:
+            shapes = context.extensions.setdefault("last shapes of neighbor_allgather", {})
+            rows = yield from gather_on_host(op, form, sources, targets, own, shapes)
+            if src_ranks is None and not op.check:
+                register_gather_path(context, name, op.key.name, own)
+            return write_result(rows, tensor, None)
         request = op.exchange(form, sources, targets, streams_of(own))
         for peer in targets:
             op.send(request, peer, own)
@@ -99,3 +104,14 @@ def neighbor_allgather(
 
 
 neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)
+
+
+def _checked_peers(
+    context: Context, verb: str, argument: str, ranks: Sequence[int] | None
+) -> Sequence[int]:
+    """Require other ranks, each once; none for None."""
+    given = () if ranks is None else ranks
+    peers = [check_rank(verb, argument, rank, context.size, but=context.rank) for rank in given]
+    if len(set(peers)) != len(peers):
+        raise ArgumentError(f"{verb}: argument {argument}: expected each rank once, got {peers}")
+    return peers

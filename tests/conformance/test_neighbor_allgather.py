@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -140,3 +141,62 @@ def test_wrong_arguments_are_told(world):
         "itself, got 5",
         "neighbor_allgather: argument src_ranks: expected each rank once, got [1, 1]",
     ]
+
+
+def length(rank, step):
+    """Rows of a rank: mostly as before, at times others, none, or more than a chunk."""
+    return random.Random(f"{rank} {step // 4}").choice((2, 2, 2, 5, 0, 70_000))
+
+
+def repeats(late):
+    """Over a ring, where each rank has rows in numbers of its own, which change now and then."""
+    bf.set_topology(topology.ring(bf.size()))
+    for step in range(48):
+        if step == late and bf.rank() == bf.size() - 1:
+            time.sleep(0.3)
+        mine = held(bf.rank(), (length(bf.rank(), step), 3), torch.float32) + step
+        if (bf.rank() + step) % 7 == 0:
+            got = bf.neighbor_allgather_nonblocking(mine).wait()
+        else:
+            got = bf.neighbor_allgather(mine)
+
+        def of(rank, step=step):
+            return held(rank, (length(rank, step), 3), torch.float32) + step
+
+        assert torch.equal(got, joined(bf.in_neighbor_ranks(), of)), step
+    return [key[0] for key in bf.current().engine.fast_paths]
+
+
+@SEVERAL
+@pytest.mark.parametrize("late", [10, 11])
+def test_repeated_calls_give_what_the_first_gives(world, late):
+    """Also where a neighbour is late, or comes with other numbers of rows than before."""
+    paths = world.run(repeats, late)
+    if "shared_memory" in world.transport:
+        assert any("neighbor_allgather" in found for found in paths)
+
+
+def goes_wrong_after_repeats(kind):
+    bf.set_topology(topology.ring(bf.size()))
+    for _ in range(6):
+        bf.neighbor_allgather(torch.ones(2, 3))
+    if bf.rank() != 0:
+        bf.neighbor_allgather(torch.ones(2, 3))
+    elif kind == "shape":
+        bf.neighbor_allgather(torch.ones(2, 4))
+    elif kind == "dtype":
+        bf.neighbor_allgather(torch.ones(2, 3, dtype=torch.int32))
+    else:
+        bf.neighbor_allreduce(torch.ones(2, 3), name="neighbor_allgather.noname")
+
+
+@on("shared_memory-2", "shared_memory-4", "mpi-2")
+@pytest.mark.parametrize("kind", ["shape", "dtype", "verb"])
+def test_a_mismatch_after_repeated_calls_is_told(world, kind):
+    """To the rank that differs and to its neighbours, with both signatures."""
+    found = world.outcomes(goes_wrong_after_repeats, kind)
+    near = [one for rank, one in enumerate(found) if rank in (0, 1, world.size - 1)]
+    assert {one.error for one in near} == {"MismatchError"}, found
+    words = " ".join(str(one.message) for one in near)
+    for word in {"shape": ("3", "4"), "dtype": ("float32", "int32")}.get(kind, ("verb",)):
+        assert word in words, words
