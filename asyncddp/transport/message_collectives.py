@@ -17,9 +17,9 @@ from asyncddp.transport import collective_algorithms as algorithms
 from asyncddp.transport.base import Request
 from asyncddp.transport.collective_algorithms import CollectiveExchange, PointToPoint, Steps
 from asyncddp.transport.collective_request import CollectiveRequest, RunningCollectives
+from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
 from asyncddp.transport.shared_memory.shared_memory_reductions import (
     SharedMemoryReduceScatterRequest,
-    SharedReductionBuffers,
 )
 
 _MIN_PIECE, _MAX_PIECE = 1 << 16, 1 << 20  # bytes that a rank sends at once of a large tensor
@@ -50,11 +50,11 @@ class MessageCollectives:
         self._machines = machines
         self._ring = [member for machine in machines for member in machine]
         self._machine = next(machine for machine in machines if rank in machine)
-        self._buffers: SharedReductionBuffers | None = None
+        self._buffers: SharedCollectiveBuffers | None = None
         self._counterparts: list[int] = []
         self._tags = itertools.cycle(tags[::_LANES])
 
-    def sum_by_machines(self, buffers: SharedReductionBuffers | None) -> None:
+    def sum_by_machines(self, buffers: SharedCollectiveBuffers | None) -> None:
         """Sum in buffers that the ranks of each machine share, if these are equally many."""
         place = self._machine.index(self._rank)
         if len({len(machine) for machine in self._machines}) == 1:
@@ -76,7 +76,7 @@ class MessageCollectives:
 
     def _allreduce_by_machines(
         self,
-        buffers: SharedReductionBuffers,
+        buffers: SharedCollectiveBuffers,
         tensor: torch.Tensor,
         into: torch.Tensor,
         divisor: int | None,

@@ -36,7 +36,7 @@ def three():
 
 def sums(dtype):
     """Digests of sums and means of all sizes, which must be the same on all ranks."""
-    assert bf.current().transport._reduction_buffers is not None
+    assert bf.current().transport._shared is not None
     found = []
     counts = [(1 << 16) // dtype.itemsize + extra for extra in (-1, 0, 1)]
     counts += [
@@ -83,7 +83,7 @@ def test_sums_over_three_ranks(three):
 def parts_of_sums(dtype):
     """Parts of sums of all sizes, in turn with sums, whose slots they use."""
     n, rank = bf.size(), bf.rank()
-    assert bf.current().transport._reduction_buffers is not None
+    assert bf.current().transport._shared is not None
     columns = PIECE // (n * dtype.itemsize)
     least = -(-(1 << 16) // (n * dtype.itemsize))
     for number, count in enumerate(

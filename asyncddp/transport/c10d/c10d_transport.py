@@ -31,17 +31,9 @@ from asyncddp.transport.collective_request import RunningCollectives
 from asyncddp.transport.message_collectives import MessageCollectives
 from asyncddp.transport.polling_pause import PollingPause, outnumber_cores
 from asyncddp.transport.record_gathering import gather_records
-from asyncddp.transport.shared_memory.group_formation import (
-    form_group,
-    open_reduction_buffers,
-    open_slots,
-    subgroup,
-)
-from asyncddp.transport.shared_memory.shared_memory_reductions import (
-    SharedMemoryAllreduceRequest,
-    SharedMemoryReduceScatterRequest,
-    SharedReductionBuffers,
-)
+from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
+from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
+from asyncddp.transport.shared_memory.shared_memory_collectives import SharedMemoryCollectives
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 T = TypeVar("T")
@@ -102,11 +94,11 @@ class C10dTransport(Transport):
         self.cores_shared = outnumber_cores(self._mesh.world.records[rank].cores for rank in here)
         self._pause = PollingPause(cores_shared=self.cores_shared, sleep=self._sleep)
         self.shared_memory_group = group.shared_memory
-        self._reduction_buffers: SharedReductionBuffers | None = None
+        self._shared: SharedMemoryCollectives | None = None
         if self._world:
             self._share_memory(machines)
         else:
-            self._reduction_buffers = self._open_reduction_buffers(self, range(self.size))
+            self._share_collectives(self._open_buffers(self, range(self.size)))
         self.collective_slots = open_slots(
             self.shared_memory_group,
             self.size,
@@ -131,9 +123,9 @@ class C10dTransport(Transport):
         here = next(machine for machine in machines if self.rank in machine)
         part = self if len(machines) == 1 else self._part(f"machine of {here[0]}", here)
         self.shared_memory_group = self._form_group(part, here)
-        buffers = self._open_reduction_buffers(part, here)
+        buffers = self._open_buffers(part, here)
         if len(machines) == 1:
-            self._reduction_buffers = buffers
+            self._share_collectives(buffers)
         elif all(gather_records(self, buffers is not None, bool, _TIMEOUT)):
             self._collectives.sum_by_machines(buffers)
 
@@ -152,17 +144,21 @@ class C10dTransport(Transport):
             )
         return found
 
-    def _open_reduction_buffers(
+    def _open_buffers(
         self, part: Transport, members: Sequence[int]
-    ) -> SharedReductionBuffers | None:
+    ) -> SharedCollectiveBuffers | None:
         """Open buffers for the ranks of a part, if these share memory; collective."""
-        return open_reduction_buffers(
+        return SharedCollectiveBuffers.open(
             self.shared_memory_group,
             members,
             self.rank,
             lambda mine, kind: gather_records(part, mine, kind, _TIMEOUT),
             self.break_collectives,
         )
+
+    def _share_collectives(self, buffers: SharedCollectiveBuffers | None) -> None:
+        if buffers is not None:
+            self._shared = SharedMemoryCollectives(self, buffers)
 
     def _progress(self) -> None:
         with self._mesh.lock:
@@ -207,34 +203,37 @@ class C10dTransport(Transport):
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
-        into, buffers = tensor if out is None else out, self._reduction_buffers
+        into = tensor if out is None else out
         with self._mesh.lock:
             self.require_collectives()
-            if buffers is not None and buffers.take(tensor):
-                return SharedMemoryAllreduceRequest(buffers, tensor, into, divisor)
+            if shared := self._shared and self._shared.iallreduce(tensor, out, divisor):
+                return shared
             return self._collectives.allreduce(tensor, into, divisor)
 
     @override
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
-        buffers = self._reduction_buffers
         with self._mesh.lock:
             self.require_collectives()
-            if buffers is not None and buffers.take(tensor):
-                return SharedMemoryReduceScatterRequest(buffers, tensor, out, divisor)
+            if shared := self._shared and self._shared.ireduce_scatter(tensor, out, divisor):
+                return shared
             return self._collectives.reduce_scatter(tensor, out, divisor)
 
     @override
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
         with self._mesh.lock:
             self.require_collectives()
+            if shared := self._shared and self._shared.ibroadcast(tensor, root):
+                return shared
             return self._collectives.broadcast(tensor, root)
 
     @override
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
         with self._mesh.lock:
             self.require_collectives()
+            if shared := self._shared and self._shared.iallgather(tensor, out, counts):
+                return shared
             return self._collectives.allgather(tensor, out, counts)
 
     @override
@@ -309,7 +308,7 @@ class C10dTransport(Transport):
                 for endpoint in (self._messages, self._tensors, self._parts):
                     endpoint.close()
                 self._mesh.rounds.remove(self._running.advance)
-        self._reduction_buffers = self.collective_slots = None
+        self._shared = self.collective_slots = None
 
     @override
     def abort(self, code: int) -> None:

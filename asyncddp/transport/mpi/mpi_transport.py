@@ -31,7 +31,7 @@ from asyncddp.transport.mpi.point_to_point import LARGEST_PIECE, MPIPointToPoint
 from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
 from asyncddp.transport.mpi.startup import start_and_synchronize
 from asyncddp.transport.polling_pause import SLEEP_SECONDS, PollingPause, outnumber_cores
-from asyncddp.transport.shared_memory.shared_memory_reductions import SharedReductionBuffers
+from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
 from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.tcp_send_queue import TCPSendQueueLimit, listening_ports
 
@@ -64,7 +64,7 @@ class MPITransport(Transport):
         "straight from the tensor's memory; over TCP in pieces of 60 KB, and sums in a ring of "
         "machines, each summed by shared memory first"
     )
-    _machine_buffers: SharedReductionBuffers | None = None
+    _machine_buffers: SharedCollectiveBuffers | None = None
 
     def __init__(
         self, pair: CommunicatorPair | None = None, startup: StartupDeadline | None = None

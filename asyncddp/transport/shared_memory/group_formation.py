@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from asyncddp.shm.arena import Arena, SharedMemoryHandle, handle_of_block
 from asyncddp.shm.collective_slots import CollectiveSlots, SlotMemory
 from asyncddp.transport.base import SharedMemoryGroup
-from asyncddp.transport.shared_memory.shared_memory_reductions import SharedReductionBuffers
 
 T = TypeVar("T")
 _MAGIC = 0x41_44_44_50
@@ -52,22 +51,6 @@ def subgroup(known: SharedMemoryGroup | None, members: Sequence[int]) -> SharedM
         return None
     processes = {new_rank: known.processes[rank] for new_rank, rank in enumerate(members)}
     return SharedMemoryGroup(known.arena, processes)
-
-
-def open_reduction_buffers(
-    known: SharedMemoryGroup | None,
-    members: Sequence[int],
-    rank: int,
-    gather: RecordGatherer,
-    on_abandon: Callable[[], None],
-) -> SharedReductionBuffers | None:
-    """Open the buffers of reductions among ``members``, if these share memory; collective then."""
-    group = subgroup(known, members)
-    if group is None or len(members) < 2:
-        return None
-    return SharedReductionBuffers(
-        group, members.index(rank), lambda handle: gather(handle, SharedMemoryHandle), on_abandon
-    )
 
 
 def open_slots(

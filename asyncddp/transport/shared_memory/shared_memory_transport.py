@@ -8,22 +8,15 @@ from functools import partial
 from typing import TypeVar
 
 import torch
+from typing_extensions import override
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, allgather_records
 from asyncddp.transport.mpi.mpi_transport import MPITransport
-from asyncddp.transport.shared_memory.group_formation import (
-    form_group,
-    open_reduction_buffers,
-    open_slots,
-    subgroup,
-)
-from asyncddp.transport.shared_memory.shared_memory_reductions import (
-    SharedMemoryAllreduceRequest,
-    SharedMemoryReduceScatterRequest,
-    SharedReductionBuffers,
-)
+from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
+from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
+from asyncddp.transport.shared_memory.shared_memory_collectives import SharedMemoryCollectives
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 T = TypeVar("T")
@@ -62,8 +55,8 @@ class SharedMemoryTransport(MPITransport):
                 )
             if problem is not None and self._pair.machine.rank == 0:
                 logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
-        self._reduction_buffers: SharedReductionBuffers | None = None
-        self._open_reduction_buffers()
+        self._shared: SharedMemoryCollectives | None = None
+        self._open_buffers()
         gather = partial(allgather_records, self._comm)
         self.collective_slots = open_slots(self.shared_memory_group, self.size, self.rank, gather)
 
@@ -84,40 +77,43 @@ class SharedMemoryTransport(MPITransport):
         self.shared_memory_group, problem = form_group(gather, self.rank)
         return problem
 
-    def _open_reduction_buffers(self) -> None:
-        """Open the buffers of reductions on this machine, or of this group; collective."""
+    def _open_buffers(self) -> None:
+        """Open the buffers of collectives on this machine, or of this group; collective."""
         comm, members = self._comm, list(range(self.size))
         group = self.shared_memory_group
         if self._world:
             comm, members = self._pair.machine, sorted(group.processes) if group else []
-        buffers = open_reduction_buffers(
+        buffers = SharedCollectiveBuffers.open(
             group, members, self.rank, partial(allgather_records, comm), self.break_collectives
         )
-        if len(members) == self.size:
-            self._reduction_buffers = buffers
-        else:
+        if len(members) != self.size:
             self._machine_buffers = buffers
+        elif buffers is not None:
+            self._shared = SharedMemoryCollectives(self, buffers)
 
+    @override
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
-        """Start an allreduce: of large tensors through shared memory, where all ranks share it."""
-        buffers = self._reduction_buffers
-        if buffers is None or not buffers.take(tensor):
-            return super().iallreduce(tensor, out, divisor)
-        self.require_collectives()
-        into = tensor if out is None else out
-        return SharedMemoryAllreduceRequest(buffers, tensor, into, divisor)
+        shared = self._shared and self._shared.iallreduce(tensor, out, divisor)
+        return shared or super().iallreduce(tensor, out, divisor)
 
+    @override
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
-        """Start a reduce-scatter: of large tensors through shared memory, where all share it."""
-        buffers = self._reduction_buffers
-        if buffers is None or not buffers.take(tensor):
-            return super().ireduce_scatter(tensor, out, divisor)
-        self.require_collectives()
-        return SharedMemoryReduceScatterRequest(buffers, tensor, out, divisor)
+        shared = self._shared and self._shared.ireduce_scatter(tensor, out, divisor)
+        return shared or super().ireduce_scatter(tensor, out, divisor)
+
+    @override
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        shared = self._shared and self._shared.ibroadcast(tensor, root)
+        return shared or super().ibroadcast(tensor, root)
+
+    @override
+    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        shared = self._shared and self._shared.iallgather(tensor, out, counts)
+        return shared or super().iallgather(tensor, out, counts)
 
     def close(self) -> None:
         """Wait until posted messages are sent, and free shared memory that no tensor uses."""
@@ -125,7 +121,7 @@ class SharedMemoryTransport(MPITransport):
         if self._world and self.shared_memory_group is not None:
             self.shared_memory_group.arena.close()
             self.shared_memory_group = None
-        self._reduction_buffers = self._machine_buffers = self.collective_slots = None
+        self._shared = self._machine_buffers = self.collective_slots = None
 
     def split(self, color: int, key: int) -> Transport:
         """Split the communicators; ranks that share memory do so in the parts as well."""
