@@ -14,9 +14,7 @@ TRANSPORTS: PluginRegistry[type[Transport]] = PluginRegistry(
         "c10d": "asyncddp.transport.c10d.c10d_transport:C10dTransport",
         "loopback": "asyncddp.transport.loopback:LoopbackTransport",
         "mpi": "asyncddp.transport.mpi.mpi_transport:MPITransport",
-        "shared_memory": (
-            "asyncddp.transport.shared_memory.shared_memory_transport:SharedMemoryTransport"
-        ),
+        "shared_memory": ("asyncddp.transport.mpi.shared_memory_transport:SharedMemoryTransport"),
     },
     group="asyncddp.transports",
 )

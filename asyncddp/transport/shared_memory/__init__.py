@@ -1,1 +1,1 @@
-"""Shared-memory transport: memory mapped by all ranks of a machine, and MPI between machines."""
+"""What ranks of one machine do through shared memory: forming groups, sums and copies."""
