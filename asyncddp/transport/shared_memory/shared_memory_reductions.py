@@ -140,7 +140,7 @@ def _add(terms: Sequence[torch.Tensor], out: torch.Tensor, divisor: int | None) 
         out.add_(term)
     if divisor is None:
         return
-    if divisor & (divisor - 1):
+    if divisor & (divisor - 1) or out.is_complex():
         out.div_(divisor)
     else:  # of a power of two the reciprocal gives the same bits, and sooner
         out.mul_(1 / divisor)
