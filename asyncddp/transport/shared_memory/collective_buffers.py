@@ -82,7 +82,7 @@ class SharedCollectiveBuffers:
             for process, handle in pairs
         ]
         self.own = self.ranks[rank]
-        self.reads_private_memory = all(gather(self._try_reading(gather), bool))
+        self.reads_private_memory = self._try_reading(gather)
         """Whether all ranks can read each other's private memory."""
         self.queue: deque[SharedMemoryCollectiveRequest] = deque()  # the first one has the slots
         self.piece_count = 0  # of all collectives so far
@@ -108,9 +108,15 @@ class SharedCollectiveBuffers:
         return tensor.nbytes >= MIN_BYTES and tensor.dtype != torch.bool
 
     def _try_reading(self, gather: RecordGatherer) -> bool:
-        """Tell whether this rank can read a number from each rank's private memory; collective."""
-        number, found = np.full(1, _TEST_NUMBER + self.rank), np.zeros(1, dtype=np.int64)
+        """Tell whether all ranks can read a number from each other's private memory; collective."""
+        number = np.full(1, _TEST_NUMBER + self.rank)  # which lives until all ranks have read it
         addresses = gather(number.ctypes.data, int)
+        able = gather(self._reads_numbers(addresses), bool)
+        del number
+        return all(able)
+
+    def _reads_numbers(self, addresses: Sequence[int]) -> bool:
+        found = np.zeros(1, dtype=np.int64)
         for peer, (process, address) in enumerate(zip(self.processes, addresses, strict=True)):
             try:
                 read_peer_memory(process, address, found.ctypes.data, found.nbytes)
