@@ -72,6 +72,27 @@ def test_a_rank_that_is_killed(tmp_path):
 
 
 @pytest.mark.mpi(2)
+@pytest.mark.parametrize("verb", ["allreduce", "allgather", "broadcast"])
+def test_a_rank_that_is_killed_in_a_collective_of_a_large_tensor(tmp_path, verb):
+    """Whatever the others read of its memory, they end."""
+    body = f"""
+    import threading
+    large = torch.ones(20_000_000)
+    call = (lambda: bf.broadcast(large, 1)) if {verb!r} == "broadcast" else lambda: bf.{verb}(large)
+    call()
+    def die():
+        time.sleep(0.2)
+        failing()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if bf.rank() == 1:
+        threading.Thread(target=die).start()
+    while True:
+        call()
+    """
+    run_failing(tmp_path, body, 2)
+
+
+@pytest.mark.mpi(2)
 def test_a_rank_that_exits_with_a_code(tmp_path):
     """The others say that they needed it."""
     body = """
