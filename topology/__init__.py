@@ -66,6 +66,7 @@ from topology.stochasticity import is_doubly_stochastic as is_doubly_stochastic
 from topology.stochasticity import is_row_stochastic as is_row_stochastic
 from topology.stochasticity import is_symmetric as is_symmetric
 from topology.weights import from_adjacency as from_adjacency
+from topology.weights import lazy_weights as lazy_weights
 from topology.weights import metropolis_weights as metropolis_weights
 from topology.weights import push_weights as push_weights
 from topology.weights import uniform_weights as uniform_weights

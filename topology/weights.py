@@ -9,12 +9,13 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from topology.checks import check_digraph, check_graph, graph_name
+from topology.checks import check_digraph, check_graph, graph_name, is_weighted
 from topology.errors import TopologyError
 
 __all__ = [
     "circulant",
     "from_adjacency",
+    "lazy_weights",
     "metropolis_weights",
     "push_weights",
     "undirected",
@@ -158,6 +159,37 @@ def metropolis_weights(graph: nx.Graph[int]) -> nx.DiGraph[int]:
         weights = [1.0 / (1 + max(degrees[i], degrees[j])) for j in near]
         result.add_edge(i, i, weight=1.0 - math.fsum(weights))
         result.add_weighted_edges_from((i, j, w) for j, w in zip(near, weights, strict=True))
+    return result
+
+
+def lazy_weights(graph: nx.DiGraph[int]) -> nx.DiGraph[int]:
+    r"""The graph with half of each weight, and the rest on the rank itself: (I + W) / 2.
+
+    A symmetric W then has no eigenvalue below zero, as methods such as ``d2`` need.
+
+    Args:
+        graph: Directed graph on the ranks 0..n-1; uniform weights are taken where it has none.
+
+    Returns:
+        A new graph with self-loops, doubly stochastic or symmetric where the given one is.
+
+    Raises:
+        TopologyError: If the graph is not an ``nx.DiGraph`` on 0..n-1.
+
+    Example:
+        >>> lazy_weights(circulant("pair", 2, {1: 1.0})).edges(0, data="weight")
+        OutEdgeDataView([(0, 0, 0.5), (0, 1, 0.5)])
+    """
+    graph = check_digraph(graph)
+    if not is_weighted(graph):
+        graph = uniform_weights(graph)
+    result = _fresh(f"lazy_weights({graph_name(graph)})", graph.number_of_nodes())
+    result.add_edges_from((i, i, {"weight": 0.5}) for i in range(graph.number_of_nodes()))
+    for source, target, weight in graph.edges(data="weight", default=0.0):
+        if source == target:
+            result[source][source]["weight"] += weight / 2
+        else:
+            result.add_edge(source, target, weight=weight / 2)
     return result
 
 

@@ -11,6 +11,7 @@ import torch
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
+from asyncddp.errors import ArgumentError
 from topology import GraphOrSchedule
 
 
@@ -81,7 +82,14 @@ class Algorithm:
               \mathrm{incoming}\Big(x_i, s_i, \sum_j w_{ij} Q(z_j)\Big)
 
     for each flat bucket x, with s the state that the method keeps for it. With one-sided
-    communication the :math:`z_j` of neighbours are the latest that arrived.
+    communication the :math:`z_j` of neighbours are the latest that arrived. Tensors of the state
+    named in ``averaged_state`` travel along, so that a method can average several quantities in one
+    round: :math:`\sum_j w_{ij} s_j` of each is in ``received.states``.
+
+    Around each update of the user's optimizer, whether a round follows or not,
+    :meth:`before_update` may replace the gradient that the optimizer sees, and :meth:`after_step`
+    sees what has become of the parameters. Hooks change nothing but their bucket, and treat each
+    element by itself, so that a bucket may as well stack the models of many ranks.
 
     A method's options are the keyword arguments of its constructor; where a default depends on
     them, such as the communication, the constructor sets the attribute.
@@ -95,9 +103,19 @@ class Algorithm:
         when: At which points of a step.
         how: Communication patterns that it allows; the first is the default.
         needs: Properties that the topology must have; others are refused.
+        alternative: Name of a method that works on any doubly stochastic graph, where this one is
+            refused for another reason.
         exact: Whether the ranks reach the optimum of the average loss with a constant step size
             though their data differ (with full gradients and a small enough step size); not
             unless a method says so.
+        averaged_state: Names of tensors of a bucket's state that each round averages as well, as
+            they are, without a compressor.
+        state_copies: Tensors of a bucket's size that a rank keeps: what a method costs in memory.
+        state_copies_per_neighbor: Those that it keeps for each neighbour in addition.
+        messages: Tensors of a bucket's size that a round sends to each neighbour.
+        owns_momentum: Whether it keeps momentum itself, so that the optimizer must have none.
+        changes_alone: Whether a rank that averages with nobody trains otherwise than the plain
+            optimizer, as with momentum of the method's own: it then has rounds by itself.
         scales_steps: Whether updates are scaled, unless the user says otherwise, so that ranks of
             different speeds count equally; else the optimum is weighted by step rates.
         compression: What compression does to it.
@@ -105,8 +123,10 @@ class Algorithm:
             None for none.
         default_communication: Name of the communication that it uses unless the user names
             another; None for the first of ``how``.
-        communication_interval: Steps from one averaging to the next, of which the first is in the
-            first step; None leaves it to ``num_steps_per_communication``.
+        communication_interval: Steps from one averaging to the next; None leaves it to
+            ``num_steps_per_communication``.
+        averages_first_step: Whether, with such an interval, the first step averages, or the last
+            one of the interval.
         average: Whether a global exchange gives the average over ranks, or their sum.
         warmup_algorithm: Name of the method that trains during its warm-up.
 
@@ -127,13 +147,21 @@ class Algorithm:
     what: ClassVar[AveragedQuantity] = AveragedQuantity.PARAMETER
     when: CommunicationTiming
     how: tuple[CommunicationPattern, ...]
-    needs: ClassVar[TopologyRequirements] = TopologyRequirements()
+    needs: TopologyRequirements = TopologyRequirements()
+    alternative: ClassVar[str | None] = None
     exact: ClassVar[bool] = False
+    averaged_state: ClassVar[tuple[str, ...]] = ()
+    state_copies: ClassVar[int] = 0
+    state_copies_per_neighbor: ClassVar[int] = 0
+    messages: ClassVar[int] = 1
+    owns_momentum: ClassVar[bool] = False
+    changes_alone: ClassVar[bool] = False
     scales_steps: ClassVar[bool] = False
     compression: ClassVar[CompressionUse] = CompressionUse.PERTURBS
     default_compression: ClassVar[str | None] = None
     default_communication: str | None = None
     communication_interval: int | None = None
+    averages_first_step: ClassVar[bool] = True
     average: bool = True
     warmup_algorithm: ClassVar[str] = "gradient_allreduce"
 
@@ -144,12 +172,26 @@ class Algorithm:
 
     @property
     def plain(self) -> bool:
-        """True if neither hook is overridden, so that the average replaces the bucket."""
+        """True if no hook of a round is overridden, so that the average replaces the bucket."""
         own = type(self)
-        return own.outgoing is Algorithm.outgoing and own.incoming is Algorithm.incoming
+        overridden = own.outgoing, own.incoming
+        return overridden == (Algorithm.outgoing, Algorithm.incoming) and not self.averaged_state
+
+    @property
+    def replaces_gradients(self) -> bool:
+        """True if the method has a hook before the optimizer's update."""
+        return type(self).before_update is not Algorithm.before_update
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise an ArgumentError for an optimizer that the method cannot work with."""
+        groups = optimizer.param_groups
+        found = next((group["momentum"] for group in groups if group.get("momentum")), None)
+        if self.owns_momentum and found is not None:
+            raise ArgumentError(
+                f"argument optimizer: {self.name} keeps the momentum itself, which would count "
+                f"twice; expected one without, got momentum={found}; give it to the method, as "
+                f"beta={found}"
+            )
 
     def warms_up(self, optimizer: torch.optim.Optimizer, steps: int) -> bool:
         """Return whether the next step belongs to the warm-up, after ``steps`` with this method."""
@@ -174,13 +216,35 @@ class Algorithm:
         """
         return {}
 
+    def before_update(self, bucket: AveragedBucket) -> None:
+        """Prepare the update of a bucket: ``bucket.gradient()`` may be replaced.
+
+        Called in each step just before the user's optimizer, when gradients are unscaled and
+        clipped; not in a step that a GradScaler skips.
+        """
+
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
-        """Compute the tensor to send for a bucket, which stays unchanged until the result."""
+        """Compute the tensor to send for a bucket, which stays unchanged until the result.
+
+        Returns:
+            A tensor of ``bucket.flat``'s size.
+        """
         return bucket.flat
 
     def incoming(self, bucket: AveragedBucket, received: Received) -> None:
         """Update the bucket, and its state, from what has been received."""
         bucket.flat.copy_(received.mixed)
+        for name, mixed in received.states.items():
+            bucket.state[name].copy_(mixed)
+
+    def after_step(self, bucket: AveragedBucket) -> None:
+        """Update the state of a bucket at the end of a step, after update and round."""
+
+    def restart(self, bucket: AveragedBucket) -> None:
+        """Begin anew in what rests on all ranks taking part, since others take part from now on.
+
+        Called before the first round in which, within ``join``, other ranks train than before.
+        """
 
     def check(self, graph_or_schedule: GraphOrSchedule) -> None:
         """Raise an error for a graph or schedule on which this algorithm does not work.
@@ -189,4 +253,4 @@ class Algorithm:
             TopologyError: It does not fulfil ``needs``; the message says which requirement, and
                 names a graph that does.
         """
-        self.needs.check(self.name, graph_or_schedule)
+        self.needs.check(self.name, graph_or_schedule, self.alternative)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from typing_extensions import override
 
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.tensors.allocation import zeros_like
 from asyncddp.tensors.buckets import NamedFlatBucket
+from asyncddp.tensors.dtypes import DTYPES
 
 
 class AveragedBucket:
@@ -23,8 +26,9 @@ class AveragedBucket:
         names: Names of the parameters.
         parameters: The parameters.
         optimizer: The optimizer that updates them.
-        state: Tensors that the method keeps by name, each of ``flat``'s size. Checkpoints hold them
-            parameter by parameter.
+        state: Tensors that the method keeps by name, each of ``flat``'s size, or one number without
+            dimensions that is the same in all buckets. Checkpoints hold them parameter by
+            parameter.
         compressor: Compressor of what is sent, with its state; None sends tensors as they are.
         row: This rank's weights in the round, where it averages with neighbours by messages.
     """
@@ -63,6 +67,51 @@ class AveragedBucket:
         numel, encoder = self.payload.numel(), self.compressor.compressor
         return self.tail.nbytes + parts * encoder.encoded_size(-(-numel // parts), self.flat.dtype)
 
+    def new_state(self) -> torch.Tensor:
+        """Make a tensor of zeros for the state, like ``flat`` but in float32 if that is a half."""
+        return zeros_like(self.flat, DTYPES[self.flat.dtype].accumulate)
+
+    def gradient(self) -> torch.Tensor:
+        """Return a tensor like :meth:`new_state` with the gradients, zero where there is none."""
+        flat = self.new_state()
+        for parameter, view in zip(self.parameters, self.views_of(flat), strict=True):
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+        return flat
+
+    def set_gradient(self, flat: torch.Tensor) -> None:
+        """Write gradients from a tensor of the flat one's size, for the user's optimizer to see."""
+        for parameter, view in zip(self.parameters, self.views_of(flat), strict=True):
+            if parameter.grad is None:
+                parameter.grad = zeros_like(parameter)
+            parameter.grad.copy_(view)
+
+    def step_sizes(self) -> float | torch.Tensor:
+        """Return the learning rates of now: one number, or where they differ a flat tensor.
+
+        The tensor is of :meth:`new_state`'s size and dtype, with a parameter's rate in all its
+        elements.
+        """
+        rates = {
+            id(parameter): float(group["lr"])
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+        }
+        own = [rates[id(parameter)] for parameter in self.parameters]
+        if len(set(own)) == 1:
+            return own[0]
+        flat = self.new_state()
+        for rate, view in zip(own, self.views_of(flat), strict=True):
+            view.fill_(rate)
+        return flat
+
+    def per_step_size(self, change: torch.Tensor) -> torch.Tensor:
+        """Divide a change of the parameters by the learning rates, in place; 0 where they are 0."""
+        rates = self.step_sizes()
+        if isinstance(rates, float):
+            return change.div_(rates) if rates else change.zero_()
+        return change.div_(rates).masked_fill_(rates == 0.0, 0.0)
+
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """View a tensor of the flat one's size as one tensor for each parameter."""
         return self._layout.views_of(flat)
@@ -73,7 +122,8 @@ class AveragedBucket:
         Compressors may decode the zeros there to other numbers, which are not to be sent again.
         """
         for flat in (self.flat, *self.state.values()):
-            self._layout.clear_padding(flat)
+            if flat.dim():
+                self._layout.clear_padding(flat)
 
     def describe_not_finite(self, flat: torch.Tensor) -> str:
         """Tell which parameters have NaN or infinities in a tensor of the bucket's layout."""
@@ -91,11 +141,15 @@ class AveragedBucket:
         ]
         return f"NaN or infinities in {', '.join(found)}"
 
+    def _state_views(self, kept: torch.Tensor) -> list[torch.Tensor]:
+        """View a tensor of the state as one for each parameter; a number is everybody's."""
+        return self.views_of(kept) if kept.dim() else [kept] * len(self.names)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the method's state by parameter and name, as views, and the compressor's."""
         by_parameter: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.names}
         for key, flat in self.state.items():
-            for name, view in zip(self.names, self.views_of(flat), strict=True):
+            for name, view in zip(self.names, self._state_views(flat), strict=True):
                 by_parameter[name][key] = view
         found: dict[str, Any] = {"parameters": by_parameter}
         if self.compressor is not None:
@@ -110,7 +164,7 @@ class AveragedBucket:
         """
         by_parameter = saved["parameters"]
         for key, flat in self.state.items():
-            for name, view in zip(self.names, self.views_of(flat), strict=True):
+            for name, view in zip(self.names, self._state_views(flat), strict=True):
                 if key in by_parameter.get(name, ()):
                     view.copy_(by_parameter[name][key])
         if self.compressor is not None and "compressor" in saved:
@@ -118,13 +172,15 @@ class AveragedBucket:
 
 
 class Received(ABC):
-    """What the exchange of one bucket has brought to this rank (base class).
+    r"""What the exchange of one bucket has brought to this rank (base class).
 
     Attributes:
         sources: Ranks from which tensors came, ascending.
+        states: :math:`\sum_j w_{ij} s_j` by name, of the tensors in ``averaged_state``.
     """
 
     sources: Sequence[int] = ()
+    states: Mapping[str, torch.Tensor] = MappingProxyType({})
 
     @property
     @abstractmethod

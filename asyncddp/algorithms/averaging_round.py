@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
@@ -12,7 +12,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm
-from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, ReceivedAverage
 from asyncddp.algorithms.bucket_exchange import BucketExchange, exchange_of
 from asyncddp.algorithms.bucket_windows import BucketWindowSet
 from asyncddp.algorithms.communication_buffer import CommunicationBuffer
@@ -95,6 +95,21 @@ class CrossRoundState:
         self.overlapping = self.in_place = False
         self.buffer: CommunicationBuffer | None = None
         self.piece_bytes: int | None = None
+        self._training: Collection[int] | None = None
+
+    def restart_if_changed(self, training: Collection[int] | None) -> None:
+        """Let the method begin anew where other ranks take part than in the last round.
+
+        Args:
+            training: The ranks that take part; None for all.
+        """
+        if training is not None and len(training) == self.context.size:
+            training = None
+        if training != self._training:
+            self._training = training
+            with torch.no_grad():
+                for bucket in self.buckets:
+                    self.algorithm.restart(bucket)
 
     def continue_totals(self, before: CrossRoundState) -> None:
         """Go on adding up bytes and time where another state's rounds have ended."""
@@ -187,11 +202,13 @@ class BucketAveragingFunctions:
     leads: bool | None = None
     fast_path: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
 
-    def send_bytes(self, bucket: AveragedBucket) -> int:
-        """Compute the bytes that this rank sends for a bucket."""
-        dtype = bucket.flat.dtype
+    def send_bytes(
+        self, bucket: AveragedBucket, dtype: torch.dtype, states: Sequence[str] = ()
+    ) -> int:
+        """Compute the bytes that this rank sends for a bucket in a dtype, and for its states."""
         travels = DTYPES[dtype].accumulate if self.sums else dtype
-        return round(self.copies_sent * bucket.message_bytes(self.parts, travels))
+        along = sum(bucket.state[key].nbytes for key in states)
+        return round(self.copies_sent * (bucket.message_bytes(self.parts, travels) + along))
 
 
 class TwoSidedRound(AveragingRound):
@@ -208,20 +225,22 @@ class TwoSidedRound(AveragingRound):
         method, name = averager.algorithm, averager.bucket_name(index)
         plain = method.plain and bucket.compressor is None
         with averager.exposed_time:
-            averager.bytes_sent += self._plan.send_bytes(bucket)
             if plain and not averager.overlapping:
                 fast_path = self._plan.fast_path(bucket.flat, name)
                 if fast_path is not None:
+                    averager.bytes_sent += self._plan.send_bytes(bucket, bucket.flat.dtype)
                     self._fast_paths[index] = fast_path
                     return
             bucket.row = self._plan.row
             with use(averager.context), torch.no_grad():
                 if bucket.compressor is not None:
                     bucket.clear_padding()
-                sent, use_of = method.outgoing(bucket), method.compression
+                sent = method.outgoing(bucket)
+                sizes = bucket, sent.dtype, method.averaged_state
+                averager.bytes_sent += self._plan.send_bytes(*sizes)
                 in_place = plain and averager.in_place
                 self._pending[index] = exchange_of(
-                    self._plan.start, use_of, bucket, sent, name, in_place=in_place
+                    self._plan.start, method, bucket, sent, name, in_place=in_place
                 )
 
     @override
@@ -264,3 +283,36 @@ class TwoSidedRound(AveragingRound):
         for index in list(self._pending):
             self.finish_bucket(index, before_write)
         averager.round += 1
+
+
+class LocalRound(AveragingRound):
+    """Averaging round of a rank that averages with nobody: W is one."""
+
+    def __init__(self, averager: CrossRoundState) -> None:
+        self._averager = averager
+        self._sent: dict[int, torch.Tensor] = {}
+
+    @override
+    def start(self, index: int) -> None:
+        with torch.no_grad():
+            self._sent[index] = self._averager.algorithm.outgoing(self._averager.buckets[index])
+
+    @override
+    def has_started(self, index: int) -> bool:
+        return index in self._sent
+
+    @override
+    def finish_bucket(self, index: int, before_write: BeforeWrite | None = None) -> None:
+        if before_write is not None:
+            before_write(index)
+        method, bucket = self._averager.algorithm, self._averager.buckets[index]
+        received = ReceivedAverage(self._sent.pop(index))
+        received.states = {key: bucket.state[key] for key in method.averaged_state}
+        with torch.no_grad():
+            method.incoming(bucket, received)
+
+    @override
+    def finish(self, before_write: BeforeWrite | None = None) -> None:
+        for index in list(self._sent):
+            self.finish_bucket(index, before_write)
+        self._averager.round += 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import CompressionUse
+from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received, ReceivedAverage
 from asyncddp.engine import Handle
 from asyncddp.kernels.weight_row import WeightRow
@@ -123,9 +123,34 @@ class ReceivedMessages(Received):
             codec.decode_add(message, target.view(1, -1), weight, flat.dtype)
 
 
+class StatefulExchange(BucketExchange):
+    """Exchange of a bucket together with tensors of its state, which travel as they are."""
+
+    def __init__(
+        self,
+        start: Callable[..., Handle[torch.Tensor]],
+        bucket: AveragedBucket,
+        sent: torch.Tensor,
+        name: str,
+        states: Sequence[str],
+    ) -> None:
+        self._bucket = AverageExchange(start, bucket, sent, name)
+        self._states = {key: start(bucket.state[key], name=f"{name}.{key}") for key in states}
+
+    @override
+    def poll(self) -> bool:
+        return all([self._bucket.poll(), *(handle.poll() for handle in self._states.values())])
+
+    @override
+    def wait(self) -> Received:
+        received = self._bucket.wait()
+        received.states = {key: handle.wait() for key, handle in self._states.items()}
+        return received
+
+
 def exchange_of(
     start: Callable[..., Handle[torch.Tensor]],
-    use: CompressionUse,
+    method: Algorithm,
     bucket: AveragedBucket,
     sent: torch.Tensor,
     name: str,
@@ -133,6 +158,8 @@ def exchange_of(
     in_place: bool,
 ) -> BucketExchange:
     """Start the exchange of a bucket, whose ``row`` has the weights if there are neighbours."""
-    if use is CompressionUse.DIFFERENCES and bucket.row is not None:
+    if method.compression is CompressionUse.DIFFERENCES and bucket.row is not None:
         return MessageExchange(bucket.row, bucket, sent, name)
+    if method.averaged_state:
+        return StatefulExchange(start, bucket, sent, name, method.averaged_state)
     return AverageExchange(start, bucket, sent, name, in_place=in_place)

@@ -10,7 +10,7 @@ import torch
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
-from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState
+from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState, LocalRound
 from asyncddp.algorithms.communication import COMMUNICATIONS, Communication
 from asyncddp.algorithms.communication_buffer import CommunicationBuffer
 from asyncddp.compression import Compressor
@@ -37,6 +37,7 @@ class ModelAverager(CrossRoundState):
             round.
         label: Prefix of the names of the messages; equal on all ranks.
         compressor: Compressor of the buckets; None sends them as they are.
+        force: Whether any topology will do, whatever the algorithm needs.
 
     Attributes:
         communication_buffer: Limit in bytes for messages under way and ring buffers; None for the
@@ -53,8 +54,11 @@ class ModelAverager(CrossRoundState):
         topology: GraphOrSchedule | None,
         label: str,
         compressor: Compressor | None = None,
+        *,
+        force: bool = False,
     ) -> None:
         super().__init__(context, algorithm, label)
+        self.force = force
         self.compressor = compressor
         self.communication_buffer: int | None = None
         self._checked_topology: GraphOrSchedule | None = None
@@ -68,6 +72,11 @@ class ModelAverager(CrossRoundState):
     def single_rank(self) -> bool:
         """True if the world has one rank, so that nothing is ever sent."""
         return self.context.size == 1
+
+    @property
+    def idle(self) -> bool:
+        """True if there are no rounds, since a single rank trains as the plain optimizer does."""
+        return self.single_rank and not self.algorithm.changes_alone
 
     @property
     def tensor_factory(self) -> TensorFactory | None:
@@ -161,7 +170,7 @@ class ModelAverager(CrossRoundState):
 
         The method's state of the same parameters is carried over from earlier buckets.
         """
-        if self.single_rank:
+        if self.idle:
             return
         before, self.buckets = self.state_dict(), buckets
         self.windows.set_buckets(buckets)
@@ -217,11 +226,14 @@ class ModelAverager(CrossRoundState):
 
     def begin_round(self, ahead: int = 0) -> AveragingRound | None:
         """Begin the round after ``ahead`` incomplete ones; returns None where nothing is sent."""
-        if self.single_rank:
+        if self.idle:
             return None
-        self.context.engine.ensure_open(self.label)
-        self._choose_schedule()
-        return self.communication.begin_round(self, self.round + ahead)
+        begun: AveragingRound | None = None
+        if not self.single_rank:
+            self.context.engine.ensure_open(self.label)
+            self._choose_schedule()
+            begun = self.communication.begin_round(self, self.round + ahead)
+        return LocalRound(self) if begun is None and self.algorithm.changes_alone else begun
 
     def _choose_schedule(self) -> None:
         """Take the averager's own topology or the context's, and check it."""
@@ -245,7 +257,8 @@ class ModelAverager(CrossRoundState):
                 f"{self.communication.name} averages among {count} {nodes} here; build it with "
                 f"n={count}"
             )
-        self.algorithm.check(given)
+        if not self.force:
+            self.algorithm.check(given)
         self._checked_topology, self._schedule = given, schedule
 
 

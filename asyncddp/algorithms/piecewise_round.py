@@ -59,7 +59,8 @@ class PiecewiseRound(AveragingRound):
     def start(self, index: int) -> None:
         averager = self._averager
         with averager.exposed_time:
-            averager.bytes_sent += self._plan.send_bytes(averager.buckets[index])
+            bucket = averager.buckets[index]
+            averager.bytes_sent += self._plan.send_bytes(bucket, bucket.flat.dtype)
             self._started.add(index)
             if self._ahead:
                 self._send(in_place=averager.in_place)

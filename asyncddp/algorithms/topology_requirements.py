@@ -24,6 +24,7 @@ class TopologyRequirements:
         strongly_connected: There is a path from each rank to each other, over a schedule's period.
         min_eigenvalue: All eigenvalues of a static graph's W have a larger real part than this.
         static_only: The graph is the same in every round (no time-varying schedule).
+        tree: Its edges, each in both directions, form a tree.
 
     Example:
         >>> symmetric = TopologyRequirements(symmetric=True)
@@ -41,23 +42,36 @@ class TopologyRequirements:
     strongly_connected: bool = False
     min_eigenvalue: float | None = None
     static_only: bool = False
+    tree: bool = False
 
-    def check(self, method: str, graph_or_schedule: GraphOrSchedule) -> None:
+    def check(
+        self, method: str, graph_or_schedule: GraphOrSchedule, alternative: str | None = None
+    ) -> None:
         """Raise an error for a topology that lacks a property which the named method requires.
+
+        Args:
+            method: Name of the method.
+            graph_or_schedule: The topology.
+            alternative: Name of a method that works on any doubly stochastic one.
 
         Raises:
             TopologyError: A property is missing; the message names a graph that has it.
         """
         for problem in self.problems(graph_or_schedule, method):
             name = topology.describe(graph_or_schedule)
-            instead = self._suggest_topology(graph_or_schedule)
-            raise TopologyError(f"{method} cannot run on {name}: {problem}. Use {instead} instead")
+            instead = f"Use {self._suggest_topology(graph_or_schedule)} instead"
+            if alternative is not None and topology.is_doubly_stochastic(graph_or_schedule):
+                instead += f", or algorithm={alternative!r} on this one"
+            raise TopologyError(f"{method} cannot run on {name}: {problem}. {instead}")
 
     def problems(self, given: GraphOrSchedule, method: str = "the method") -> Iterator[str]:
         """Yield each unmet requirement, cheapest checks first."""
         static = not isinstance(given, Schedule) or given.period == 1
         if self.static_only and not static:
             yield f"it changes from round to round, but {method} needs a graph that stays the same"
+        problem = _find_cycle(given) if self.tree and static else None
+        if problem is not None:
+            yield f"{problem}, but {method} needs a tree whose edges go both ways"
         if self.doubly_stochastic and not topology.is_doubly_stochastic(given):
             yield (
                 f"its weights are not doubly stochastic{_describe_worst_rank(given)}, so {method} "
@@ -85,13 +99,23 @@ class TopologyRequirements:
     def _suggest_topology(self, given: GraphOrSchedule) -> str:
         """Name a graph of the same size that fits: the given one reweighted, or a known family."""
         n = given.n if isinstance(given, Schedule) else given.number_of_nodes()
-        if not isinstance(given, Schedule) and all(given.has_edge(j, i) for i, j in given.edges):
+        static = not isinstance(given, Schedule)
+        if static and all(given.has_edge(j, i) for i, j in given.edges):
             name = f"topology.metropolis_weights({topology.describe(given)})"
             if not any(self.problems(topology.metropolis_weights(given))):
                 return name if "graph on" not in name else "topology.metropolis_weights(graph)"
+        if (
+            static
+            and self.column_stochastic
+            and not any(self.problems(topology.push_weights(given)))
+        ):
+            return "topology.push_weights(graph)"
         for family in ("exponential_two", "ring", "complete"):
-            if not any(self.problems(topology.GRAPHS[family](n))):
-                return f"topology.{family}({n})"
+            graph, name = topology.GRAPHS[family](n), f"topology.{family}({n})"
+            if not any(self.problems(graph)):
+                return name
+            if not any(self.problems(topology.lazy_weights(graph))):
+                return f"topology.lazy_weights({name})"
         return "another method"
 
 
@@ -108,6 +132,22 @@ def _find_disconnected_pair(given: GraphOrSchedule) -> tuple[int, int] | None:
         if rank not in reached:
             return 0, rank
     return next(((rank, 0) for rank in range(1, schedule.n) if rank not in reaching), None)
+
+
+def _find_cycle(given: GraphOrSchedule) -> str | None:
+    """Describe why a static graph is no tree of edges in both directions; None if it is one."""
+    graph = topology.as_schedule(given).graph(0)
+    pairs = {(min(i, j), max(i, j)) for i, j in graph.edges if i != j}
+    one_way = next(((i, j) for i, j in graph.edges if not graph.has_edge(j, i)), None)
+    if one_way is not None:
+        return f"rank {one_way[0]} sends to rank {one_way[1]}, which sends nothing back"
+    undirected: networkx.Graph[int] = networkx.Graph()
+    undirected.add_nodes_from(graph.nodes)
+    undirected.add_edges_from(pairs)
+    cycles = networkx.cycle_basis(undirected)
+    if cycles:
+        return f"its edges go round in a cycle, as {', '.join(map(str, cycles[0]))}"
+    return None if networkx.is_connected(undirected) else "its parts are not connected"
 
 
 def _describe_worst_rank(given: GraphOrSchedule) -> str:

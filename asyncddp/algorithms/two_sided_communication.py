@@ -21,7 +21,7 @@ from asyncddp.algorithms.averaging_round import (
     CrossRoundState,
     TwoSidedRound,
 )
-from asyncddp.algorithms.bucket_exchange import AverageExchange
+from asyncddp.algorithms.bucket_exchange import exchange_of
 from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind
 from asyncddp.algorithms.leader_round import LeaderRound
@@ -64,7 +64,7 @@ class TwoSidedCommunication(Communication):
 
     @override
     def begin_round(self, averager: CrossRoundState, number: int) -> AveragingRound | None:
-        plan = self.plan_round(averager, number)
+        plan, active_ranks = self.plan_round(averager, number), None
         if plan is not None and averager.join_coordinator is not None:
             active_ranks = averager.join_coordinator.notify(
                 averager.label, JoinCollectiveKind.AVERAGING_ROUND
@@ -74,6 +74,7 @@ class TwoSidedCommunication(Communication):
                 plan = self.plan_round(averager, number, active_ranks)
         if plan is None:
             return None
+        averager.restart_if_changed(active_ranks)
         if plan.row is not None and averager.buffer is not None and self._splits(averager):
             return PiecewiseRound(averager, plan, plan.row, averager.buffer)
         kind = TwoSidedRound if plan.leads is None else LeaderRound
@@ -90,17 +91,21 @@ class TwoSidedCommunication(Communication):
     def shadow_round(self, averager: CrossRoundState, active_ranks: Sequence[int]) -> None:
         """Exchange this joined rank's messages of the active ranks' round, and count the round."""
         self._require_join(averager)
-        plan = self.plan_round(averager, averager.round, active_ranks)
+        plan, method = self.plan_round(averager, averager.round, active_ranks), averager.algorithm
         if plan is None:
             return
+        averager.restart_if_changed(active_ranks)
+        exchanges = []
         with use(averager.context), torch.no_grad():
-            exchanges = [
-                AverageExchange(plan.start, averager.buckets[index], flat, name)
-                for index, name, flat in averager.pieces(split=self._splits(averager))
-            ]
+            for index, name, flat in averager.pieces(split=self._splits(averager)):
+                bucket = averager.buckets[index]
+                sent = flat if method.plain or method.replicates_model else method.outgoing(bucket)
+                exchanges.append(
+                    exchange_of(plan.start, method, bucket, sent, name, in_place=False)
+                )
+                averager.bytes_sent += plan.send_bytes(bucket, sent.dtype, method.averaged_state)
         for exchange in exchanges:
             exchange.wait()
-        averager.bytes_sent += sum(map(plan.send_bytes, averager.buckets))
         averager.round += 1
 
     def _require_join(self, averager: CrossRoundState) -> None:

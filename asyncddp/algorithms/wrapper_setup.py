@@ -33,6 +33,15 @@ def checked_bucket_bytes(megabytes: Any) -> int:
     return max(1, int(megabytes * 2**20))
 
 
+def checked_share(name: str, value: Any, *, closed: bool = False) -> float:
+    """Check that a coefficient is a number from 0 to below 1, or up to 1 where that is allowed."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (0.0 <= value < 1.0 or (closed and value == 1.0)):
+        upper = "to 1" if closed else "to below 1"
+        raise ArgumentError(f"{name}: expected a number from 0 {upper}, got {value!r}")
+    return float(value)
+
+
 def checked_integer(
     argument: str, value: Any, least: int | None = None, wanted: str = "a whole number"
 ) -> int:

@@ -91,6 +91,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             messages and ring buffers may take, for one in-neighbour. Buckets then travel in pieces,
             with the same results. None takes 4 MiB where all ranks share memory, and sets no limit
             elsewhere: there ``adapt_with_combine`` hides no more than it has memory for.
+        force: Whether to take a topology on which the method does not converge as it says.
         switch_at: ``{1000: "decentralized"}`` switches after 1000 steps, as :meth:`switch_to` does;
             a pair ``("decentralized", {"communication_interval": 2})`` gives arguments as well.
         autotune: Whether to search for the fastest bucket size, and for what else an
@@ -145,6 +146,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         error_feedback: bool | None = None,
         plain_compression: bool = False,
         communication_buffer_in_mb: float | None = None,
+        force: bool = False,
         switch_at: SwitchSchedule | None = None,
         autotune: bool | Autotune | None = None,
         **options: Any,
@@ -165,6 +167,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             error_feedback,
             plain_compression,
             communication_buffer_in_mb,
+            force,
             checked_autotune(autotune),
             options,
         )

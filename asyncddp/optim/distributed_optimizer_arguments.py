@@ -101,6 +101,13 @@ def checked_communication_buffer(megabytes: Any, averager: ModelAverager) -> int
     return int(min(megabytes, 2**40) * 2**20)
 
 
+def checked_force(given: Any) -> bool:
+    """Check that force is True or False."""
+    if not isinstance(given, bool):
+        raise ArgumentError(f"argument force: expected True or False, got {given!r}")
+    return given
+
+
 def checked_prefix(prefix: Any, algorithm: Algorithm) -> str | None:
     """Check that window_prefix is None or a name, and the algorithm one-sided."""
     if prefix is None:

@@ -32,6 +32,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.optim.autotune import Autotune
 from asyncddp.optim.distributed_optimizer_arguments import (
     checked_communication_buffer,
+    checked_force,
     checked_prefix,
     checked_scale_steps,
     checked_staleness,
@@ -62,6 +63,7 @@ class MethodSettings:
     error_feedback: bool | None = None
     plain_compression: bool = False
     communication_buffer_in_mb: float | None = None
+    force: bool = False
     autotune: Autotune | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -155,6 +157,7 @@ class MethodSettings:
             self.topology,
             label,
             self.compressor_for(method),
+            force=checked_force(self.force),
         )
         megabytes = self.communication_buffer_in_mb
         averager.communication_buffer = checked_communication_buffer(megabytes, averager)
@@ -185,12 +188,14 @@ class MethodSettings:
         """
         method.check_optimizer(optimizer)
         label = checked_prefix(self.window_prefix, method) or next_label(context, wrapper)
+        counts_steps = method.communication_interval is not None
         config = PhaseConfig(
             self.create_averager(context, method, label),
             optimizer,
             models,
             passes_per_round=self._steps_per_round(method),
-            first_round_at_once=method.communication_interval is not None,
+            counts_steps=counts_steps,
+            first_round_at_once=counts_steps and method.averages_first_step,
             bucket_bytes=checked_bucket_bytes(self.bucket_size_in_mb),
             training_tracer=tracer,
         )

@@ -59,7 +59,19 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
                     if parameter.grad is not None:
                         with torch.no_grad():
                             parameter.grad.mul_(inverse.to(parameter.grad.device))
-        return self._wrapped.step() if closure is None else self._wrapped.step(closure)
+        if closure is None:
+            self._before_update()
+            return self._wrapped.step()
+
+        def evaluate() -> Any:
+            loss = closure()
+            self._before_update()
+            return loss
+
+        return self._wrapped.step(evaluate)
+
+    def _before_update(self) -> None:
+        """Handle that the wrapped optimizer is about to use the gradients."""
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that only the wrapped optimizer has, such as its ``train()``."""

@@ -32,6 +32,9 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
     def _phase(self) -> CommunicationPhase:
         return self._switcher.phase
 
+    def _before_update(self) -> None:
+        self._phase.before_update()
+
     def switch_to(
         self,
         algorithm: str | type[Algorithm],

@@ -54,3 +54,8 @@ def check_update_in_backward(method: Algorithm, *, update_in_backward: bool) -> 
             f"argument update_in_backward: {method.name} averages {method.when.value}; only a "
             "method that averages after_step, such as adapt_then_combine, can update in backward"
         )
+    if update_in_backward and method.replaces_gradients:
+        raise ArgumentError(
+            f"argument update_in_backward: {method.name} replaces gradients when all are there; "
+            "expected False, or a method that leaves them alone, such as adapt_then_combine"
+        )

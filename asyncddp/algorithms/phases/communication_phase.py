@@ -20,7 +20,7 @@ from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases.accumulation_counter import AccumulationCounter
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.algorithms.wrapper_setup import require_dense
-from asyncddp.errors import ArgumentError
+from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.tensors.buckets import NamedFlatBucket, ParameterBucket, padded_nbytes, partition
 
 Closure: TypeAlias = Callable[[], Any]
@@ -37,6 +37,8 @@ class PhaseConfig:
     models: Sequence[torch.nn.Module]
     passes_per_round: int
     """``num_steps_per_communication``."""
+    counts_steps: bool
+    """Whether a round follows after so many steps, whatever their backward passes."""
     first_round_at_once: bool
     """Whether the first step averages, and then every ``passes_per_round``-th."""
     bucket_bytes: int
@@ -80,8 +82,9 @@ class CommunicationPhase(ABC):
 
     def __init__(self, config: PhaseConfig) -> None:
         self.config = config
-        by_steps = config.first_round_at_once
-        self.accumulation = AccumulationCounter(config.passes_per_round, counts_steps=by_steps)
+        self.accumulation = AccumulationCounter(
+            config.passes_per_round, counts_steps=config.counts_steps
+        )
         self.accumulation.carried_passes = config.first_carried_passes
         self.named_parameters: NamedTensors = []
         self._in_step = False
@@ -96,6 +99,9 @@ class CommunicationPhase(ABC):
 
         ``update`` runs the user's optimizer, with a closure or None.
         """
+
+    def before_update(self) -> None:  # noqa: B027 - only methods of parameters have the hook
+        """Let the method see the gradients, and replace them, just before the optimizer does."""
 
     def wait_for_reads(self) -> None:  # noqa: B027 - buckets of gradients are read freely
         """Wait until no message or peer reads a parameter any more."""
@@ -141,7 +147,7 @@ class CommunicationPhase(ABC):
         Groups may have been added, parameters frozen, moved, cast or assigned anew. All ranks
         must do the same.
         """
-        if self.config.averager.single_rank:
+        if self.config.averager.idle:
             return
         before, current = [p for _, p in self.named_parameters], self._parameters()
         same = len(before) == len(current) and all(map(is_, before, current))
@@ -170,7 +176,7 @@ class CommunicationPhase(ABC):
 
     def _start(self) -> None:
         """Build the buckets and hook the models, where there are other ranks."""
-        if self.config.averager.single_rank:
+        if self.config.averager.idle:
             return
         self.rebuild()
         for model in self.config.models if self.forward_hook is not None else ():
@@ -205,6 +211,7 @@ class ParameterAveragingPhase(CommunicationPhase):
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
         self.buckets: list[ParameterBucket] = []
+        self._prepared = False
         self._round: AveragingRound | None = None
         self._start()
 
@@ -223,13 +230,35 @@ class ParameterAveragingPhase(CommunicationPhase):
     @override
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
         averaged = self._averages_in_step()
-        self._in_step = True
+        self._in_step, self._prepared = True, False
         try:
             loss = self._run_step(update, closure, averaged=averaged)
         finally:
             self._in_step = False
+        method = self.config.averager.algorithm
+        if self._prepared or not method.replaces_gradients:
+            with torch.no_grad():
+                for bucket in self.config.averager.buckets:
+                    method.after_step(bucket)
         self._end_step(averaged=averaged)
         return loss
+
+    @override
+    def before_update(self) -> None:
+        method = self.config.averager.algorithm
+        if not method.replaces_gradients or self.config.averager.idle:
+            return
+        if self._prepared:
+            raise UsageError(
+                f"{method.name} replaces gradients once a step, but the closure was evaluated "
+                "again; use an optimizer that evaluates it once, which LBFGS does not, or "
+                "algorithm='adapt_then_combine'"
+            )
+        self._prepared = True
+        self.rebuild_if_changed()
+        with torch.no_grad():
+            for bucket in self.config.averager.buckets:
+                method.before_update(bucket)
 
     @abstractmethod
     def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
