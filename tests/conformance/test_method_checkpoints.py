@@ -16,12 +16,13 @@ from asyncddp.compression import COMPRESSORS
 from tests.support import LoopbackWorld, on
 from tests.support.bagua_net import LR, momentum_sgd, net, vector
 from tests.support.bagua_training import Run, all_equal
+from tests.support.methods import sgd_for
 
 STEPS, SAVED = 8, 3
 NO_DEFAULT_GRAPH = [
     name
     for name in ALGORITHMS
-    if name not in ("choco_sgd", "decentralized", "low_precision_decentralized")
+    if ALGORITHMS[name]().default_topology(4) is None
     and ALGORITHMS[name].what is AveragedQuantity.PARAMETER
 ]
 
@@ -34,7 +35,8 @@ def made(method, **options):
     """A run, in which one-sided methods meet in each round, so that all is determined."""
     if method in NO_DEFAULT_GRAPH:
         options = {"topology": topology.ring(bf.size()), **options}
-    options = {"make": adam(6) if method == "qadam" else momentum_sgd, **options}
+    make = adam(6) if method == "qadam" else sgd_for(method, LR)
+    options = {"make": make, **options}
     run = Run(method, **options)
     run.optimizer.force_barrier = ALGORITHMS[method].how[0].one_sided
     return run

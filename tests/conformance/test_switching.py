@@ -15,6 +15,7 @@ from tests.support import LoopbackWorld, on
 from tests.support.bagua_net import LR, FrozenAdam, momentum_sgd, vector
 from tests.support.bagua_simulation import Simulation
 from tests.support.bagua_training import Run, all_equal, assert_near
+from tests.support.methods import FORMULAS, fitting_graph
 
 WARMUP = 15
 ring = topology.ring
@@ -35,19 +36,24 @@ LEGS = {
     "choco_sgd": ({"topology": ring, "compression": "minmax_uint8"}, Simulation.choco_sgd),
     "adapt_with_combine": ({"topology": ring}, Simulation.adapt_with_combine),
 }
-"""Every method, each with its arguments and its simulation; the step of qadam's stage is among."""
+"""Methods, each with its arguments and its simulation; the step of qadam's stage is among."""
+BY_FORMULA = [name for name in ALGORITHMS if name in {one.partition(",")[0] for one in FORMULAS}]
+MORE = [name for name in BY_FORMULA if name not in LEGS]
+"""Methods that tests hold to formulas of their own; here each begins from the mean as well."""
 STEPS = 3
 
 
 def arguments_of(name, n):
     """A leg's arguments, with the graph of n ranks."""
+    if name in MORE:
+        return {"topology": fitting_graph(name, n)}
     return {key: one(n) if callable(one) else one for key, one in LEGS[name][0].items()}
 
 
 def chain(make):
     """All methods, one after the other; the models after each leg."""
     found, run = [], None
-    for name in LEGS:
+    for name in [*LEGS, *MORE]:
         arguments = arguments_of(name, bf.size())
         if run is None:
             run = Run(name, make=make, **arguments)
@@ -63,7 +69,7 @@ def chain(make):
 @on("loopback-2", "loopback-4", "mpi-2", "shared_memory-4")
 def test_a_chain_of_all_methods(world):
     """A5, I2: each leg is the simulation's, and each switch gives all ranks the mean."""
-    assert set(LEGS) == set(ALGORITHMS), "a new method belongs into the chain"
+    assert {*LEGS, *MORE} == set(ALGORITHMS), "a new method belongs into the chain"
     got = world.run(chain, partial(bf.QAdamOptimizer, lr=LR, warmup_steps=WARMUP))
     simulation = Simulation(world.size, make=partial(FrozenAdam, warmup=WARMUP))
     for leg, (name, (_, simulate)) in enumerate(LEGS.items()):
@@ -83,6 +89,13 @@ def test_a_chain_of_all_methods(world):
         assert_near(ended, simulation.vectors, 1e-3 if sends_differences else 1e-4)
         for rank, one in enumerate(ended):  # so that no rounding of a code is carried on
             simulation.assign_vector(rank, one)
+    before = ended
+    for leg, name in enumerate(MORE, len(LEGS)):
+        start, ended = zip(*(one[leg] for one in got), strict=True)
+        assert all_equal(start), name
+        assert_near(start[:1], [torch.stack(list(before)).mean(0)], 1e-5)
+        assert not any(map(torch.equal, start, ended)), name
+        before = ended
 
 
 # what a switch does to models, optimizers and buffers

@@ -10,6 +10,7 @@ import torch
 import asyncddp as bf
 from asyncddp.algorithms import ALGORITHMS
 from tests.support import LoopbackWorld
+from tests.support.methods import sgd_for
 
 STEPS = 6
 IN_STEP = [
@@ -34,7 +35,7 @@ def model_and_data():
 def optim_fn_for(name):
     if name == "qadam":
         return lambda named: bf.QAdamOptimizer([p for _, p in named], lr=0.01, warmup_steps=4)
-    return lambda named: torch.optim.SGD([p for _, p in named], lr=0.05, momentum=0.9)
+    return lambda named: sgd_for(name, 0.05)([p for _, p in named])
 
 
 def loss_of(output):

@@ -1,0 +1,70 @@
+"""Base class of exact diffusion and D²: diffusion with the correction that ends its bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from topology import GraphOrSchedule, symmetric_exponential
+
+_CORRECTION = "correction"
+
+
+class CorrectedDiffusion(Algorithm):
+    r"""Diffusion that adds to each update by how much the last combination has moved this rank.
+
+    .. math:: \psi^{k+1} = X^{k} - U(G(X^{k})), \qquad C^{k} = X^{k} - \psi^{k}, \qquad
+              X^{k+1} = \bar W \big(\psi^{k+1} + C^{k}\big)
+
+    with U the update of the wrapped optimizer and :math:`C^0 = 0`, so that the first step is
+    that of ``adapt_then_combine``. As C has the last update in it, schedules of the learning rate
+    need nothing else. It is one tensor of the model's size, in float32 where parameters are halves;
+    what travels is :math:`\psi + C`, once to each neighbour, in that dtype.
+
+    Attributes:
+        lazy: Whether :math:`\bar W = (I + W) / 2`, whose eigenvalues are not below zero, or W.
+    """
+
+    lazy: ClassVar[bool] = True
+    when = CommunicationTiming.AFTER_STEP
+    how = (
+        CommunicationPattern.NEIGHBORS,
+        CommunicationPattern.MACHINES,
+        CommunicationPattern.GLOBAL,
+    )
+    alternative = "gradient_tracking"
+    exact = True
+    state_copies = 1
+
+    @override
+    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
+        return symmetric_exponential(nodes)
+
+    @override
+    def initial_state(
+        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        return {_CORRECTION: bucket.new_state()}
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        return bucket.state[_CORRECTION] + bucket.flat
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        correction = bucket.state[_CORRECTION]
+        if self.lazy:
+            correction.add_(bucket.flat).lerp_(received.mixed, 0.5)
+        else:
+            correction.copy_(received.mixed)
+        correction.sub_(bucket.flat)
+        bucket.flat.add_(correction)
+
+    @override
+    def restart(self, bucket: AveragedBucket) -> None:
+        bucket.state[_CORRECTION].zero_()

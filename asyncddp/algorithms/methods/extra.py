@@ -1,0 +1,70 @@
+"""``extra``: adapt while combining, with a dual variable that ends the bias."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from topology import GraphOrSchedule, symmetric_exponential
+
+_DUAL = "dual"
+
+
+class Extra(Algorithm):
+    r"""EXTRA: ``adapt_with_combine`` with a dual variable, and so without a bias.
+
+    .. math:: X^{k+1} = W X^{k} + S^{k} - U(G(X^{k})), \qquad
+              S^{k+1} = S^{k} - \tfrac12 (I - W) X^{k}, \qquad S^0 = 0
+
+    with U the update of the wrapped optimizer. Without S in it this is
+    :math:`X^{k+2} = (I + W) X^{k+1} - \tfrac12 (I + W) X^{k} - U^{k+1} + U^{k}`. The messages
+    travel during forward and backward pass; they and S are in float32 where parameters are halves.
+    It works with one symmetric graph, and steps below :math:`(1 + \lambda_{\min}(W)) / L`. Within
+    ``join`` S begins anew when another rank is done.
+
+    References:
+        Shi, Ling, Wu, Yin, "EXTRA: an exact first-order algorithm for decentralized consensus
+        optimization", SIAM J. Optim. 25(2), 2015.
+    """
+
+    name = "extra"
+    when = CommunicationTiming.BEFORE_FORWARD
+    how = (
+        CommunicationPattern.NEIGHBORS,
+        CommunicationPattern.MACHINES,
+        CommunicationPattern.GLOBAL,
+    )
+    needs = TopologyRequirements(
+        doubly_stochastic=True, symmetric=True, static_only=True, min_eigenvalue=-1.0
+    )
+    alternative = "gradient_tracking"
+    exact = True
+    state_copies = 1
+
+    @override
+    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
+        return symmetric_exponential(nodes)
+
+    @override
+    def initial_state(
+        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        return {_DUAL: bucket.new_state()}
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        return bucket.flat.to(bucket.state[_DUAL].dtype)
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        dual, mixed = bucket.state[_DUAL], received.mixed
+        combined = mixed + dual
+        dual.add_(mixed, alpha=0.5).sub_(bucket.flat, alpha=0.5)
+        bucket.flat.copy_(combined)
+
+    @override
+    def restart(self, bucket: AveragedBucket) -> None:
+        bucket.state[_DUAL].zero_()

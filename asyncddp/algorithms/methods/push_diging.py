@@ -1,0 +1,68 @@
+"""``push_diging``: gradient tracking on directed graphs, by push-sum."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from asyncddp.tensors.allocation import make_tensor
+
+_TRACKER, _GRADIENT, _WEIGHT = "tracker", "gradient", "push-sum weight"
+
+
+class PushDIGing(Algorithm):
+    r"""Push-DIGing: gradient tracking where no weights are doubly stochastic, by push-sum.
+
+    .. math:: y_i^{k} = \sum_j a_{ij} y_j^{k-1} + g_i(x_i^{k}) - g_i(x_i^{k-1}), \qquad
+              \begin{pmatrix} u_i \\ v_i \end{pmatrix}^{k+1} = \sum_j a_{ij}
+              \begin{pmatrix} v_j\, \big(x_j - U(y_j / v_j)\big) \\ v_j \end{pmatrix}^{k},
+              \qquad x_i^{k+1} = u_i^{k+1} / v_i^{k+1}
+
+    with U the update of the wrapped optimizer, for SGD
+    :math:`v_j (x_j - \gamma y_j / v_j) = u_j - \gamma y_j`. The columns of A sum to one: what a
+    rank keeps and gives is the whole, as ``topology.push_weights(graph)`` has it for any digraph.
+    The model holds x. All of it travels in one round: two messages to each neighbour and a number.
+
+    References:
+        Nedić, Olshevsky, Shi, "Achieving geometric convergence for distributed optimization over
+        time-varying graphs", SIAM J. Optim. 27(4), 2017.
+    """
+
+    name = "push_diging"
+    when = CommunicationTiming.AFTER_STEP
+    how = (CommunicationPattern.NEIGHBORS,)
+    needs = TopologyRequirements(column_stochastic=True, strongly_connected=True)
+    exact = True
+    averaged_state = (_TRACKER, _WEIGHT)
+    state_copies = messages = 2
+
+    @override
+    def initial_state(
+        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        weight = make_tensor(1.0, torch.float64).to(bucket.flat.device)
+        return {_TRACKER: bucket.new_state(), _GRADIENT: bucket.new_state(), _WEIGHT: weight}
+
+    @override
+    def before_update(self, bucket: AveragedBucket) -> None:
+        gradient, tracker = bucket.gradient(), bucket.state[_TRACKER]
+        tracker.add_(gradient).sub_(bucket.state[_GRADIENT])
+        bucket.state[_GRADIENT].copy_(gradient)
+        bucket.set_gradient(tracker / bucket.state[_WEIGHT])
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        return bucket.flat * bucket.state[_WEIGHT]
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        super().incoming(bucket, received)
+        bucket.flat.div_(bucket.state[_WEIGHT])
+
+    @override
+    def restart(self, bucket: AveragedBucket) -> None:
+        bucket.state[_TRACKER].copy_(bucket.state[_GRADIENT])
+        bucket.state[_WEIGHT].fill_(1.0)

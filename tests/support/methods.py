@@ -1,0 +1,162 @@
+"""What tests over all methods need to know of each: a graph, an optimizer, and formulas.
+
+The formulas are those of the papers, for the models of all ranks in one matrix, whose rows are the
+ranks: X⁺ = W (X − γ G(X)), and so on. ``w`` gives the mixing matrix of a round, ``gradient`` all
+ranks' gradients, ``rates`` the learning rates of a step, for each column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import networkx as nx
+import numpy as np
+import torch
+
+import topology
+from asyncddp.algorithms import ALGORITHMS
+from topology import GraphOrSchedule, TopologyError
+
+Matrix = np.ndarray
+Step = Callable[[int], Matrix]
+Formula = Callable[[Matrix, Step, Callable[[Matrix], Matrix], Step], Iterator[Matrix]]
+
+
+def fitting_graph(name: str, n: int) -> nx.DiGraph[int]:
+    """A ring, or else what comes closest to it among the graphs that a method admits."""
+    method = ALGORITHMS[name]()
+    ring = topology.ring(n)
+    for graph in (ring, topology.lazy_weights(ring), topology.star(n)):
+        try:
+            method.check(graph)
+        except TopologyError:
+            continue
+        return graph
+    raise AssertionError(f"no graph for {name}")
+
+
+def admits(name: str, graph: GraphOrSchedule) -> bool:
+    """Whether a method says that it works on a graph."""
+    try:
+        ALGORITHMS[name]().check(graph)
+    except TopologyError:
+        return False
+    return True
+
+
+def sgd_for(name: str, lr: float, momentum: float = 0.9) -> Callable[..., torch.optim.Optimizer]:
+    """SGD with momentum, or without any for methods that keep it themselves."""
+    own = ALGORITHMS[name].owns_momentum
+    return partial(torch.optim.SGD, lr=lr, momentum=0.0 if own else momentum)
+
+
+# formulas: each yields X¹, X², …
+
+
+def adapt_then_combine(x, w, gradient, rates):
+    for k in iter_steps():
+        x = w(k) @ (x - rates(k) * gradient(x))
+        yield x
+
+
+def adapt_with_combine(x, w, gradient, rates):
+    for k in iter_steps():
+        x = w(k) @ x - rates(k) * gradient(x)
+        yield x
+
+
+def gradient_tracking(x, w, gradient, rates, combine_last=True):
+    y = g = gradient(x)
+    for k in iter_steps():
+        x = w(k) @ (x - rates(k) * y) if combine_last else w(k) @ x - rates(k) * y
+        before, g = g, gradient(x)
+        y = w(k if combine_last else k + 1) @ y + g - before
+        yield x
+
+
+def push_diging(x, w, gradient, rates):
+    u, v, y, g = x, np.ones((len(x), 1)), gradient(x), gradient(x)
+    for k in iter_steps():
+        u, v = w(k) @ (u - rates(k) * y), w(k) @ v
+        x = u / v
+        before, g = g, gradient(x)
+        y = w(k) @ y + g - before
+        yield x
+
+
+def exact_diffusion(x, w, gradient, rates, lazy=True, beta=0.0):
+    psi, m = x, np.zeros_like(x)
+    for k in iter_steps():
+        m = beta * m + gradient(x)
+        before, psi = psi, x - rates(k) * m
+        combine = (np.eye(len(x)) + w(k)) / 2 if lazy else w(k)
+        x = combine @ (psi + x - before)
+        yield x
+
+
+def extra(x, w, gradient, rates):
+    before, step_before = x, rates(0) * gradient(x)
+    x = w(0) @ x - step_before
+    yield x
+    for k in iter_steps(1):
+        one, step = np.eye(len(x)), rates(k) * gradient(x)
+        after = (one + w(k)) @ x - (one + w(k)) / 2 @ before - (step - step_before)
+        before, x, step_before = x, after, step
+        yield x
+
+
+def momentum_tracking(x, w, gradient, rates, beta=0.9):
+    m = c = np.zeros_like(x)
+    for k in iter_steps():
+        m = beta * m + gradient(x)
+        # with C of the round before, since C⁺ = W (C - M⁺) + M⁺ is mixed in the next round
+        x, c = w(k) @ x - rates(k) * (m - c), w(k + 1) @ (c - m) + m
+        yield x
+
+
+def quasi_global_momentum(x, w, gradient, rates, beta=0.9, mu=0.9):
+    m = np.zeros_like(x)
+    for k in iter_steps():
+        before = x
+        x = w(k) @ (x - rates(k) * (beta * m + gradient(x)))
+        m = mu * m + (1 - mu) * (before - x) / rates(k)
+        yield x
+
+
+def decentlam(x, w, gradient, rates, beta=0.9):
+    m = np.zeros_like(x)
+    for k in iter_steps():
+        m = beta * m + (x - w(k) @ (x - rates(k) * gradient(x))) / rates(k)
+        x = x - rates(k) * m
+        yield x
+
+
+def iter_steps(start: int = 0) -> Iterator[int]:
+    """0, 1, 2, …"""
+    while True:
+        yield start
+        start += 1
+
+
+FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
+    "adapt_then_combine": ({}, adapt_then_combine),
+    "adapt_with_combine": ({}, adapt_with_combine),
+    "gradient_tracking": ({}, gradient_tracking),
+    "gradient_tracking, diging": (
+        {"form": "diging"},
+        partial(gradient_tracking, combine_last=False),
+    ),
+    "push_diging": ({}, push_diging),
+    "exact_diffusion": ({}, exact_diffusion),
+    "d2": ({}, partial(exact_diffusion, lazy=False)),
+    "edm": ({"beta": 0.7}, partial(exact_diffusion, beta=0.7)),
+    "extra": ({}, extra),
+    "momentum_tracking": ({"beta": 0.7}, partial(momentum_tracking, beta=0.7)),
+    "quasi_global_momentum": (
+        {"beta": 0.7, "mu": 0.8},
+        partial(quasi_global_momentum, beta=0.7, mu=0.8),
+    ),
+    "decentlam": ({"beta": 0.7}, partial(decentlam, beta=0.7)),
+}
+"""By method, and form: options, and the formula."""
