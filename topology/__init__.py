@@ -36,6 +36,7 @@ from topology.graphs.hypercube import hypercube as hypercube
 from topology.graphs.random_regular import random_regular as random_regular
 from topology.graphs.ring import ring as ring
 from topology.graphs.star import star as star
+from topology.graphs.tree import tree as tree
 from topology.links import Link as Link
 from topology.links import Links as Links
 from topology.matrices import mixing_matrix as mixing_matrix
@@ -57,6 +58,7 @@ from topology.schedules.matcha import matcha as matcha
 from topology.schedules.one_peer_exponential import one_peer_exponential as one_peer_exponential
 from topology.schedules.one_peer_hypercube import one_peer_hypercube as one_peer_hypercube
 from topology.schedules.one_peer_of import one_peer_of as one_peer_of
+from topology.schedules.random_matching import random_matching as random_matching
 from topology.schedules.shift_one import shift_one as shift_one
 from topology.spectral import consensus_rate as consensus_rate
 from topology.spectral import min_eigenvalue as min_eigenvalue

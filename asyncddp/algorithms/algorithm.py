@@ -231,6 +231,19 @@ class Algorithm:
         """
         return bucket.flat
 
+    def outgoing_to_each(
+        self, bucket: AveragedBucket, sent: torch.Tensor
+    ) -> Mapping[int, torch.Tensor] | None:
+        """Compute what each out-neighbour gets, by rank, where that differs; None if it does not.
+
+        Of methods with ``compression = CompressionUse.DIFFERENCES`` alone.
+
+        Args:
+            bucket: The bucket.
+            sent: What :meth:`outgoing` gave, which all these are like.
+        """
+        return None
+
     def incoming(self, bucket: AveragedBucket, received: Received) -> None:
         """Update the bucket, and its state, from what has been received."""
         bucket.flat.copy_(received.mixed)

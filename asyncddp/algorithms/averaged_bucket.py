@@ -31,6 +31,7 @@ class AveragedBucket:
             parameter.
         compressor: Compressor of what is sent, with its state; None sends tensors as they are.
         row: This rank's weights in the round, where it averages with neighbours by messages.
+        nodes: Number of nodes of the graph: ranks or machines.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class AveragedBucket:
         self.state: dict[str, torch.Tensor] = {}
         self.compressor: TensorCompressor | None = None
         self.row: WeightRow | None = None
+        self.nodes = 1
         self._layout = layout
 
     @property
@@ -57,13 +59,13 @@ class AveragedBucket:
         """Return the rest of the flat tensor, such as which parameters have gradients."""
         return self.flat[self.payload.numel() :]
 
-    def message_bytes(self, parts: int, dtype: torch.dtype) -> int:
+    def message_bytes(self, parts: int, plain: int) -> int:
         """Compute the bytes of a message with this bucket, encoded in equal parts if at all.
 
-        Otherwise it travels in ``dtype``.
+        Otherwise it has ``plain`` bytes.
         """
         if self.compressor is None:
-            return self.flat.numel() * dtype.itemsize
+            return plain
         numel, encoder = self.payload.numel(), self.compressor.compressor
         return self.tail.nbytes + parts * encoder.encoded_size(-(-numel // parts), self.flat.dtype)
 

@@ -203,12 +203,13 @@ class BucketAveragingFunctions:
     fast_path: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
 
     def send_bytes(
-        self, bucket: AveragedBucket, dtype: torch.dtype, states: Sequence[str] = ()
+        self, bucket: AveragedBucket, sent: torch.Tensor, states: Sequence[str] = ()
     ) -> int:
-        """Compute the bytes that this rank sends for a bucket in a dtype, and for its states."""
-        travels = DTYPES[dtype].accumulate if self.sums else dtype
+        """Compute the bytes that this rank sends of a bucket, and of its state."""
+        travels = DTYPES[sent.dtype].accumulate if self.sums else sent.dtype
+        message = bucket.message_bytes(self.parts, sent.numel() * travels.itemsize)
         along = sum(bucket.state[key].nbytes for key in states)
-        return round(self.copies_sent * (bucket.message_bytes(self.parts, travels) + along))
+        return round(self.copies_sent * (message + along))
 
 
 class TwoSidedRound(AveragingRound):
@@ -228,7 +229,7 @@ class TwoSidedRound(AveragingRound):
             if plain and not averager.overlapping:
                 fast_path = self._plan.fast_path(bucket.flat, name)
                 if fast_path is not None:
-                    averager.bytes_sent += self._plan.send_bytes(bucket, bucket.flat.dtype)
+                    averager.bytes_sent += self._plan.send_bytes(bucket, bucket.flat)
                     self._fast_paths[index] = fast_path
                     return
             bucket.row = self._plan.row
@@ -236,8 +237,8 @@ class TwoSidedRound(AveragingRound):
                 if bucket.compressor is not None:
                     bucket.clear_padding()
                 sent = method.outgoing(bucket)
-                sizes = bucket, sent.dtype, method.averaged_state
-                averager.bytes_sent += self._plan.send_bytes(*sizes)
+                along = method.averaged_state
+                averager.bytes_sent += self._plan.send_bytes(bucket, sent, along)
                 in_place = plain and averager.in_place
                 self._pending[index] = exchange_of(
                     self._plan.start, method, bucket, sent, name, in_place=in_place

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from typing_extensions import override
@@ -72,7 +72,12 @@ class MessageExchange(BucketExchange):
     """Exchange of encoded tensors with the neighbours, each of which the method gets by itself."""
 
     def __init__(
-        self, row: WeightRow, bucket: AveragedBucket, sent: torch.Tensor, name: str
+        self,
+        row: WeightRow,
+        bucket: AveragedBucket,
+        sent: torch.Tensor,
+        name: str,
+        to_each: Mapping[int, torch.Tensor] | None,
     ) -> None:
         self._row, self._bucket = row, bucket
         self._handle: Handle[ExchangedTensors] = exchange_with_neighbors_nonblocking(
@@ -81,6 +86,7 @@ class MessageExchange(BucketExchange):
             bucket.compressor,
             name=name,
             describe=lambda: bucket.describe_not_finite(sent),
+            to_each=to_each,
         )
 
     @override
@@ -159,7 +165,8 @@ def exchange_of(
 ) -> BucketExchange:
     """Start the exchange of a bucket, whose ``row`` has the weights if there are neighbours."""
     if method.compression is CompressionUse.DIFFERENCES and bucket.row is not None:
-        return MessageExchange(bucket.row, bucket, sent, name)
+        to_each = method.outgoing_to_each(bucket, sent)
+        return MessageExchange(bucket.row, bucket, sent, name, to_each)
     if method.averaged_state:
         return StatefulExchange(start, bucket, sent, name, method.averaged_state)
     return AverageExchange(start, bucket, sent, name, in_place=in_place)

@@ -182,7 +182,9 @@ class ModelAverager(CrossRoundState):
 
     def begin_state(self) -> None:
         """Begin the state of method and compressors, from what buckets hold now; collective."""
+        nodes = self.communication.nodes
         for bucket in self.buckets:
+            bucket.nodes = self.context.size if nodes is None else self._node_count(nodes)
             if self.compressor is not None:
                 seed = self.context.rank + bucket.index * self.context.size
                 bucket.compressor = TensorCompressor(self.compressor, seed)

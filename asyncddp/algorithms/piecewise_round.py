@@ -60,7 +60,7 @@ class PiecewiseRound(AveragingRound):
         averager = self._averager
         with averager.exposed_time:
             bucket = averager.buckets[index]
-            averager.bytes_sent += self._plan.send_bytes(bucket, bucket.flat.dtype)
+            averager.bytes_sent += self._plan.send_bytes(bucket, bucket.flat)
             self._started.add(index)
             if self._ahead:
                 self._send(in_place=averager.in_place)

@@ -98,19 +98,18 @@ class TopologyRequirements:
 
     def _suggest_topology(self, given: GraphOrSchedule) -> str:
         """Name a graph of the same size that fits: the given one reweighted, or a known family."""
-        n = given.n if isinstance(given, Schedule) else given.number_of_nodes()
-        static = not isinstance(given, Schedule)
-        if static and all(given.has_edge(j, i) for i, j in given.edges):
-            name = f"topology.metropolis_weights({topology.describe(given)})"
-            if not any(self.problems(topology.metropolis_weights(given))):
-                return name if "graph on" not in name else "topology.metropolis_weights(graph)"
-        if (
-            static
-            and self.column_stochastic
-            and not any(self.problems(topology.push_weights(given)))
-        ):
-            return "topology.push_weights(graph)"
-        for family in ("exponential_two", "ring", "complete"):
+        if isinstance(given, Schedule):
+            n = given.n
+        else:
+            n = given.number_of_nodes()
+            if all(given.has_edge(j, i) for i, j in given.edges):
+                name = f"topology.metropolis_weights({topology.describe(given)})"
+                if not any(self.problems(topology.metropolis_weights(given))):
+                    unnamed = "topology.metropolis_weights(graph)"
+                    return name if "graph on" not in name else unnamed
+            if self.column_stochastic and not any(self.problems(topology.push_weights(given))):
+                return "topology.push_weights(graph)"
+        for family in ("exponential_two", "ring", "complete", "tree"):
             graph, name = topology.GRAPHS[family](n), f"topology.{family}({n})"
             if not any(self.problems(graph)):
                 return name

@@ -103,7 +103,7 @@ class TwoSidedCommunication(Communication):
                 exchanges.append(
                     exchange_of(plan.start, method, bucket, sent, name, in_place=False)
                 )
-                averager.bytes_sent += plan.send_bytes(bucket, sent.dtype, method.averaged_state)
+                averager.bytes_sent += plan.send_bytes(bucket, sent, method.averaged_state)
         for exchange in exchanges:
             exchange.wait()
         averager.round += 1

@@ -33,10 +33,12 @@ def exchange_with_neighbors(
     *,
     name: str,
     describe: Callable[[], str] = str,
+    to_each: Mapping[int, torch.Tensor] | None = None,
 ) -> OperationSpec[ExchangedTensors]:
     """Send a flat tensor, encoded if there is a compressor, and return what neighbours sent.
 
-    ``describe`` tells, for the error of a tensor that is not finite, whose values it holds.
+    ``describe`` tells, for the error of a tensor that is not finite, whose values it holds. Where
+    neighbours get different tensors, which are like ``tensor``, ``to_each`` has them by rank.
     """
     verb = "exchange_with_neighbors"
 
@@ -51,6 +53,8 @@ def exchange_with_neighbors(
             sent = codec.encode(dense(tensor).reshape(1, -1))
         form = encoded_signature(title, tensor, sent)
         parts = dict.fromkeys(row.targets, sent)
+        if to_each is not None:
+            parts = {target: dense(to_each[target]) for target in row.targets}
         received = yield from exchange_tensors(op, form, row.sources, parts, sent)
         return ExchangedTensors(sent, received)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ from asyncddp.algorithms.communication import COMMUNICATIONS
 from asyncddp.algorithms.phases import PHASES
 from tests.support import LoopbackWorld
 from tests.support.least_squares import LeastSquares
-from tests.support.methods import fitting_graph
+from tests.support.methods import FORMULAS, fitting_graph
 
 STEP_SIZE = 0.3
 BIASES = {
@@ -52,11 +54,14 @@ NEARLY_EXACT = {"bytegrad": 5e-3, "qadam": 1e-2}
 MIXING = [name for name in ALGORITHMS if ALGORITHMS[name].what is AveragedQuantity.PARAMETER]
 DIFFERENCES = [n for n in MIXING if ALGORITHMS[n].compression is CompressionUse.DIFFERENCES]
 PLAIN = [name for name in MIXING if name not in DIFFERENCES]
-TIME_VARYING = [name for name in PLAIN if not ALGORITHMS[name].needs.static_only]
+RARE = [name for name in MIXING if not ALGORITHMS[name].averages_first_step]
+EVERY_STEP = [name for name in PLAIN if name not in RARE]
+TIME_VARYING = [name for name in EVERY_STEP if not ALGORITHMS[name].needs.static_only]
 ONE_SIDED = [name for name in MIXING if all(how.one_sided for how in ALGORITHMS[name].how)]
 every_method = pytest.mark.parametrize("name", list(ALGORITHMS))
 time_varying_methods = pytest.mark.parametrize("name", TIME_VARYING)
-biased_methods = pytest.mark.parametrize("name", [n for n in MIXING if not ALGORITHMS[n].exact])
+BIASED = [name for name in MIXING if not ALGORITHMS[name].exact and name not in RARE]
+biased_methods = pytest.mark.parametrize("name", BIASED)
 one_sided_methods = pytest.mark.parametrize("name", ONE_SIDED)
 
 
@@ -130,7 +135,25 @@ def test_the_problem_is_the_known_one():
     )
 
 
-@every_method
+@pytest.mark.parametrize("name", RARE)
+def test_rare_averages_leave_the_bias_of_their_formula(name):
+    """On LS(4), where models drift apart for three steps; a single step would leave none."""
+    options, formula = FORMULAS[name]
+    problem, schedule = LeastSquares(4), topology.random_matching(4)
+    models = formula(
+        np.zeros((4, 10)),
+        lambda k: topology.mixing_matrix(schedule, k),
+        problem.gradients,
+        lambda k: STEP_SIZE,
+    )
+    expected = problem.error(next(itertools.islice(models, 59, None)))
+    bias = distance(LoopbackWorld(4).run(fit, name, None, 60, **options), 4)
+    assert bias == pytest.approx(expected, rel=1e-9)
+    assert bias > 1e-2
+    assert not ALGORITHMS[name].exact
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in RARE])
 def test_exactness_is_as_declared(name):
     """On LS(4) over the ring an exact method reaches the optimum; another keeps its known bias."""
     method, lr = ALGORITHMS[name](), STEP_SIZE
@@ -196,7 +219,7 @@ def test_the_mean_is_kept(name, communication):
         assert (at_once or steps >= 2) == torch.equal(*solutions[:2])
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if name not in TIME_VARYING])
+@pytest.mark.parametrize("name", [name for name in EVERY_STEP if name not in TIME_VARYING])
 def test_the_mean_is_kept_on_one_graph(name):
     """The same for methods that want one graph for all rounds."""
     graph = fitting_graph(name, 4)
@@ -334,7 +357,9 @@ def test_a_graph_that_leaves_ranks_out_is_refused(name):
     LoopbackWorld(4).run(case)
 
 
-@pytest.mark.parametrize("name", [name for name in MIXING if name not in ONE_SIDED])
+@pytest.mark.parametrize(
+    "name", [n for n in MIXING if n not in ONE_SIDED and not ALGORITHMS[n].needs.tree]
+)
 def test_weights_set_by_hand_are_the_users_own(name):
     """Where all weights are given, the topology in use is not asked."""
 
@@ -348,6 +373,24 @@ def test_weights_set_by_hand_are_the_users_own(name):
         optimizer.dst_weights = [other]
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
+
+    LoopbackWorld(4).run(case)
+
+
+@pytest.mark.parametrize("name", [name for name in MIXING if ALGORITHMS[name].needs.tree])
+def test_weights_set_by_hand_follow_the_edges_of_the_tree(name):
+    """What a stranger has relayed before is not known."""
+
+    def case():
+        model = torch.nn.Linear(2, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = bf.DistributedOptimizer(plain, model, name, topology=topology.tree(4))
+        after, before = (bf.rank() + 1) % 4, (bf.rank() - 1) % 4
+        optimizer.self_weight, optimizer.src_weights = 0.5, {before: 0.5}
+        optimizer.dst_weights = [after]
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(bf.ArgumentError, match=r"dst_weights: .* relays along the edges"):
+            optimizer.step()
 
     LoopbackWorld(4).run(case)
 

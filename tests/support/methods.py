@@ -36,6 +36,12 @@ def fitting_graph(name: str, n: int) -> nx.DiGraph[int]:
     raise AssertionError(f"no graph for {name}")
 
 
+def every_step(name: str) -> dict[str, int]:
+    """Options by which a method averages in every step, also one that rarely does."""
+    rarely = not ALGORITHMS[name].averages_first_step
+    return {"communication_interval": 1} if rarely else {}
+
+
 def admits(name: str, graph: GraphOrSchedule) -> bool:
     """Whether a method says that it works on a graph."""
     try:
@@ -132,6 +138,70 @@ def decentlam(x, w, gradient, rates, beta=0.9):
         yield x
 
 
+def local_sgd(x, w, gradient, rates, every=3):
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            x = np.broadcast_to(x.mean(0), x.shape)
+        yield x
+
+
+def slowmo(x, w, gradient, rates, every=3, beta=0.5, alpha=1.0):
+    outer, u = x, np.zeros_like(x)
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            u = beta * u + (outer - x.mean(0)) / rates(k - 1)
+            x = outer = outer - alpha * rates(k - 1) * u
+        yield x
+
+
+def diloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9):
+    outer, m = x, np.zeros_like(x)
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            change = (outer - x).mean(0)
+            m = mu * m + change
+            x = outer = outer - eta * (change + mu * m)
+        yield x
+
+
+def noloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9, kappa=0.7):
+    phi, delta = x, np.zeros_like(x)
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            mix = w(k // every - 1)
+            delta = mu * delta + eta * mix @ (x - phi) + kappa * (mix @ phi - phi)
+            x = phi = phi + delta
+        yield x
+
+
+def relay_sgd(x, w, gradient, rates):
+    n = len(x)
+    edges = [(i, j) for i, j in zip(*np.nonzero(w(0)), strict=True) if i != j]
+    m = {edge: np.zeros(x.shape[1]) for edge in edges}
+    c = dict.fromkeys(edges, 0)
+    for k in iter_steps():
+        h = x - rates(k) * gradient(x)
+        m, c = (
+            {(i, j): h[i] + sum(m[s, t] for s, t in edges if t == i and s != j) for i, j in edges},
+            {(i, j): 1 + sum(c[s, t] for s, t in edges if t == i and s != j) for i, j in edges},
+        )
+        x = np.stack(
+            [
+                (
+                    h[i] * (n - sum(c[s, t] for s, t in edges if t == i))
+                    + sum(m[s, t] for s, t in edges if t == i)
+                )
+                / n
+                for i in range(n)
+            ]
+        )
+        yield x
+
+
 def iter_steps(start: int = 0) -> Iterator[int]:
     """0, 1, 2, …"""
     while True:
@@ -158,5 +228,11 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
         partial(quasi_global_momentum, beta=0.7, mu=0.8),
     ),
     "decentlam": ({"beta": 0.7}, partial(decentlam, beta=0.7)),
+    "relay_sgd": ({}, relay_sgd),
+    "local_sgd": ({"communication_interval": 3}, local_sgd),
+    "post_local_sgd": ({"communication_interval": 3}, local_sgd),
+    "slowmo": ({"communication_interval": 3}, slowmo),
+    "diloco": ({"communication_interval": 3}, diloco),
+    "noloco": ({"communication_interval": 3}, noloco),
 }
 """By method, and form: options, and the formula."""

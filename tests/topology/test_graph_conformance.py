@@ -26,6 +26,7 @@ SYMMETRIC_GRAPHS = [
     "random_regular",
     "ring",
     "star",
+    "tree",
     "symmetric_exponential",
     "torus_2d",
 ]
@@ -34,6 +35,7 @@ SYMMETRIC_SCHEDULES = [
     "base_k",
     "matcha",
     "one_peer_hypercube",
+    "random_matching",
     "shift_one",
     "simple_base_k",
 ]

@@ -295,3 +295,23 @@ def test_own_schedule_needs_one_function_only():
     assert topology.is_symmetric(schedule)
     assert nx.is_strongly_connected(nx.compose(schedule.graph(0), schedule.graph(1)))
     assert repr(schedule) == "Schedule(name='mirror', n=5, period=5)"
+
+
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_random_matching_pairs_ranks_up(n):
+    """Who is i's partner has i for a partner; of an odd number one stays alone; rounds differ."""
+    schedule = topology.random_matching(n, seed=3)
+    rounds = [tuple(sends(schedule, k)) for k in range(20)]
+    for partners in rounds:
+        assert sum(partner is None for partner in partners) == n % 2
+        assert all(partners[p] == i for i, p in enumerate(partners) if p is not None)
+    assert n == 2 or len(set(rounds)) > 3
+    assert n == 2 or rounds != [tuple(sends(topology.random_matching(n), k)) for k in range(20)]
+
+
+@pytest.mark.parametrize(("branching", "longest"), [(1, 6), (2, 4), (6, 2)])
+def test_tree_has_one_way_between_any_two(branching, longest):
+    """n - 1 edges, and the longest way of a chain, a binary tree, a star of seven ranks."""
+    graph = topology.tree(7, branching)
+    assert sum(i < j for i, j in graph.edges) == 6
+    assert nx.diameter(graph) == longest

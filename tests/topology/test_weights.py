@@ -157,3 +157,18 @@ def test_neighbors_record_is_frozen_and_slotted():
     with pytest.raises(AttributeError):
         near.self_weight = 1.0
     assert not hasattr(near, "__dict__")
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6, 9])
+def test_lazy_weights_are_half_of_w_and_half_of_the_identity(n):
+    """(I + W) / 2, whose eigenvalues are not negative where W is symmetric."""
+    ring = topology.ring(n)
+    lazy = topology.lazy_weights(ring)
+    w = (np.eye(n) + topology.mixing_matrix(ring)) / 2
+    np.testing.assert_allclose(topology.mixing_matrix(lazy), w, atol=1e-16)
+    assert topology.min_eigenvalue(lazy) >= -1e-12
+    assert topology.describe(lazy) == f"lazy_weights(ring({n}))"
+    bare = nx.DiGraph([(0, 1), (1, 0)])
+    np.testing.assert_allclose(
+        topology.mixing_matrix(topology.lazy_weights(bare)), [[0.75, 0.25], [0.25, 0.75]]
+    )

@@ -55,6 +55,7 @@ class ChocoSGD(Algorithm):
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
     default_compression = "qsgd_int8"
+    state_copies = 2
 
     def __init__(self, *, consensus_step: float | None = None, hierarchical: bool = False) -> None:
         if hierarchical:

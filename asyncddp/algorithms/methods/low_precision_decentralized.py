@@ -58,6 +58,7 @@ class LowPrecisionDecentralized(Algorithm):
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
     default_compression = "minmax_uint8"
+    state_copies = state_copies_per_neighbor = 1
 
     def __init__(self, *, communication_interval: int = 1, hierarchical: bool = False) -> None:
         if hierarchical:

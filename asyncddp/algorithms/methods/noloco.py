@@ -1,0 +1,91 @@
+"""``noloco``: many local steps, then an outer step that two ranks make together."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from asyncddp.algorithms.wrapper_setup import checked_integer, checked_share
+from asyncddp.errors import ArgumentError
+from topology import GraphOrSchedule, random_matching
+
+_OUTER, _MOMENTUM = "outer parameters", "outer momentum"
+
+
+class NoLoCo(Algorithm):
+    r"""NoLoCo: DiLoCo without any collective, in random pairs that change each time.
+
+    .. math:: \delta_i \leftarrow \mu \delta_i + \eta \sum_j w_{ij} (\theta_j - \phi_j)
+              + \kappa \Big(\sum_j w_{ij} \phi_j - \phi_i\Big), \qquad
+              \phi_i \leftarrow \phi_i + \delta_i, \qquad \theta_i \leftarrow \phi_i
+
+    with :math:`\theta_i` the parameters after H local steps of the user's optimizer, and
+    :math:`\phi_i` those before them. By default w pairs ranks up at random, anew in each round, by
+    ``topology.random_matching``, of which all ranks know without a message. The last term draws the
+    ranks together. Both sums travel in one round, two messages to one neighbour; a rank keeps
+    :math:`\phi_i` and :math:`\delta_i`.
+
+    Args:
+        communication_interval: H.
+        outer_lr: :math:`\eta` above 0.
+        outer_momentum: :math:`\mu` in [0, 1).
+        consensus_rate: :math:`\kappa` in [0, 1].
+
+    Raises:
+        ArgumentError: A number out of range.
+
+    References:
+        Kolehmainen, Blagoev, Donaghy, Ersoy, Nies, "NoLoCo: no-all-reduce low communication
+        training method for large models", 2025.
+    """
+
+    name = "noloco"
+    when = CommunicationTiming.AFTER_STEP
+    how = (CommunicationPattern.NEIGHBORS,)
+    needs = TopologyRequirements(doubly_stochastic=True)
+    averages_first_step = False
+    averaged_state = (_OUTER,)
+    changes_alone = True
+    state_copies = messages = 2
+
+    def __init__(
+        self,
+        *,
+        communication_interval: int = 50,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        consensus_rate: float = 0.7,
+    ) -> None:
+        self.communication_interval = checked_integer(
+            "argument communication_interval", communication_interval, 1
+        )
+        if not outer_lr > 0:
+            raise ArgumentError(f"argument outer_lr: expected a number above 0, got {outer_lr!r}")
+        self.outer_lr = float(outer_lr)
+        self.outer_momentum = checked_share("argument outer_momentum", outer_momentum)
+        self.consensus_rate = checked_share("argument consensus_rate", consensus_rate, closed=True)
+
+    @override
+    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
+        return random_matching(nodes)
+
+    @override
+    def initial_state(
+        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        return {_OUTER: bucket.new_state().copy_(bucket.flat), _MOMENTUM: bucket.new_state()}
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        return bucket.flat - bucket.state[_OUTER]
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        outer, momentum = bucket.state[_OUTER], bucket.state[_MOMENTUM]
+        momentum.mul_(self.outer_momentum).add_(received.mixed, alpha=self.outer_lr)
+        momentum.add_(received.states[_OUTER] - outer, alpha=self.consensus_rate)
+        outer.add_(momentum)
+        bucket.flat.copy_(outer)

@@ -1,0 +1,112 @@
+"""``relay_sgd``: sums of models travel along the edges of a tree, and nothing is weighted."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import (
+    Algorithm,
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from asyncddp.compression import Compressor
+from asyncddp.errors import ArgumentError
+from topology import GraphOrSchedule, tree
+
+_MESSAGE, _COUNT = "sum of rank {}", "count of rank {}"
+
+
+class RelaySGD(Algorithm):
+    r"""RelaySGD: uniform averages over all ranks, as old as the way through a tree is long.
+
+    .. math:: m_{i \to j}^{+} = h_i + \sum_{k \in N(i) \setminus j} m_{k \to i}, \qquad
+              c_{i \to j}^{+} = 1 + \sum_{k \in N(i) \setminus j} c_{k \to i}, \qquad
+              x_i^{+} = \frac1n \Big(h_i \big(n - \sum_j c_{j \to i}^{+}\big)
+              + \sum_j m_{j \to i}^{+}\Big)
+
+    with :math:`h_i` the parameters after the optimizer's step and N(i) the neighbours in a tree.
+    The model of every rank counts equally, d steps old at distance d; weights of the graph are
+    ignored. So there is no bias of W, however the ranks' data differ. It bears smaller steps the
+    longer the ways are: the default graph is the binary tree, with ways of :math:`2 \log_2 n`. A
+    rank keeps a model for each neighbour, and sends each neighbour another sum, with its count.
+    Sums are in float32 where parameters are halves.
+
+    References:
+        Vogels, He, Koloskova, Lin, Karimireddy, Stich, Jaggi, "RelaySum for decentralized deep
+        learning on heterogeneous data", NeurIPS 2021.
+    """
+
+    name = "relay_sgd"
+    when = CommunicationTiming.AFTER_STEP
+    how = (CommunicationPattern.NEIGHBORS,)
+    needs = TopologyRequirements(static_only=True, tree=True)
+    exact = True
+    compression = CompressionUse.DIFFERENCES
+    state_copies_per_neighbor = 1
+
+    @override
+    def check_compressor(self, compressor: Compressor) -> None:
+        raise ArgumentError(
+            f"argument compression: {self.name} relays sums, in which errors would add up; "
+            f"expected None, or algorithm='choco_sgd', got {compressor!r}"
+        )
+
+    @override
+    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
+        return tree(nodes)
+
+    @override
+    def initial_state(
+        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        sources = list(neighbors())
+        sums = {_MESSAGE.format(rank): bucket.new_state() for rank in sources}
+        return {**sums, **{_COUNT.format(rank): bucket.new_state()[0].clone() for rank in sources}}
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        own = bucket.new_state().copy_(bucket.flat)
+        return torch.cat([own, own.new_ones(1)])
+
+    @override
+    def outgoing_to_each(
+        self, bucket: AveragedBucket, sent: torch.Tensor
+    ) -> Mapping[int, torch.Tensor] | None:
+        row = bucket.row
+        assert row is not None
+        strangers = [
+            r for r in (*row.sources, *row.targets) if _MESSAGE.format(r) not in bucket.state
+        ]
+        if strangers:
+            raise ArgumentError(
+                f"arguments src_weights, dst_weights: {self.name} relays along the edges of its "
+                f"tree, and rank {strangers[0]} is no neighbour there; leave them None, or give "
+                "another tree as topology"
+            )
+        relayed = {rank: self._received(bucket, rank) for rank in row.sources}
+        return {
+            target: sent + sum(one for rank, one in relayed.items() if rank != target)
+            for target in row.targets
+        }
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        total, count = bucket.new_state(), bucket.new_state()[0]
+        for rank in received.sources:
+            message = torch.cat([bucket.new_state(), count.new_zeros(1)])
+            received.add_to(message, rank)
+            bucket.state[_MESSAGE.format(rank)].copy_(message[:-1])
+            bucket.state[_COUNT.format(rank)].copy_(message[-1])
+            total.add_(message[:-1])
+            count = count + message[-1]
+        total.add_(bucket.flat * (bucket.nodes - count))
+        bucket.flat.copy_(total.div_(bucket.nodes))
+
+    def _received(self, bucket: AveragedBucket, rank: int) -> torch.Tensor:
+        """Return the last sum of a neighbour with its count at the end."""
+        state = bucket.state
+        return torch.cat([state[_MESSAGE.format(rank)], state[_COUNT.format(rank)].view(1)])

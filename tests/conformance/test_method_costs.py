@@ -1,0 +1,80 @@
+"""What a method costs in memory and bytes is what it declares."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+import asyncddp as bf
+from asyncddp.algorithms import ALGORITHMS, AveragedQuantity, CommunicationPattern
+from asyncddp.engine.send_queue import SendQueue
+from tests.support import LoopbackWorld
+from tests.support.methods import every_step, fitting_graph, sgd_for
+
+N, STEPS = 4, 6
+NUMEL = 64 * 64
+METHODS = [name for name in ALGORITHMS if ALGORITHMS[name].what is AveragedQuantity.PARAMETER]
+NEIGHBORLY = [
+    name
+    for name in METHODS
+    if CommunicationPattern.NEIGHBORS in ALGORITHMS[name].how
+    and ALGORITHMS[name].default_compression is None
+]
+
+
+def options_of(name):
+    """One round in each step."""
+    options = {"topology": fitting_graph(name, N), **every_step(name)}
+    if CommunicationPattern.NEIGHBORS in ALGORITHMS[name].how:
+        options["communication"] = "neighbor_allreduce"
+    return options
+
+
+def train(name, dtype):
+    """Bytes of the state's tensors, bytes counted, and neighbours."""
+    model = torch.nn.Linear(64, 64, bias=False, dtype=dtype)
+    graph = fitting_graph(name, N)
+    plain = sgd_for(name, 0.01)(model.parameters())
+    optimizer = bf.DistributedOptimizer(plain, model, name, **options_of(name))
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.ones(1, 64, dtype=dtype)).square().mean().backward()
+        optimizer.step()
+    buckets = optimizer._averager.buckets
+    kept = sum(one.nbytes for bucket in buckets for one in bucket.state.values() if one.dim())
+    return kept, optimizer.bytes_sent, len([one for one in graph[bf.rank()] if one != bf.rank()])
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_memory_is_as_declared(name, dtype):
+    """So many tensors of the model's size, in float32 also where parameters are halves."""
+    method = ALGORITHMS[name]
+    if dtype != torch.float32 and method.default_compression is not None:
+        return  # replicas are what the compressor decodes, of the parameters' dtype
+    for kept, _, neighbors in LoopbackWorld(N).run(train, name, dtype):
+        copies = method.state_copies + method.state_copies_per_neighbor * neighbors
+        assert kept == 4 * NUMEL * copies
+
+
+@pytest.mark.parametrize("name", NEIGHBORLY)
+def test_bytes_are_as_declared_counted_and_sent(name, monkeypatch):
+    """So many tensors to each neighbour in each round, and at most a number with each."""
+    sent = Counter()
+    announce = SendQueue._announce_tensor
+
+    def counted(queue, exchange, peer, tensor, **how):
+        name = exchange.key.name
+        if ".bucket0" in name and not name.endswith(".initial"):
+            sent[queue._transport.rank] += tensor.nbytes
+        return announce(queue, exchange, peer, tensor, **how)
+
+    monkeypatch.setattr(SendQueue, "_announce_tensor", counted)
+    for rank, (_, counted_bytes, neighbors) in enumerate(
+        LoopbackWorld(N).run(train, name, torch.float64)
+    ):
+        declared = ALGORITHMS[name].messages * 8 * NUMEL * neighbors * STEPS
+        assert declared <= sent[rank] <= declared + 8 * neighbors * STEPS
+        assert counted_bytes == sent[rank]
