@@ -1,0 +1,211 @@
+"""Methods on the graphs that they admit: golden biases, no bias, and divergence where refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import asyncddp as bf
+import topology
+from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
+from tests.support import LoopbackWorld, on
+from tests.support.least_squares import LeastSquares
+from tests.support.methods import admits, fitting_graph
+from tests.support.oracle import FAMILIES, family
+
+EXACT = [
+    name
+    for name in ALGORITHMS
+    if ALGORITHMS[name].exact and CommunicationPattern.NEIGHBORS in ALGORITHMS[name].how
+]
+FORMS = [(name, {}) for name in EXACT] + [("gradient_tracking", {"form": "diging"})]
+
+PACE = dict.fromkeys(EXACT, (800, 0.05)) | {
+    "edm": (600, 0.05),
+    "momentum_tracking": (850, 0.05),
+    "relay_sgd": (800, 0.1),
+}
+"""Steps, and step size, that lead a method to the optimum."""
+
+
+def solve(name, graph, steps, lr, start=0.0, **options):
+    """This rank's solution of LS(n), from zero, by full gradients."""
+    hessian, slope = LeastSquares(bf.size()).gradient(bf.rank())
+    model = torch.nn.Linear(10, 1, bias=False, dtype=torch.float64)
+    x = model.weight
+    torch.nn.init.constant_(x, start)
+    plain = torch.optim.SGD([x], lr=lr)
+    if CommunicationPattern.NEIGHBORS in ALGORITHMS[name].how:
+        options["communication"] = "neighbor_allreduce"
+    optimizer = bf.DistributedOptimizer(plain, model, name, topology=graph, **options)
+    for _ in range(steps):
+        x.grad = (hessian @ x.detach()[0] - slope)[None]
+        optimizer.step()
+    return x.detach()[0].numpy()
+
+
+def error(solutions):
+    return LeastSquares(len(solutions)).error(np.stack(solutions))
+
+
+@pytest.mark.parametrize(
+    ("name", "bias"), [("adapt_then_combine", 5.5332e-2), ("adapt_with_combine", 7.7835e-2)]
+)
+def test_published_biases(name, bias):
+    """LS(8) on the ring with steps of 0.05, to the digits that are written down."""
+    found = error(LoopbackWorld(8).run(solve, name, topology.ring(8), 500, 0.05))
+    assert found == pytest.approx(bias, rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "options"), FORMS, ids=str)
+def test_exact_methods_have_none(name, options):
+    """The same problem; relative errors of 1e-11 and less."""
+    found = LoopbackWorld(8).run(solve, name, fitting_graph(name, 8), *PACE[name], **options)
+    assert error(found) <= 1e-11
+
+
+@on("mpi-4")
+def test_exact_methods_between_processes(world):
+    """The same on processes."""
+    for name, options in FORMS:
+        found = world.run(solve, name, fitting_graph(name, 4), *PACE[name], **options)
+        assert error(found) <= 1e-11, name
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("n", [4, 8, 16])
+@pytest.mark.parametrize("graph", FAMILIES)
+def test_exact_methods_on_every_graph_that_they_admit(graph, n):
+    """Whatever a method's ``needs`` let through, it solves."""
+    made = family(graph, n)
+    if made is None:
+        return
+    for name, options in FORMS:
+        if admits(name, made):
+            steps = 900 if ALGORITHMS[name].owns_momentum else 1500
+            assert error(LoopbackWorld(n).run(solve, name, made, steps, 0.05, **options)) <= 1e-11
+
+
+DIVERGES = [
+    ("d2", topology.hypercube(8), "its smallest eigenvalue is -0.5"),
+    ("exact_diffusion", topology.shift_one(8), "it changes from round to round"),
+    ("edm", topology.shift_one(8), "it changes from round to round"),
+    ("extra", topology.shift_one(8), "it changes from round to round"),
+    ("decentlam", topology.one_peer_exponential(8), "it changes from round to round"),
+    ("decentlam", topology.exponential_two(8), "its weights are not symmetric"),
+]
+
+
+@pytest.mark.parametrize(("name", "graph", "words"), DIVERGES, ids=str)
+def test_where_a_method_diverges_it_is_refused(name, graph, words):
+    """The message has the reason, a graph and a method that work; force=True has it diverge."""
+
+    def refused():
+        with pytest.raises(topology.TopologyError, match=words) as caught:
+            solve(name, graph, 1, 0.1)
+        return str(caught.value)
+
+    (message, *_) = LoopbackWorld(8).run(refused)
+    suggestion = message.rpartition("Use ")[2]
+    instead, _, alternative = suggestion.partition(" instead, or algorithm=")
+    alternative = alternative.removesuffix(" on this one").strip("'")
+    assert admits(name, eval(instead, {"topology": topology}))
+    assert admits(alternative, graph)
+    with np.errstate(all="ignore"):
+        found = error(LoopbackWorld(8).run(solve, name, graph, 400, 0.1, force=True))
+    assert not found < 1.0
+
+
+def test_a_cycle_is_no_tree():
+    """RelaySGD counts what comes around twice: the cycle is named, and a tree."""
+
+    def case():
+        words = r"edges go round in a cycle, as .* needs a tree.* Use topology\.tree\(4\) instead"
+        with pytest.raises(topology.TopologyError, match=words):
+            solve("relay_sgd", topology.ring(4), 1, 0.1)
+        words = "sends to rank 1, which sends nothing back"
+        with pytest.raises(topology.TopologyError, match=words):
+            solve("relay_sgd", topology.ring(4, "right"), 1, 0.1)
+
+    LoopbackWorld(4).run(case)
+
+
+@pytest.mark.parametrize("branching", [1, 2, 3])
+def test_relays_on_trees(branching):
+    """A chain, a binary tree, a star: uniform averages, whatever the weights."""
+    graph = topology.tree(4, branching)
+    assert error(LoopbackWorld(4).run(solve, "relay_sgd", graph, *PACE["relay_sgd"])) <= 1e-11
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if ALGORITHMS[n].owns_momentum])
+def test_momentum_is_kept_once(name):
+    """The optimizer must have none, and one rank trains with the method's as several do."""
+
+    def refused():
+        model = torch.nn.Linear(1, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        words = rf"{name} keeps the momentum itself.* got momentum=0.9; .* beta=0.9"
+        with pytest.raises(bf.ArgumentError, match=words):
+            bf.DistributedOptimizer(plain, model, name)
+
+    LoopbackWorld(2).run(refused)
+    alone = LoopbackWorld(1).run(solve, name, None, 5, 0.1, beta=0.9)[0]
+    plain = LoopbackWorld(1).run(solve, "adapt_then_combine", None, 5, 0.1)[0]
+    assert np.abs(alone - plain).max() > 1e-3
+
+
+def uneven(name, epochs, graph, **options):
+    """Epochs in ``join``, of as many steps as each rank has; then the same number for all."""
+    hessian, slope = LeastSquares(bf.size()).gradient(bf.rank())
+    model = torch.nn.Linear(10, 1, bias=False, dtype=torch.float64)
+    x = model.weight
+    torch.nn.init.constant_(x, 0.0)
+    plain = torch.optim.SGD([x], lr=0.1)
+    optimizer = bf.DistributedOptimizer(plain, model, name, topology=graph, **options)
+
+    def step():
+        x.grad = (hessian @ x.detach()[0] - slope)[None]
+        optimizer.step()
+
+    for steps in epochs:
+        with bf.join(optimizer):
+            for _ in range(steps[bf.rank()]):
+                step()
+    for _ in range(500):
+        step()
+    return x.detach()[0].numpy()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(n, o) for n, o in FORMS if n not in ("relay_sgd", "push_diging")],
+    ids=str,
+)
+def test_exact_after_unequal_numbers_of_batches(name, options):
+    """Who is done takes its part of what is tracked along: methods begin anew, and are exact."""
+    graph = fitting_graph(name, 4)
+    epochs = [(3, 5, 9, 20), (20, 2, 0, 7)]
+    found = LoopbackWorld(4).run(uneven, name, epochs, graph, **options)
+    assert error(found) <= 1e-11
+
+
+def test_closures_that_evaluate_again_are_refused():
+    """A gradient is replaced once a step: LBFGS would see the plain one after that."""
+
+    def case():
+        model = torch.nn.Linear(2, 1)
+        plain = torch.optim.LBFGS(model.parameters(), max_iter=4)
+        optimizer = bf.DistributedOptimizer(plain, model, "gradient_tracking")
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (model(torch.ones(1, 2)) - 1 - bf.rank()).square().sum()
+            loss.backward()
+            return loss
+
+        words = "gradient_tracking replaces gradients once a step.* LBFGS"
+        with pytest.raises(bf.UsageError, match=words):
+            optimizer.step(closure)
+
+    LoopbackWorld(2).run(case)
