@@ -15,8 +15,9 @@ from torch import nn
 
 import asyncddp as bf
 import topology
-from tests.conformance.test_algorithms import distance, fit, least_squares
+from tests.conformance.test_algorithms import distance, fit
 from tests.support import LoopbackWorld
+from tests.support.least_squares import LeastSquares
 from tests.unit.optim.optim_reference import batch, mlp, square_loss
 from tests.unit.optim.test_optim_one_sided import (
     MIXED_BY_ROWS,
@@ -395,7 +396,8 @@ def test_push_sum_without_barriers_reaches_it_too():
 @cache
 def sgp_on_least_squares(lr, steps):
     """SGP of full gradients on LS(8) over the unbalanced digraph, with numpy alone."""
-    a, b, _ = (tensor.numpy() for tensor in least_squares(8))
+    problem = LeastSquares(8)
+    a, b = problem.a, problem.b
     mix = shares(topology.as_schedule(UNBALANCED), 0).numpy()
     curvature, slope = np.einsum("nij,nik->njk", a, a) / 50, np.einsum("nij,ni->nj", a, b) / 50
     x, p = np.zeros((8, 10)), np.ones((8, 1))
@@ -426,7 +428,8 @@ def asynchronous(counts, method, graph, steps, lr, bound):
 
     All go on for a while, since who is left alone ends where its own data lead it.
     """
-    a, b, _ = least_squares(bf.size())
+    problem = LeastSquares(bf.size())
+    a, b = torch.from_numpy(problem.a), torch.from_numpy(problem.b)
     a, b = a[bf.rank()], b[bf.rank()]
     model = nn.Linear(10, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(model.weight)
