@@ -76,5 +76,5 @@ def test_bytes_are_as_declared_counted_and_sent(name, monkeypatch):
         LoopbackWorld(N).run(train, name, torch.float64)
     ):
         declared = ALGORITHMS[name].messages * 8 * NUMEL * neighbors * STEPS
-        assert declared <= sent[rank] <= declared + 8 * neighbors * STEPS
-        assert counted_bytes == sent[rank]
+        # a single number may travel without an announcement, by which bytes are measured here
+        assert declared <= sent[rank] <= counted_bytes <= declared + 8 * neighbors * STEPS
