@@ -8,7 +8,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from asyncddp.algorithms import ALGORITHMS
+from asyncddp.algorithms import ALGORITHMS, CompressionUse
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.uneven_inputs import renormalise
 from tests.conformance.join_reference import (
@@ -27,6 +27,7 @@ from tests.conformance.join_reference import (
     train_epoch,
 )
 from tests.support import LoopbackWorld, on
+from tests.support.methods import every_step
 
 FAMILIES = {
     "ring": topology.ring,
@@ -349,3 +350,30 @@ def test_rows_stay_stochastic(family, n):
         np.testing.assert_allclose(found.sum(axis=1), 1.0, rtol=0, atol=1e-14)
         if np.array_equal(w, w.T):
             np.testing.assert_allclose(found.sum(axis=0), 1.0, rtol=0, atol=1e-14)
+
+
+def uneven_epochs(method):
+    model = torch.nn.Linear(3, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = bf.DistributedOptimizer(plain, model, method, **every_step(method))
+    for epoch in range(2):
+        with bf.join(optimizer):
+            for _ in range(3 + 2 * ((bf.rank() + epoch) % 3)):
+                optimizer.zero_grad()
+                (model(torch.ones(2, 3)) - bf.rank()).square().mean().backward()
+                optimizer.step()
+    return optimizer.round, bool(model.weight.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        name
+        for name in ALGORITHMS
+        if name not in (*ONE_SIDED, "qadam")
+        and ALGORITHMS[name].compression is not CompressionUse.DIFFERENCES
+    ],
+)
+def test_every_method_goes_on_without_those_who_are_done(method):
+    """Two epochs of 3, 5 and 7 steps: as many rounds as the last rank makes, on all ranks."""
+    assert LoopbackWorld(3).run(uneven_epochs, method) == [(14, True)] * 3
