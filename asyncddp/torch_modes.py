@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import _C
 from torch._C import _functorch
 from torch._C._dynamo import eval_frame as _eval_frame
 
@@ -15,6 +16,7 @@ from asyncddp.errors import ArgumentError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NULL_CONTEXT = nullcontext()
+_VIEW_TRACKING = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 transforming: Callable[[], object | None] = _functorch.peek_interpreter_stack
 """Returns something other than None within a function that ``torch.func`` transforms."""
 
@@ -31,6 +33,23 @@ def normal_mode() -> AbstractContextManager[object]:
         False
     """
     return inference_mode(enabled=False)
+
+
+@contextmanager
+def untracked_views() -> Iterator[None]:
+    """Make views that are none to autograd: tensors of their own which share memory with another.
+
+    Each has a version counter of its own and may be changed in place, whatever autograd makes of
+    that. Views are also made faster so.
+
+    Example:
+        >>> with untracked_views():
+        ...     one, other = torch.zeros(2).split(1)
+        >>> one.add_(torch.ones(1, requires_grad=True)).requires_grad, other.requires_grad
+        (True, False)
+    """
+    with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(_VIEW_TRACKING):
+        yield
 
 
 def inference_mode(*, enabled: bool) -> AbstractContextManager[object]:

@@ -206,8 +206,9 @@ class StreamOrdering:
         """Make the caller's stream wait for the operation's work, once it has the result."""
         if self._ended is not None:
             self._streams.wait_event(StreamRole.CALLER, self._ended)
-        if isinstance(result, torch.Tensor):
-            self._streams.record_stream(result, StreamRole.CALLER)
+        for one in result if isinstance(result, list) else (result,):
+            if isinstance(one, torch.Tensor) and one.device == self._streams.device:
+                self._streams.record_stream(one, StreamRole.CALLER)
 
 
 def empty_on(

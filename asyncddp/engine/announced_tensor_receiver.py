@@ -59,8 +59,9 @@ class AnnouncedTensorReceiver:
         receive, dtype = exchange.receives[peer], getattr(torch, message.dtype)
         begun = time.monotonic_ns()
         if message.send_ring is not None:
-            shape = tuple(message.shape)
-            form = ExchangeSignature(message.verb, message.dtype, shape, message.device)
+            form = ExchangeSignature(
+                message.verb, message.dtype, tuple(message.shape), message.device, message.members
+            )
             try:
                 channel = self._channels.find_or_open(exchange.key, form, ())
                 if channel is not None:

@@ -24,6 +24,7 @@ from asyncddp.errors import (
 )
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.tensors.tensor_lists import describe_difference
 
 # names by which collectives of all ranks, of one machine and of a group are counted and matched
 COLLECTIVE, MACHINE_COLLECTIVE = "<collective>", "<collective of the machine>"
@@ -100,6 +101,7 @@ class TensorMessage(_MessageBase, frozen=True, tag=0):
     send_ring: SharedMemoryHandle | None = None  # the ring that carries later steps
     device: str = "cpu"  # the kind of device that the tensor is on
     weights: str = ""  # the receiver's row of W by the sender's topology, in check mode
+    members: str = ""  # the tensors of which it is made, where it is made of a list
 
 
 class Ack(_MessageBase, frozen=True, tag=1):
@@ -249,17 +251,23 @@ def _in_utf8(message: Message) -> Message:
 
 @dataclass(frozen=True)
 class ExchangeSignature:
-    """Signature that both sides of an exchange must share: operation, dtype, shape, device type."""
+    """Signature that both sides of an exchange must share: operation, dtype, shape, device type.
+
+    ``members`` describes the list of tensors of which the operation's are made, if there is one.
+    """
 
     verb: str
     dtype: str
     shape: tuple[int | None, ...]  # with None in place of a size that may differ between ranks
     device: str = "cpu"
+    members: str = ""
 
     def difference(self, message: TensorMessage) -> str | None:
         """Say how a message differs from it, as "expected …, got …"; None if it fits."""
         if message.verb != self.verb:
             return f"expected verb {self.verb}, got {message.verb}"
+        if message.members != self.members:
+            return describe_difference(self.members, message.members)
         if message.dtype != self.dtype:
             return f"expected dtype {self.dtype}, got {message.dtype}"
         if message.device != self.device:

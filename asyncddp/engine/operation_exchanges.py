@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -101,13 +102,21 @@ class OperationExchanges:
     """Exchanges and collectives of one operation: opens them, and closes them when it ends.
 
     All calls are made under the engine's lock. ``round_number`` tells how often the verb was used
-    under its name before, which is the round of a schedule.
+    under its name before, which is the round of a schedule. ``members`` describes the list of
+    tensors that it is called on, which all signatures get.
     """
 
     def __init__(
-        self, matcher: MessageMatcher, verb: str, key: MatchKey, round_number: int, *, check: bool
+        self,
+        matcher: MessageMatcher,
+        verb: str,
+        key: MatchKey,
+        round_number: int,
+        *,
+        check: bool,
+        members: str = "",
     ) -> None:
-        self._matcher, self.check = matcher, check
+        self._matcher, self.check, self.members = matcher, check, members
         self.verb, self.key, self.round_number = verb, key, round_number
         self._exchanges: list[ExchangeRequest] = []
         self._chunked_exchanges: list[ChunkedExchange] = []
@@ -139,6 +148,7 @@ class OperationExchanges:
         ``streams`` are of the tensors' device, None on the host. In check mode peers compare the
         row of weights. It raises a MismatchError if an earlier message contradicts it.
         """
+        signature = self._with_members(signature)
         exchange = ExchangeRequest(
             self._next_key(), signature, sources, targets, peer_access=peer_access
         )
@@ -153,6 +163,7 @@ class OperationExchanges:
         Targets that do not read from the send ring must be sent the tensor with :meth:`send`, as
         part of the request.
         """
+        signature = self._with_members(signature)
         exchange = ExchangeRequest(self._next_key(), signature, row.sources, row.dst_weights)
         return self._in_channel(ChunkedExchange, exchange, signature, row)
 
@@ -168,8 +179,10 @@ class OperationExchanges:
         What is said of :meth:`chunked_exchange` holds here too. This rank's tensor has the
         signature ``own``; None for one of several chunks, which goes by message.
         """
+        signature = self._with_members(signature)
         exchange = ExchangeRequest(self._next_key(), signature, sources, targets)
-        return self._in_channel(RaggedExchange, exchange, own)
+        exact = None if own is None else self._with_members(own)
+        return self._in_channel(RaggedExchange, exchange, exact)
 
     def _in_channel(
         self,
@@ -202,6 +215,9 @@ class OperationExchanges:
     def skip_exchanges(self, count: int) -> None:
         """Leave out exchanges that other ranks of the operation make among themselves."""
         self._part += count
+
+    def _with_members(self, signature: ExchangeSignature) -> ExchangeSignature:
+        return replace(signature, members=self.members) if self.members else signature
 
     def _next_key(self) -> MatchKey:
         name = self.key.name if self._part == 0 else f"{self.key.name}/{self._part}"

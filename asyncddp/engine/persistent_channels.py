@@ -199,12 +199,15 @@ class PersistentChannelTable:
         """List tensors that peers have published for this rank and it has not read, as messages."""
         found = []
         for channel in self._all():
-            verb, dtype = channel.signature.verb, channel.signature.dtype
-            shape = tuple(size or 0 for size in channel.signature.shape)
+            form = channel.signature
+            shape = tuple(size or 0 for size in form.shape)
             for peer, receive_ring in list(channel.receive_rings.items()):
                 for step in receive_ring.unread_steps():
                     key = MatchKey(channel.name, step)
-                    found.append((peer, TensorMessage(key, verb, dtype, shape, b"", -1)))
+                    message = TensorMessage(
+                        key, form.verb, form.dtype, shape, b"", -1, members=form.members
+                    )
+                    found.append((peer, message))
         return found
 
     def _all(self) -> list[PersistentChannel]:

@@ -113,7 +113,9 @@ class ProgressEngine(ProgressLoop):
     def add(self, spec: OperationSpec[R], key: MatchKey, rounds: int) -> Work[R]:
         """Queue an operation whose use has been counted, under the lock of submissions."""
         check = spec.check or self.config.check
-        operation = OperationExchanges(self.matcher, spec.verb, key, rounds, check=check)
+        operation = OperationExchanges(
+            self.matcher, spec.verb, key, rounds, check=check, members=spec.members
+        )
         work = Work(spec, operation, Deadline(self.config))
         self.queue.append(work)
         return work

@@ -130,6 +130,7 @@ class SendQueue:
             send_ring=self._channels.ring_to_offer(exchange.channel, peer),
             device=signature.device,
             weights=exchange.rows.get(peer, ""),
+            members=signature.members,
         )
         self.put(peer, message)
 

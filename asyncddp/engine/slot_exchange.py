@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -51,8 +51,7 @@ class SlotExchange(Generic[R]):
     @cached_property
     def digest(self) -> int:
         """Number that ranks compare in place of the signature."""
-        form = self.signature
-        facts = form.verb, form.dtype, form.shape, form.device, self.combine is not None
+        facts = astuple(self.signature), self.combine is not None
         return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "little") or 1
 
     def data_of(self, given: torch.Tensor | None) -> torch.Tensor | None:

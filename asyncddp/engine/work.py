@@ -52,6 +52,7 @@ class OperationSpec(Generic[R]):
     check: bool = False  # peers must acknowledge before it counts as done
     stream_ordering: StreamOrdering | None = None  # with a device's streams; None on the host
     slot_call: SlotCall[R] | None = None  # how a collective is done in slots of shared memory
+    members: str = ""  # the list of tensors that it is called on, if it is one
 
     @property
     def label(self) -> str:

@@ -13,13 +13,13 @@ from asyncddp.engine import OperationExchanges, OperationSpec, SlotCall, SlotExc
 from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
 from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
-from asyncddp.ops.variants import blocking, collective, nonblocking
+from asyncddp.ops.variants import collective, gathering, nonblocking
 from asyncddp.tensors.allocation import empty, make_tensor
 from asyncddp.torch_modes import normal_mode
 from asyncddp.transport import Transport
 
 
-@blocking
+@gathering
 @collective
 def allgather(
     tensor: torch.Tensor,
@@ -34,6 +34,7 @@ def allgather(
 
     Args:
         tensor: :math:`x_i`, of at least one dimension; the first may differ between ranks and be 0.
+            Or a list, tuple or dict of tensors, as one operation: see :ref:`lists-of-tensors`.
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.

@@ -25,13 +25,15 @@ from asyncddp.ops.validation import (
     direct_out,
     prepare_for_transport,
     signature_of,
+    single_output,
     write_result,
 )
-from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
+from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 from asyncddp.transport import Transport
 
 
-@blocking
+@elementwise
 @collective
 def allreduce(
     tensor: torch.Tensor,
@@ -43,7 +45,7 @@ def allreduce(
     round_integers: bool = False,
     check: bool = False,
     compression: Compression = None,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Sum or average a tensor over all ranks or those of a group, or reduce it otherwise.
 
@@ -52,12 +54,13 @@ def allreduce(
 
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks. Halves are summed in float32.
+            Or a list, tuple or dict of tensors, as one operation: see :ref:`lists-of-tensors`.
         average: Divide by the number of ranks, as is the default. Integers are summed only with
             ``average=False``, or averaged where ``round_integers`` asks for it; the sum of bools is
             their logical or.
         op: Reduction operator in place of ``average``: a :class:`~asyncddp.ReduceOp` or its name,
             ``"sum"``, ``"average"``, ``"product"``, ``"min"``, ``"max"``, or of integers and bools
-            ``"band"``, ``"bor"``, ``"bxor"``.
+            ``"and"``, ``"or"``, ``"xor"``.
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
         round_integers: Average integers in float64 and round half to even.
@@ -83,13 +86,13 @@ def allreduce(
         ...     world.run(lambda: bf.allreduce(torch.tensor([bf.rank()]), average=False).item())
         [3, 3, 3]
     """
-    members = members_of("allreduce", group)
+    out, members = single_output("allreduce", out), members_of("allreduce", group)
     compression = checked_compression("allreduce", tensor, compression, members.size)
     reduction = reduction_of("allreduce", tensor, op, average, round_integers=round_integers)
     return _program("allreduce", members, tensor, reduction, name, check, compression, out)
 
 
-@blocking
+@elementwise
 @collective
 def local_allreduce(
     tensor: torch.Tensor,
@@ -100,10 +103,11 @@ def local_allreduce(
     round_integers: bool = False,
     check: bool = False,
     compression: Compression = None,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
     """Do what :func:`allreduce` does among the ranks of this machine, with the same arguments."""
     verb, group = "local_allreduce", ranks_of_machine(current())
+    out = single_output(verb, out)
     compression = checked_compression(verb, tensor, compression, group.size)
     reduction = reduction_of(verb, tensor, op, average, round_integers=round_integers)
     return _program(verb, group, tensor, reduction, name, check, compression, out)

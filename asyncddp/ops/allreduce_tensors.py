@@ -1,41 +1,62 @@
-"""Average many tensors, or a module's parameters, over all ranks, packed into few messages."""
+"""Average or broadcast many tensors, or a module's parameters, in pieces of bounded size."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from asyncddp.engine import Handle
-from asyncddp.ops.allreduce import allreduce_nonblocking
+from asyncddp.ops.allreduce import allreduce_nonblocking_
+from asyncddp.ops.broadcast import broadcast_nonblocking_
+from asyncddp.ops.process_group import ProcessGroup
 from asyncddp.ops.settings_agreement import tensors_of
 from asyncddp.tensors.allocation import detached_copy
-from asyncddp.tensors.buckets import FlatBucket, partition
+from asyncddp.tensors.buckets import partition
 
 AVERAGED_BYTES = 32 << 20
 """Most bytes of tensors that are averaged at a time."""
+_UNDER_WAY = 2  # pieces at a time
 
 
 def average_tensors(
     tensors: Sequence[torch.Tensor],
-    average: Callable[[torch.Tensor], Handle[torch.Tensor]] = allreduce_nonblocking,
+    average: Callable[[list[torch.Tensor]], Handle[Any]] = allreduce_nonblocking_,
 ) -> None:
     r"""Replace tensors by their averages over ranks; collective.
 
     They are dense floats, alike on all ranks in number, shapes and dtypes, and are written through
-    their ``data``, which leaves autograd's records alone. ``average`` starts that of one message.
+    their ``data``, which leaves autograd's records alone. ``average`` starts that of a list, in
+    place.
     """
-    content = [tensor.data for tensor in tensors]
-    under_way = []
-    for indices in partition(content, AVERAGED_BYTES):
-        bucket = FlatBucket([content[index] for index in indices])
-        for view, index in zip(bucket.views, indices, strict=True):
-            view.copy_(content[index])
-        under_way.append((bucket, indices, average(bucket.flat)))
-    for bucket, indices, handle in under_way:
-        bucket.flat.copy_(handle.wait())
-        for view, index in zip(bucket.views, indices, strict=True):
-            content[index].copy_(view)
+    _in_pieces([tensor.data for tensor in tensors], average)
+
+
+def broadcast_tensors(
+    tensors: Sequence[torch.Tensor], root_rank: int = 0, group: ProcessGroup | None = None
+) -> None:
+    """Give all ranks, or those of a group, the root's tensors, in place; collective.
+
+    They are alike on all ranks in number, shapes and dtypes.
+    """
+    start = partial(broadcast_nonblocking_, root_rank=root_rank, group=group)
+    _in_pieces([tensor.detach() for tensor in tensors], start)
+
+
+def _in_pieces(
+    tensors: Sequence[torch.Tensor], start: Callable[[list[torch.Tensor]], Handle[Any]]
+) -> None:
+    """Start an operation on lists that together are all tensors, and wait for all of them."""
+    under_way: deque[Handle[Any]] = deque()
+    for indices in partition(tensors, AVERAGED_BYTES):
+        if len(under_way) == _UNDER_WAY:
+            under_way.popleft().wait()
+        under_way.append(start([tensors[index] for index in indices]))
+    for handle in under_way:
+        handle.wait()
 
 
 def dense_floats(model: torch.nn.Module, *, buffers: bool) -> list[torch.Tensor]:

@@ -19,13 +19,15 @@ from asyncddp.ops.validation import (
     check_tensor,
     prepare_for_transport,
     signature_of,
+    single_output,
     write_result,
 )
-from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
+from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
 from asyncddp.tensors.allocation import detached_copy, empty_like
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 
-@blocking
+@elementwise
 @collective
 def broadcast(
     tensor: torch.Tensor,
@@ -34,7 +36,7 @@ def broadcast(
     group: ProcessGroup | None = None,
     name: str | None = None,
     check: bool = False,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Give all ranks, or those of a group, the root's tensor.
 
@@ -42,6 +44,7 @@ def broadcast(
 
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks; its values count on the root.
+            Or a list, tuple or dict of tensors, as one operation: see :ref:`lists-of-tensors`.
         root_rank: The root's rank in the world, the same on all ranks.
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
@@ -64,7 +67,7 @@ def broadcast(
         ...     world.run(lambda: bf.broadcast(torch.tensor([bf.rank()]), root_rank=2).item())
         [2, 2, 2]
     """
-    members = members_of("broadcast", group)
+    out, members = single_output("broadcast", out), members_of("broadcast", group)
     check_tensor("broadcast", tensor)
     root = check_member("broadcast", "root_rank", root_rank, members)
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")

@@ -11,10 +11,10 @@ from asyncddp.ops.allgather import concatenated
 from asyncddp.ops.group_exchange import concatenate, exchange_to_root
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
-from asyncddp.ops.variants import blocking, collective, nonblocking
+from asyncddp.ops.variants import collective, gathering, nonblocking
 
 
-@blocking
+@gathering
 @collective
 def gather(
     tensor: torch.Tensor,
@@ -30,6 +30,7 @@ def gather(
 
     Args:
         tensor: :math:`x_i`, of at least one dimension; the first may differ between ranks and be 0.
+            Or a list, tuple or dict of tensors, as one operation: see :ref:`lists-of-tensors`.
         root_rank: The root's rank in the world, the same on all ranks.
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.

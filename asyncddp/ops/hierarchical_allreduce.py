@@ -18,15 +18,17 @@ from asyncddp.ops.validation import (
     accumulation_dtype,
     prepare_for_transport,
     signature_of,
+    single_output,
     write_result,
 )
-from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
+from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 _VERB = "hierarchical_allreduce"
 _SCATTER_AND_GATHER = 2  # exchanges among leaders
 
 
-@blocking
+@elementwise
 @collective
 def hierarchical_allreduce(
     tensor: torch.Tensor,
@@ -36,7 +38,7 @@ def hierarchical_allreduce(
     round_integers: bool = False,
     check: bool = False,
     compression: Compression = None,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Sum or average a tensor over all ranks, with one rank of each machine on the network.
 
@@ -48,6 +50,7 @@ def hierarchical_allreduce(
 
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks. Halves are summed in float32.
+            Or a list, tuple or dict of tensors, as one operation: see :ref:`lists-of-tensors`.
         average: Divide by the number of ranks, as in :func:`allreduce`.
         name: For messages; all ranks must give the same.
         round_integers: Average integers in float64 and round half to even.
@@ -80,6 +83,7 @@ def hierarchical_allreduce(
     members = members_of(_VERB, None)
     context = members.context
     leaders = [ranks[0] for ranks in context.machines.members]
+    out = single_output(_VERB, out)
     compression = checked_compression(_VERB, tensor, compression, len(leaders))
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers, average=average)
     title = f"{_VERB}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")

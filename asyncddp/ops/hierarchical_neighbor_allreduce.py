@@ -15,16 +15,17 @@ from asyncddp.ops.allreduce import reduction_in_slots, sum_over_group
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.process_group import members_of
 from asyncddp.ops.reduce_op import ReduceOp, Reduction
-from asyncddp.ops.validation import accumulation_dtype, write_result
-from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
+from asyncddp.ops.validation import accumulation_dtype, single_output, write_result
+from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
 from asyncddp.ops.weight_resolver import WeightResolver, Weights
 from asyncddp.ops.weighted_exchange import exchange_and_average
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 from topology import Schedule, as_schedule, complete
 
 _VERB = "hierarchical_neighbor_allreduce"
 
 
-@blocking
+@elementwise
 @collective
 def hierarchical_neighbor_allreduce(
     tensor: torch.Tensor,
@@ -37,7 +38,7 @@ def hierarchical_neighbor_allreduce(
     round_integers: bool = False,
     check: bool = False,
     compression: Compression = None,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Average inside each machine, then with the neighbour machines.
 
@@ -48,7 +49,8 @@ def hierarchical_neighbor_allreduce(
     number on each neighbour machine, so that a machine sends one model whatever ``local_size()``.
 
     Args:
-        tensor: :math:`x_i`, equal in shape and dtype on all ranks.
+        tensor: :math:`x_i`, equal in shape and dtype on all ranks. Or a list, tuple or dict of
+            tensors, as one operation: see :ref:`lists-of-tensors`.
         self_weight: :math:`w_{mm}`.
         src_machine_weights: :math:`w_{mm'}` for the machines to receive from.
         dst_machine_weights: :math:`d_{mm'}` for the machines to send to; a list means 1 for each.
@@ -82,6 +84,7 @@ def hierarchical_neighbor_allreduce(
         [1.5, 1.5, 1.5, 1.5]
     """
     context = current()
+    out = single_output(_VERB, out)
     codec = checked_compression(_VERB, tensor, compression, context.local_size, filled_up=False)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers)
     if not context.machines.homogeneous:

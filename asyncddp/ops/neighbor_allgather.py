@@ -22,10 +22,10 @@ from asyncddp.ops.validation import (
     signature_of,
     write_result,
 )
-from asyncddp.ops.variants import blocking, nonblocking, with_fast_path
+from asyncddp.ops.variants import gathering, nonblocking, with_fast_path
 
 
-@blocking
+@gathering
 @with_fast_path(find_gather_path)
 def neighbor_allgather(
     tensor: torch.Tensor,
@@ -42,6 +42,7 @@ def neighbor_allgather(
 
     Args:
         tensor: :math:`x_i`, of at least one dimension; the first may differ between ranks and be 0.
+            Or a list, tuple or dict of tensors, as one operation: see :ref:`lists-of-tensors`.
         src_ranks: The ranks to receive from, in the order wanted; by default the in-neighbours in
             the topology, ascending. Both lists or neither.
         dst_ranks: The ranks to send to.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 
@@ -13,11 +14,18 @@ from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.traced_fast_path import TracedFastPath
-from asyncddp.ops.validation import accumulation_dtype, can_write_result, signature_of, write_result
-from asyncddp.ops.variants import FastCall, blocking, in_place, nonblocking, with_fast_path
+from asyncddp.ops.validation import (
+    accumulation_dtype,
+    can_write_result,
+    signature_of,
+    single_output,
+    write_result,
+)
+from asyncddp.ops.variants import FastCall, elementwise, in_place, nonblocking, with_fast_path
 from asyncddp.ops.weight_resolver import WeightResolver, Weights, refuse_scaling
 from asyncddp.ops.weighted_exchange import exchange_and_average
 from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 from asyncddp.torch_modes import transforming
 
 _VERB = "neighbor_allreduce"
@@ -35,12 +43,15 @@ def _find_fast_path(
     check: bool = False,
     compression: Compression = None,
     out: torch.Tensor | None = None,
+    members: str = "",
 ) -> FastCall | None:
     """Return the fast path if this name, dtype and shape has one, and what it needs to know."""
     del round_integers
     context = current()
     try:
-        path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape))
+        path: FastPath | None = context.engine.fast_paths.get(
+            (name, tensor.dtype, tensor.shape, members)
+        )
     except AttributeError:
         return None  # no tensor, as the engine's path will report
     if path is None or check or not tensor.is_cpu or not tensor.is_contiguous():
@@ -65,7 +76,7 @@ def _find_fast_path(
 _find_fast_path.__qualname__ = _VERB  # by which Python calls it where an argument is wrong
 
 
-@blocking
+@elementwise
 @with_fast_path(_find_fast_path)
 def neighbor_allreduce(
     tensor: torch.Tensor,
@@ -78,7 +89,7 @@ def neighbor_allreduce(
     round_integers: bool = False,
     check: bool = False,
     compression: Compression = None,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Average a tensor with the neighbours' tensors.
 
@@ -90,6 +101,7 @@ def neighbor_allreduce(
 
     Args:
         tensor: :math:`x_i`, of any shape and on any device; neighbours' agree in shape and dtype.
+            Or a list, tuple or dict of tensors, as one operation: see :ref:`lists-of-tensors`.
         self_weight: :math:`w_{ii}`.
         src_weights: :math:`w_{ij}` for the ranks j to receive from.
         dst_weights: :math:`d_{ij}` for the ranks j to send to; a list of ranks means 1 for each, as
@@ -128,6 +140,7 @@ def neighbor_allreduce(
         NeurIPS 2021.
     """
     context = current()
+    out = single_output(_VERB, out)
     codec = checked_compression(_VERB, tensor, compression)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers)
     if not DTYPES[tensor.dtype].averages:
@@ -139,7 +152,7 @@ def neighbor_allreduce(
         row = weights.row_at(op.round_number)
         total = yield from exchange_and_average(op, tensor, row, dtype, out, codec)
         if dtype == tensor.dtype and codec is None and not context.config.check:
-            _register_fast_path(context, name, op.key.name, tensor)
+            _register_fast_path(context, name, op, tensor)
         return write_result(total, tensor, out)
 
     order = stream_ordering_of(tensor, out)
@@ -152,14 +165,15 @@ neighbor_allreduce_nonblocking_ = nonblocking(neighbor_allreduce_)
 
 
 def _register_fast_path(
-    context: Context, given: str | None, name: str, tensor: torch.Tensor
+    context: Context, given: str | None, op: OperationExchanges, tensor: torch.Tensor
 ) -> None:
     """Register a fast path for tensors like this one, if its name has a persistent channel."""
     fast_paths, tracer = context.engine.fast_paths, context.tracer
-    key = given, tensor.dtype, tensor.shape
+    key = given, tensor.dtype, tensor.shape, op.members
     if key in fast_paths:
         return
-    channel = context.engine.matcher.channels.get(name, signature_of(_VERB, tensor))
+    form = replace(signature_of(_VERB, tensor), members=op.members)
+    channel = context.engine.matcher.channels.get(op.key.name, form)
     if channel is not None and tensor.is_cpu:
         facts = context, channel
         fast_paths[key] = FastPath(*facts) if tracer is None else TracedFastPath(tracer, *facts)
@@ -172,7 +186,7 @@ def find_fast_path(
 
     The function returns False if it could not. None stands for no fast path, or a busy one.
     """
-    path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape))
+    path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape, ""))
     if path is None or not tensor.is_cpu or context.config.check or not path.is_ready(row):
         return None
     return lambda: path.run(row, tensor, tensor) is not None

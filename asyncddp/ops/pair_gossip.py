@@ -10,13 +10,14 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
-from asyncddp.ops.validation import accumulation_dtype, check_rank, write_result
-from asyncddp.ops.variants import blocking, in_place, nonblocking
+from asyncddp.ops.validation import accumulation_dtype, check_rank, single_output, write_result
+from asyncddp.ops.variants import elementwise, in_place, nonblocking
 from asyncddp.ops.weight_resolver import require_finite
 from asyncddp.ops.weighted_exchange import exchange_and_average
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 
-@blocking
+@elementwise
 def pair_gossip(
     tensor: torch.Tensor,
     target_rank: int,
@@ -27,14 +28,15 @@ def pair_gossip(
     round_integers: bool = False,
     check: bool = False,
     compression: Compression = None,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Average with one partner, who must name this rank in turn.
 
     .. math:: y_i = w_\mathrm{self} x_i + w_\mathrm{pair} x_j
 
     Args:
-        tensor: :math:`x_i`, equal in shape and dtype on both ranks.
+        tensor: :math:`x_i`, equal in shape and dtype on both ranks. Or a list, tuple or dict of
+            tensors, as one operation: see :ref:`lists-of-tensors`.
         target_rank: The partner j.
         self_weight: Weight of the own tensor; 1/2 if neither weight is given.
         pair_weight: Weight of the partner's.
@@ -65,6 +67,7 @@ def pair_gossip(
         [0.5, 0.5]
     """
     title, context = "pair_gossip", current()
+    out = single_output(title, out)
     codec = checked_compression(title, tensor, compression)
     dtype = accumulation_dtype(title, tensor, round_integers=round_integers)
     peer = check_rank(title, "target_rank", target_rank, context.size, but=context.rank)

@@ -14,12 +14,14 @@ from asyncddp.ops.validation import (
     direct_out,
     prepare_for_transport,
     signature_of,
+    single_output,
     write_result,
 )
-from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
+from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 
-@blocking
+@elementwise
 @collective
 def reduce(
     tensor: torch.Tensor,
@@ -30,7 +32,7 @@ def reduce(
     name: str | None = None,
     round_integers: bool = False,
     check: bool = False,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor | None]:
     r"""Average, sum or reduce a tensor otherwise over all ranks or a group, for one of them.
 
@@ -39,6 +41,7 @@ def reduce(
 
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks. Halves are summed in float32.
+            Or a list, tuple or dict of tensors, as one operation: see :ref:`lists-of-tensors`.
         root_rank: The root's rank in the world, the same on all ranks.
         op: Reduction operator, as of :func:`~asyncddp.allreduce`, the same on all ranks.
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
@@ -65,7 +68,7 @@ def reduce(
         ...     world.run(lambda: bf.reduce(torch.tensor([bf.rank()]), root_rank=1, op="max"))
         [None, tensor([2]), None]
     """
-    members = members_of("reduce", group)
+    out, members = single_output("reduce", out), members_of("reduce", group)
     reduction = reduction_of("reduce", tensor, op, None, round_integers=round_integers)
     root = check_member("reduce", "root_rank", root_rank, members)
     title = f"reduce({reduction.name}, root_rank={root})" + (f" {name!r}" if name else "")

@@ -24,7 +24,8 @@ class ReduceOp(Enum):
     """Reduction operator, element by element; verbs take it or its name in lower case.
 
     Sums and products of bools are their logical or and and, and so are maxima and minima. Bitwise
-    operators are for integers and bools.
+    operators, ``BAND`` or ``AND``, ``BOR`` or ``OR`` and ``BXOR`` or ``XOR``, are for integers and
+    bools.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -40,8 +41,11 @@ class ReduceOp(Enum):
     MIN = "min"
     MAX = "max"
     BAND = "band"
+    AND = BAND
     BOR = "bor"
+    OR = BOR
     BXOR = "bxor"
+    XOR = BXOR
 
 
 _OF_TWO: dict[ReduceOp, Callable[..., torch.Tensor]] = {

@@ -19,14 +19,16 @@ from asyncddp.ops.validation import (
     is_same_memory,
     prepare_for_transport,
     signature_of,
+    single_output,
     write_result,
 )
-from asyncddp.ops.variants import blocking, collective, nonblocking
+from asyncddp.ops.variants import collective, nonblocking, rowwise
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 _NAME = "reduce_scatter"
 
 
-@blocking
+@rowwise
 @collective
 def reduce_scatter(
     tensor: torch.Tensor,
@@ -37,7 +39,7 @@ def reduce_scatter(
     name: str | None = None,
     round_integers: bool = False,
     check: bool = False,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Sum or average a tensor over all ranks or a group, and give each rank its share of the rows.
 
@@ -49,7 +51,8 @@ def reduce_scatter(
 
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks, with a first dimension that the
-            number of ranks divides. Halves are summed in float32.
+            number of ranks divides. Halves are summed in float32. Or a list, tuple or dict of
+            tensors, as one operation: see :ref:`lists-of-tensors`.
         average: Divide by the number of ranks, as is the default. Integers are summed only with
             ``average=False``, or averaged where ``round_integers`` asks for it; the sum of bools is
             their logical or.
@@ -81,7 +84,7 @@ def reduce_scatter(
     References:
         MPI: A Message-Passing Interface Standard, ``MPI_Reduce_scatter_block``.
     """
-    members = members_of(_NAME, group)
+    out, members = single_output(_NAME, out), members_of(_NAME, group)
     reduction = reduction_of(_NAME, tensor, op, average, round_integers=round_integers, min_ndim=1)
     ranks, dtype = members.ranks, reduction.dtype
     shape = _part_shape(tensor, len(ranks), out)

@@ -13,9 +13,10 @@ from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import sum_over_group
 from asyncddp.ops.encoded_exchange import Compression, bound_to, sum_encoded_over_group
-from asyncddp.ops.validation import accumulation_dtype, write_result
-from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.ops.validation import accumulation_dtype, single_output, write_result
+from asyncddp.ops.variants import blocking, elementwise, in_place, nonblocking
 from asyncddp.tensors.allocation import zeros_like
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 
 def renormalise(row: WeightRow, training: Collection[int]) -> WeightRow:
@@ -55,7 +56,7 @@ def skip_round(
     return OperationSpec("neighbor_allreduce", steps, name)
 
 
-@blocking
+@elementwise
 def average_active_ranks(
     tensor: torch.Tensor,
     active_ranks: Collection[int],
@@ -63,7 +64,7 @@ def average_active_ranks(
     *,
     name: str,
     compression: Compression = None,
-    out: torch.Tensor | None = None,
+    out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
     r"""Average over the ranks that still train, while all ranks take part in the collective.
 
@@ -72,7 +73,7 @@ def average_active_ranks(
     T are the ``active_ranks``, which still train; in place of the others' tensors zeros count.
     Without ``average`` it is the sum.
     """
-    context, number = current(), len(active_ranks)
+    context, number, out = current(), len(active_ranks), single_output("allreduce", out)
     dtype = accumulation_dtype("allreduce", tensor, round_integers=False)
     title = f"allreduce({'average' if average else 'sum'} over {number} that train) {name!r}"
     divisor = number if average else None
@@ -93,3 +94,4 @@ def average_active_ranks(
 
 skip_round_nonblocking = nonblocking(skip_round)
 average_active_ranks_nonblocking = nonblocking(average_active_ranks)
+average_active_ranks_nonblocking_ = nonblocking(in_place(average_active_ranks))

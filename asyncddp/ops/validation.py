@@ -13,36 +13,49 @@ from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import dense, on_host
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind, DtypeTraits, dtype_traits_of
+from asyncddp.tensors.tensor_lists import TensorOrTensors
 from asyncddp.torch_modes import refuse_transforms
 from asyncddp.transport import Transport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
 
-def check_tensor(verb: str, tensor: Any, *, min_ndim: int = 0) -> DtypeTraits:
+def check_tensor(
+    verb: str, tensor: Any, *, min_ndim: int = 0, argument: str = "tensor"
+) -> DtypeTraits:
     """Require a dense tensor with values, of a dtype that can be sent; raise an error otherwise."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(
-            f"{verb}: argument tensor: expected a torch.Tensor, got {type(tensor).__name__}; "
+            f"{verb}: argument {argument}: expected a torch.Tensor, got {type(tensor).__name__}; "
             "for other objects use broadcast_object or allgather_object"
         )
     if tensor.layout != torch.strided:
         raise ArgumentError(
-            f"{verb}: argument tensor: expected a dense tensor, got layout {tensor.layout}; "
+            f"{verb}: argument {argument}: expected a dense tensor, got layout {tensor.layout}; "
             "call tensor.to_dense() first"
         )
     if tensor.ndim < min_ndim:
         raise ArgumentError(
-            f"{verb}: argument tensor: expected at least {min_ndim} dimension, got a 0-dim tensor; "
-            "call tensor.reshape(1) first"
+            f"{verb}: argument {argument}: expected at least {min_ndim} dimension, got a 0-dim "
+            "tensor; call tensor.reshape(1) first"
         )
     if tensor.is_meta:
         raise ArgumentError(
-            f"{verb}: argument tensor: expected a tensor with values, got one on device meta; make "
-            'it with device="cpu", or outside of torch.device("meta")'
+            f"{verb}: argument {argument}: expected a tensor with values, got one on device meta; "
+            'make it with device="cpu", or outside of torch.device("meta")'
         )
     refuse_transforms(verb)
-    traits: DtypeTraits = dtype_traits_of(tensor, verb)
+    traits: DtypeTraits = dtype_traits_of(tensor, verb, argument)
     return traits
+
+
+def single_output(verb: str, out: TensorOrTensors | None) -> torch.Tensor | None:
+    """Return a verb's ``out`` if it is a tensor or None, as it must be where a tensor is given."""
+    if out is None or isinstance(out, torch.Tensor):
+        return out
+    raise ArgumentError(
+        f"{verb}: argument out: expected a torch.Tensor like the first argument, got "
+        f"{type(out).__name__}"
+    )
 
 
 def check_rank(verb: str, argument: str, rank: Any, size: int, *, but: int | None = None) -> int:

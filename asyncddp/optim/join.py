@@ -13,7 +13,7 @@ from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.ops.allreduce_tensors import average_tensors
-from asyncddp.ops.uneven_inputs import average_active_ranks_nonblocking
+from asyncddp.ops.uneven_inputs import average_active_ranks_nonblocking_
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.optim.state_broadcast import broadcast_optimizer_state
@@ -194,7 +194,7 @@ def _synchronize_at_end(
                 broadcast_optimizer_state(member.optimizer, last[0])
         elif broadcast_last and not member.has_replicated_model:
             average = partial(
-                average_active_ranks_nonblocking, active_ranks=last, name=member.averager.label
+                average_active_ranks_nonblocking_, active_ranks=last, name=member.averager.label
             )
             with use(context):
                 average_tensors([p for _, p in member.phase.named_parameters], average)

@@ -11,7 +11,7 @@ from asyncddp.algorithms.gradient_hooks import wait_for_reads
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce_nonblocking_
-from asyncddp.ops.broadcast import broadcast_nonblocking_
+from asyncddp.ops.allreduce_tensors import broadcast_tensors
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 
 Parameters: TypeAlias = (
@@ -52,8 +52,7 @@ def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
     require_equal_tensors(current(), "broadcast_parameters", named)
     tensors = list(named.values())
     wait_for_reads(tensors)
-    for handle in [broadcast_nonblocking_(tensor, root_rank) for tensor in tensors]:
-        handle.wait()
+    broadcast_tensors(tensors, root_rank)
 
 
 def allreduce_parameters(params: Parameters, *, round_integers: bool = False) -> None:

@@ -11,8 +11,12 @@ import torch
 from asyncddp.algorithms.gradient_hooks import wait_for_reads
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.allreduce_tensors import average_module, average_tensors, dense_floats
-from asyncddp.ops.broadcast import broadcast_nonblocking_
+from asyncddp.ops.allreduce_tensors import (
+    average_module,
+    average_tensors,
+    broadcast_tensors,
+    dense_floats,
+)
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.parameter_sync import broadcast_parameters
@@ -48,7 +52,7 @@ def unify_replicas(models: Sequence[torch.nn.Module], policy: str) -> None:
         with torch.no_grad():
             average_module(model, buffers=True, parameters=tensors_differ(_parameters(model)))
             floats = {id(one) for one in dense_floats(model, buffers=True)}
-            _broadcast([one for one in every if id(one) not in floats])
+            broadcast_tensors([one for one in every if id(one) not in floats])
 
 
 def unify_state(optimizer: torch.optim.Optimizer, policy: str) -> None:
@@ -69,12 +73,7 @@ def unify_state(optimizer: torch.optim.Optimizer, policy: str) -> None:
     floats = [one for one in named.values() if policy == "average" and one.is_floating_point()]
     average_tensors(floats)
     chosen = {id(one) for one in floats}
-    _broadcast([one for one in named.values() if id(one) not in chosen])
-
-
-def _broadcast(tensors: Sequence[torch.Tensor]) -> None:
-    for handle in [broadcast_nonblocking_(one, 0) for one in tensors]:
-        handle.wait()
+    broadcast_tensors([one for one in named.values() if id(one) not in chosen])
 
 
 def _parameters(model: torch.nn.Module) -> list[torch.Tensor]:

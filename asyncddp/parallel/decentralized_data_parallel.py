@@ -16,7 +16,7 @@ from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.algorithms.wrapper_setup import check_weights, next_label, require_equal_settings
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.broadcast import broadcast_nonblocking_
+from asyncddp.ops.allreduce_tensors import broadcast_tensors
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.parallel.algorithm_reducer import AlgorithmReducer
@@ -154,9 +154,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         every = tensors_of(model)
         require_equal_tensors(context, _NAME, every)
         if init_sync:
-            handles = [broadcast_nonblocking_(tensor.detach(), 0) for tensor in every.values()]
-            for handle in handles:
-                handle.wait()
+            broadcast_tensors(list(every.values()))
         self._tracer = tracer_for(context, [model])
         self._reducer = self._reducer_for(method, sync=bool(sync))
         self._tracer.attach_hooks([model])

@@ -57,13 +57,13 @@ _ROWS = [
 DTYPES = {row.dtype: row for row in _ROWS}
 
 
-def dtype_traits_of(tensor: torch.Tensor, verb: str) -> DtypeTraits:
+def dtype_traits_of(tensor: torch.Tensor, verb: str, argument: str = "tensor") -> DtypeTraits:
     """Look up the traits of a tensor's dtype, or raise a DtypeError that lists those that exist."""
     try:
         return DTYPES[tensor.dtype]
     except KeyError:
         known = ", ".join(row.name for row in _ROWS)
         raise DtypeError(
-            f"{verb}: argument tensor has dtype {tensor.dtype}; expected one of {known}. "
+            f"{verb}: argument {argument} has dtype {tensor.dtype}; expected one of {known}. "
             "Cast it first with tensor.to(...)."
         ) from None

@@ -351,7 +351,7 @@ def test_wrong_arguments_are_told_with_expected_got_and_remedy(world):
     """The error of a wrong argument names the verb, the argument, and what was expected."""
     known = ", ".join(row.name for row in DTYPES.values())
     assert world.run(wrong_arguments)[0] == [
-        "allreduce: argument tensor: expected a torch.Tensor, got list; for other objects use "
+        "allreduce: argument tensor[0]: expected a torch.Tensor, got float; for other objects use "
         "broadcast_object or allgather_object",
         "broadcast: argument root_rank: expected a rank in 0..1, got 2",
         "broadcast: argument root_rank: expected a rank in 0..1, got -1",

@@ -194,7 +194,7 @@ def refusals():
     )
     assert told_by(lambda: bf.allreduce(x, op="maximum"), bf.UnknownNameError) == (
         "allreduce: argument op: unknown operator 'maximum'; known are: sum, average, avg, "
-        "product, min, max, band, bor, bxor. Did you mean 'max'?"
+        "product, min, max, band, and, bor, or, bxor, xor. Did you mean 'max'?"
     )
     assert "Did you mean 'product'?" in told_by(lambda: bf.reduce(x, 0, "prodcut"))
     assert told_by(lambda: bf.reduce(x, 0, 3)) == (
@@ -268,3 +268,19 @@ def test_a_rank_with_another(world, kind):
         assert message.startswith(f"rank {rank}"), message
         assert re.search(either_way(*expected), message), message
         assert "rank 1" in message, message
+
+
+def named_bitwise():
+    x = torch.tensor([bf.rank() | 4])
+    names = {"and": "band", "or": "bor", "xor": "bxor"}
+    found = [[bf.allreduce(x, op=op).item() for op in pair] for pair in names.items()]
+    some = torch.tensor([bf.rank() == 1, True])
+    assert bf.allreduce(some, op="and").tolist() == [False, True]
+    assert bf.allreduce(some, op="or").tolist() == [True, True]
+    return found
+
+
+@on("loopback-4", "mpi-4")
+def test_bitwise_operators_have_short_names(world):
+    """``and``, ``or`` and ``xor`` are those of MPI's names, and of bools the logical ones."""
+    assert world.run(named_bitwise) == [[[4, 4], [7, 7], [0, 0]]] * 4

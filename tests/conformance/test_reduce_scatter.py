@@ -211,7 +211,7 @@ def test_wrong_arguments_are_refused_in_a_sentence(world):
         "(8, 3); pass torch.empty((2, 3)), or leave out= away"
     )
     assert integers.startswith("reduce_scatter: the average of int32 values is no int32; pass ")
-    assert no_tensor.startswith("reduce_scatter: argument tensor: expected a torch.Tensor, got ")
+    assert no_tensor.startswith("reduce_scatter: argument tensor[0]: expected a torch.Tensor, got ")
 
 
 MISMATCHES = {

@@ -25,6 +25,8 @@ RIVALS = {
     "small": (
         "200 non-blocking calls",
         "one call on the concatenation",
+        "one call with a list",
+        "a list in one storage, in place",
         "cat, one call, split",
         "200 blocking calls",
     ),

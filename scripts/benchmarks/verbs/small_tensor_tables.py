@@ -12,13 +12,23 @@ from benchmarks import baselines
 from benchmarks.tables import Call, RankGroup, Rival, Target, TimingTable
 from topology import Schedule
 
-__all__ = ["ALONE", "EACH", "MANY_CALLS", "ONE_CALL", "caller_table", "small_table"]
+__all__ = [
+    "ALONE",
+    "EACH",
+    "MANY_CALLS",
+    "NEAR_LIST",
+    "ONE_CALL",
+    "ONE_LIST",
+    "caller_table",
+    "small_table",
+]
 
 _LAYERS, _WIDTH = 100, 64
 _SHAPES = ((_WIDTH, _WIDTH), (_WIDTH,)) * _LAYERS
 _NBYTES = 4 * _LAYERS * (_WIDTH * _WIDTH + _WIDTH)
 _MANY = len(_SHAPES)
 ONE_CALL, MANY_CALLS = "one call on the concatenation", f"{_MANY} non-blocking calls"
+ONE_LIST, NEAR_LIST = "one call with a list", "a list in one storage, in place"
 ALONE, EACH = "a call alone", f"each of {_MANY} in a row"
 
 
@@ -51,6 +61,16 @@ def small_table(
         whole = baselines.own(nbytes, world.rank)
         return lambda number: bf.neighbor_allreduce(whole, round=number)
 
+    def listed(nbytes: int) -> Call:
+        pieces = _pieces(world)
+        return lambda number: bf.neighbor_allreduce(pieces, name="list", round=number)
+
+    def listed_in_place(nbytes: int) -> Call:
+        sizes = [torch.Size(shape).numel() for shape in _SHAPES]
+        parts = torch.split(baselines.own(nbytes, world.rank).clone(), sizes)
+        pieces = [part.view(shape) for part, shape in zip(parts, _SHAPES, strict=True)]
+        return lambda number: bf.neighbor_allreduce_(pieces, name="near", round=number)
+
     def cat(nbytes: int) -> Call:
         pieces = _pieces(world)
         sizes = [piece.numel() for piece in pieces]
@@ -75,6 +95,8 @@ def small_table(
         (
             Rival(MANY_CALLS, calls),
             Rival(ONE_CALL, flat),
+            Rival(ONE_LIST, listed),
+            Rival(NEAR_LIST, listed_in_place),
             Rival("cat, one call, split", cat),
             Rival(f"{_MANY} blocking calls", one_by_one),
         ),

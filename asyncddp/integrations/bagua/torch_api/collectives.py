@@ -18,9 +18,10 @@ from asyncddp.integrations.bagua.torch_api.communicator import Communicator, Red
 from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup, default_group
 from asyncddp.ops.allgather import allgather as _allgather
 from asyncddp.ops.allreduce import allreduce as _allreduce
+from asyncddp.ops.allreduce_tensors import broadcast_tensors
 from asyncddp.ops.alltoall import alltoall as _alltoall
 from asyncddp.ops.barrier import barrier as _barrier
-from asyncddp.ops.broadcast import broadcast_, broadcast_nonblocking_
+from asyncddp.ops.broadcast import broadcast_
 from asyncddp.ops.gather import gather as _gather
 from asyncddp.ops.reduce import reduce as _reduce
 from asyncddp.ops.reduce_scatter import reduce_scatter as _reduce_scatter
@@ -91,10 +92,7 @@ def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: Com
     """Give all ranks several tensors of one, in place."""
     if (members := member(comm)) is not None:
         root = members.world_rank("broadcast_coalesced", "src", src)
-        for handle in [
-            broadcast_nonblocking_(one.detach(), root, group=members.group) for one in tensors
-        ]:
-            handle.wait()
+        broadcast_tensors(tensors, root, members.group)
 
 
 def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:

@@ -14,7 +14,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bagua.torch_api.collectives import Comm, member, rows_of, write
 from asyncddp.integrations.bagua.torch_api.communicator import ReduceOp, operator_of
 from asyncddp.ops.allgather import allgather as _allgather
-from asyncddp.ops.allreduce import allreduce_, allreduce_nonblocking_
+from asyncddp.ops.allreduce import allreduce_
 from asyncddp.ops.alltoall import alltoall as _alltoall
 from asyncddp.ops.gather import gather as _gather
 from asyncddp.ops.reduce import reduce as _reduce
@@ -49,11 +49,8 @@ def allreduce_coalesced_inplace(
 ) -> None:
     """Replace several tensors by their reductions over all ranks."""
     if (members := member(comm)) is not None:
-        operator, group = operator_of(op), members.group
-        for handle in [
-            allreduce_nonblocking_(one.detach(), op=operator, group=group) for one in tensors
-        ]:
-            handle.wait()
+        given = [one.detach() for one in tensors]
+        allreduce_(given, op=operator_of(op), group=members.group)
 
 
 def allgather_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:

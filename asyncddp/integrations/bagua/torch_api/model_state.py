@@ -10,8 +10,7 @@ from asyncddp.algorithms.gradient_hooks import wait_for_reads
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.allreduce_tensors import average_tensors
-from asyncddp.ops.broadcast import broadcast_nonblocking_
+from asyncddp.ops.allreduce_tensors import average_tensors, broadcast_tensors
 from asyncddp.ops.settings_agreement import tensors_of
 from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.optim.state_broadcast import broadcast_optimizer_state
@@ -76,8 +75,7 @@ def average_state(context: Context, named: Mapping[str, torch.Tensor]) -> None:
     others = [one for one in tensors if not (one.is_floating_point() or one.is_complex())]
     with use(context), torch.no_grad():
         average_tensors(floats)
-        for handle in [broadcast_nonblocking_(one, 0) for one in others]:
-            handle.wait()
+        broadcast_tensors(others)
 
 
 def broadcast_optimizer(context: Context, optimizer: torch.optim.Optimizer) -> None:

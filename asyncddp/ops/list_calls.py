@@ -1,0 +1,282 @@
+"""Calls of verbs on a list of tensors: one operation on few flat tensors, whatever their number.
+
+The verb itself is called on each flat tensor, as :mod:`asyncddp.tensors.tensor_lists` makes them,
+and its result is given back as the list was: as views of the flat result, or in the tensors for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeGuard, TypeVar
+
+import torch
+
+from asyncddp.device.stream_interfaces import StreamOrdering
+from asyncddp.device.stream_registry import stream_ordering_of, streams_of
+from asyncddp.engine import Handle, OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
+from asyncddp.errors import ArgumentError, AsyncDDPError, DtypeError
+from asyncddp.ops.list_groups import FlatCall, GatherCall, RowsCall
+from asyncddp.ops.process_group import members_of
+from asyncddp.ops.validation import check_tensor
+from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.tensor_lists import (
+    ListLayout,
+    TensorCollection,
+    TensorOrTensors,
+    describe_difference,
+    labelled,
+)
+from asyncddp.torch_modes import refuse_transforms, uncompiled
+
+R = TypeVar("R")
+Plan = Callable[..., OperationSpec[Any]]
+
+
+def is_collection(given: object) -> TypeGuard[TensorCollection]:
+    """Tell whether an argument is a list, tuple or dict, which should be one of tensors."""
+    return not isinstance(given, torch.Tensor) and isinstance(given, (list, tuple, Mapping))
+
+
+class ListCall:
+    """One call of a verb on a list of tensors, as an operation on few flat ones, and the way back.
+
+    Raises:
+        ArgumentError: An element is no tensor that can be sent, or ``out`` is not like the list.
+        DtypeError: An element's dtype cannot travel.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        given: TensorCollection,
+        out: TensorOrTensors | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self._plan, self._args, self._kwargs = plan, args, kwargs
+        self._verb = verb = plan.__name__
+        self._given, self._result = given, out
+        layout, tensors = _layout_of(verb, "tensor", given)
+        self.layout = layout
+        self._empty = None if tensors else empty((0,), torch.float32)
+        self.members = layout.description
+        make: Callable[..., FlatCall | RowsCall]
+        if plan.on_lists is GatherCall:  # type: ignore[attr-defined]  # by its decorator
+            self.members = layout.ragged_description
+            self._calls: list[FlatCall | RowsCall | GatherCall] = self._gather(tensors)
+            return
+        if plan.on_lists is FlatCall:  # type: ignore[attr-defined]  # by its decorator
+            for_all = "None" not in str(plan.__annotations__["return"])
+            like = layout
+            make = partial(FlatCall, in_place=out is given, for_all=for_all)
+        else:
+            ranks = members_of(verb, kwargs.get("group")).size
+            like = _shares_of(verb, given, ranks)
+            make = partial(RowsCall, ranks=ranks)
+        outs: Sequence[torch.Tensor] | None = None
+        if out is not None:
+            outs = tensors if out is given else _tensors_like(verb, like, out)
+        self._calls = [
+            make(group, group.of(tensors), outs and group.of(outs)) for group in layout.groups
+        ]
+
+    def _gather(self, tensors: Sequence[torch.Tensor]) -> list[FlatCall | RowsCall | GatherCall]:
+        """Return the one call by which tensors of all dtypes are gathered."""
+        if self._result is not None:
+            raise TypeError(f"{self._verb}() got an unexpected keyword argument 'out'")
+        devices = sorted({str(one.device) for one in tensors})
+        if len(devices) > 1:
+            raise self._of_several_devices(devices)
+        for label, one in labelled(self._given):
+            check_tensor(self._verb, one, min_ndim=1, argument=f"tensor{label}")
+        return [GatherCall(self.layout.groups[0], tensors)] if tensors else []
+
+    def _of_several_devices(self, devices: Sequence[str]) -> ArgumentError:
+        return ArgumentError(
+            f"{self._verb}: argument tensor: expected tensors on one device, got some on "
+            f"{' and '.join(devices)}; call {self._verb} for each device"
+        )
+
+    @property
+    def single(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """The only flat tensor and that for the result; None where there are more, or none."""
+        return (self._calls[0].flat, self._calls[0].out) if len(self._calls) == 1 else None
+
+    @property
+    def about(self) -> list[torch.Tensor]:
+        """The flat tensors."""
+        return [call.flat for call in self._calls]
+
+    def operation(self) -> OperationSpec[Any]:
+        """Return the specification of the operation, whose result is what :meth:`finish` takes."""
+        if self._empty is not None:
+            specs = [self._plan(self._empty, *self._args, **self._kwargs)]
+        else:
+            specs = [self._plan_group(call) for call in self._calls]
+        first, members = specs[0], self.members
+        slot_call: SlotCall[Any] | None = first.slot_call
+        if slot_call is not None:
+            exchange = slot_call.exchange
+            exchange = replace(exchange, signature=replace(exchange.signature, members=members))
+            if len(specs) > 1:  # of the first group alone: the ranks agree by it, and no more
+                exchange = SlotExchange(exchange.signature)
+            slot_call = replace(slot_call, exchange=exchange)
+        if len(specs) == 1:
+            return replace(first, slot_call=slot_call, members=members)
+        return replace(
+            first,
+            steps=partial(_one_after_the_other, specs),
+            stream_ordering=self._stream_ordering(),
+            slot_call=slot_call,
+            members=members,
+        )
+
+    def _plan_group(self, call: FlatCall | RowsCall | GatherCall) -> OperationSpec[Any]:
+        more = self._kwargs if call.out is None else {**self._kwargs, "out": call.out}
+        try:
+            return self._plan(call.flat, *self._args, **more)
+        except (ArgumentError, DtypeError) as error:
+            dtype = call.group.dtype
+            if str(dtype).removeprefix("torch.") not in str(error):
+                raise
+            places = [label for label, one in labelled(self._given) if one.dtype == dtype]
+            where = ", ".join(f"tensor{place}" for place in places[:4])
+            where += f" and {len(places) - 4} more" if len(places) > 4 else ""
+            raise type(error)(f"{error}; of {len(self._given)} tensors, this is {where}") from error
+
+    def _stream_ordering(self) -> StreamOrdering | None:
+        """Return the order of all groups on the streams of the device, if there is one."""
+        on_device = [call.flat for call in self._calls if streams_of(call.flat) is not None]
+        if not on_device:
+            return None
+        devices = sorted({str(flat.device) for flat in on_device})
+        if len(devices) > 1:
+            raise self._of_several_devices(devices)
+        return stream_ordering_of(on_device[0], *on_device[1:])
+
+    def finish(self, result: Any) -> Any:
+        """Return the results as the list was given, or ``out``, from that of the operation."""
+        if self._result is not None:
+            for call, one in zip(self._calls, self._results(result), strict=True):
+                call.finish(one)
+            return self._result
+        if len(self._calls) == 1:
+            return _like(self._given, self.layout.keys, self._calls[0].finish(result))
+        found: list[torch.Tensor | None] = [None] * sum(
+            len(call.group.indices) for call in self._calls
+        )
+        for call, one in zip(self._calls, self._results(result), strict=True):
+            for index, tensor in zip(call.group.indices, call.finish(one), strict=True):
+                found[index] = tensor
+        return _like(self._given, self.layout.keys, found)
+
+    def _results(self, result: Any) -> Sequence[Any]:
+        if self._empty is not None:
+            return ()
+        return [result] if len(self._calls) == 1 else result
+
+
+def _one_after_the_other(
+    specs: Sequence[OperationSpec[Any]], op: OperationExchanges
+) -> Steps[list[Any]]:
+    """Run the steps of several operations as those of one."""
+    results = []
+    for spec in specs:
+        results.append((yield from spec.steps(op)))
+    return results
+
+
+class ListHandle(Handle[R]):
+    """Handle of a call on a list: what is done at its end is done when it is polled or waited for.
+
+    So the tensors for its result are written then, on the calling thread.
+    """
+
+    def __init__(self, inner: Handle[Any], finish: Callable[[Any], R]) -> None:
+        self._inner, self._finish = inner, finish
+        self._found: list[R] = []
+        self._lock = threading.Lock()
+
+    @uncompiled
+    def poll(self) -> bool:
+        """Tell whether the call has ended, well or not; never waits."""
+        if not self._found:
+            if not self._inner.poll():
+                return False
+            with suppress(AsyncDDPError):  # raised by wait
+                self.wait()
+        return True
+
+    @uncompiled
+    def wait(self, timeout: float | None = None) -> R:
+        """Wait for the result and return it."""
+        if not self._found:
+            result = self._inner.wait(timeout)
+            with self._lock:
+                if not self._found:
+                    self._found.append(self._finish(result))
+        return self._found[0]
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+
+def _layout_of(
+    verb: str, argument: str, given: TensorCollection
+) -> tuple[ListLayout, Sequence[torch.Tensor]]:
+    """Return the layout of a list and its tensors, after checking each."""
+    keys = tuple(given) if isinstance(given, Mapping) else None
+    tensors = list(given.values() if isinstance(given, Mapping) else given)
+    refuse_transforms(verb)
+    try:
+        layout = ListLayout.of(keys, tensors)
+    except AttributeError:
+        layout = None  # an element is no tensor
+    if layout is None or not layout.checked:
+        for label, tensor in labelled(given):
+            check_tensor(verb, tensor, argument=f"{argument}{label}")
+        layout = layout or ListLayout.of(keys, tensors)
+        layout.checked = True
+    return layout, tensors
+
+
+def _shares_of(verb: str, given: TensorCollection, ranks: int) -> ListLayout:
+    """Return the layout of one rank's equal shares of the tensors' rows."""
+    shares = []
+    for label, one in labelled(given):
+        check_tensor(verb, one, min_ndim=1, argument=f"tensor{label}")
+        rows, odd = divmod(one.shape[0], ranks)
+        if odd:
+            raise ArgumentError(
+                f"{verb}: argument tensor{label}: expected a first dimension that {ranks} ranks "
+                f"can share equally, got shape {tuple(one.shape)}; append {ranks - odd} rows"
+            )
+        shares.append(one[:rows])
+    return ListLayout.of(tuple(given) if isinstance(given, Mapping) else None, shares)
+
+
+def _tensors_like(verb: str, layout: ListLayout, out: TensorOrTensors) -> Sequence[torch.Tensor]:
+    """Return the tensors of ``out``, after comparing it with the list."""
+    if not is_collection(out):
+        raise ArgumentError(
+            f"{verb}: argument out: expected a list of tensors like the results, got "
+            f"{type(out).__name__}"
+        )
+    other, tensors = _layout_of(verb, "out", out)
+    if other.description != layout.description:
+        difference = describe_difference(layout.description, other.description)
+        raise ArgumentError(f"{verb}: argument out: {difference}, as the results have it")
+    return tensors
+
+
+def _like(given: TensorCollection, keys: tuple[Any, ...] | None, found: Sequence[Any]) -> Any:
+    """Return results in a collection of the kind that was given."""
+    if keys is not None:
+        return dict(zip(keys, found, strict=True))
+    if isinstance(given, tuple):
+        return type(given)(*found) if hasattr(given, "_fields") else tuple(found)
+    return list(found)
