@@ -1,6 +1,7 @@
 """The public names, listed once; `__init__.py` loads each on first use."""
 
 from . import data as data
+from . import simulate as simulate
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint

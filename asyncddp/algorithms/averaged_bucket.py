@@ -22,7 +22,8 @@ class AveragedBucket:
 
     Attributes:
         index: Index of the bucket.
-        flat: The flat tensor that is averaged, in whose layout the parameters lie.
+        flat: The flat tensor that is averaged, in whose layout the parameters lie, ``(d,)``; where
+            the models of n ranks are stacked, as in a simulation, ``(n, d)``, one row a rank.
         names: Names of the parameters.
         parameters: The parameters.
         optimizer: The optimizer that updates them.
@@ -52,22 +53,23 @@ class AveragedBucket:
     @property
     def payload(self) -> torch.Tensor:
         """Return the part of the flat tensor that is the parameters', and may be compressed."""
-        return self.flat[: self.flat.numel() - self._layout.tail.numel()]
+        return self.flat[..., : self.flat.shape[-1] - self._layout.tail.numel()]
 
     @property
     def tail(self) -> torch.Tensor:
         """Return the rest of the flat tensor, such as which parameters have gradients."""
-        return self.flat[self.payload.numel() :]
+        return self.flat[..., self.payload.shape[-1] :]
 
     def message_bytes(self, parts: int, plain: int) -> int:
-        """Compute the bytes of a message with this bucket, encoded in equal parts if at all.
+        """Compute the bytes of a rank's message with this bucket, encoded in equal parts if at all.
 
         Otherwise it has ``plain`` bytes.
         """
         if self.compressor is None:
             return plain
-        numel, encoder = self.payload.numel(), self.compressor.compressor
-        return self.tail.nbytes + parts * encoder.encoded_size(-(-numel // parts), self.flat.dtype)
+        numel, encoder = self.payload.shape[-1], self.compressor.compressor
+        tail = self.tail.shape[-1] * self.flat.element_size()
+        return tail + parts * encoder.encoded_size(-(-numel // parts), self.flat.dtype)
 
     def new_state(self) -> torch.Tensor:
         """Make a tensor of zeros for the state, like ``flat`` but in float32 if that is a half."""
@@ -124,7 +126,7 @@ class AveragedBucket:
         Compressors may decode the zeros there to other numbers, which are not to be sent again.
         """
         for flat in (self.flat, *self.state.values()):
-            if flat.dim():
+            if flat.shape[-1:] == self.flat.shape[-1:]:
                 self._layout.clear_padding(flat)
 
     def describe_not_finite(self, flat: torch.Tensor) -> str:

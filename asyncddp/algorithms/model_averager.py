@@ -63,9 +63,8 @@ class ModelAverager(CrossRoundState):
         self.communication_buffer: int | None = None
         self._checked_topology: GraphOrSchedule | None = None
         self._schedule: Schedule | None = None
-        default = algorithm.default_communication or _communications_with(algorithm.how[:1])[0]
         self.topology = topology
-        self.set_communication(communication or default)
+        self.set_communication(communication)
         self.topology = self._own_or_given(topology)
 
     @property
@@ -126,16 +125,9 @@ class ModelAverager(CrossRoundState):
                 mean = coordinator.average_loss(self.label, tensor)
         return mean if isinstance(value, torch.Tensor) else float(mean)
 
-    def set_communication(self, name: str) -> None:
-        """Use another communication from the next round on."""
-        chosen = COMMUNICATIONS[name]()
-        patterns = self.algorithm.how
-        if chosen.how is not None and chosen.how not in patterns:
-            raise ArgumentError(
-                f"argument communication: {self.algorithm.name} works with "
-                f"{', '.join([*_communications_with(patterns), 'empty'])}, got {name!r}"
-            )
-        self.communication = chosen
+    def set_communication(self, name: str | None) -> None:
+        """Use another communication from the next round on; None for the method's default."""
+        self.communication = communication_for(self.algorithm, name)
         self._checked_topology = self._schedule = None
         if self.topology is not None:
             self._check_topology(self.topology)
@@ -301,6 +293,24 @@ class NeighborProgressMixin:
         unless its script ends there; :func:`join` does. The next step takes it back.
         """
         self._averager.windows.conclude()
+
+
+def communication_for(method: Algorithm, name: str | None) -> Communication:
+    """Create the communication of a name, or the method's default for None.
+
+    Raises:
+        UnknownNameError: There is none of that name.
+        ArgumentError: The method does not allow it.
+    """
+    if name is None:
+        name = method.default_communication or _communications_with(method.how[:1])[0]
+    chosen = COMMUNICATIONS[name]()
+    if chosen.how is not None and chosen.how not in method.how:
+        raise ArgumentError(
+            f"argument communication: {method.name} works with "
+            f"{', '.join([*_communications_with(method.how), 'empty'])}, got {name!r}"
+        )
+    return chosen
 
 
 def _communications_with(patterns: Sequence[CommunicationPattern]) -> list[str]:

@@ -17,7 +17,7 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, AsyncDDPError, UsageError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
-from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
 from asyncddp.optim.replica_agreement import checked_policy, unify_replicas, unify_state
 from topology import TopologyError
 
@@ -89,7 +89,7 @@ class AlgorithmSwitcher:
         self.settings, self._since = settings, since
         self._method = method = settings.create_method()
         method.check_optimizer(self._optimizer)
-        self._tell_optimizer()
+        set_gradient_meaning(method, self._optimizer, averages=self._context.size > 1)
         self._warming = self._warms_up()
         if self._warming:
             settings.check(self._context, self._optimizer)
@@ -125,13 +125,6 @@ class AlgorithmSwitcher:
         self.settings = settings
         parameters = (parameter for _, parameter in self.phase.named_parameters)
         claim_parameters(parameters, self.phase)
-
-    def _tell_optimizer(self) -> None:
-        """Tell an optimizer that can take momentum from gradients whether it finds any there."""
-        averages = self._method.what is AveragedQuantity.MOMENTUM and self._context.size > 1
-        for options in (self._optimizer.defaults, *self._optimizer.param_groups):
-            if "grad_holds_momentum" in options:
-                options["grad_holds_momentum"] = averages
 
     def _warms_up(self) -> bool:
         return self._method.warms_up(self._optimizer, self.steps - self._since)
@@ -220,7 +213,7 @@ class AlgorithmSwitcher:
         if settings is not self.settings or self._warming != self._warms_up():
             self.end_phase()
             self._begin(settings, since=since)
-        self._tell_optimizer()
+        set_gradient_meaning(self._method, self._optimizer, averages=self._context.size > 1)
         if "steps" not in saved:
             return
         if "parameters" not in saved:

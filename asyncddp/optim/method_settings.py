@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from typing_extensions import Self
 
-from asyncddp.algorithms import ALGORITHMS, Algorithm
+from asyncddp.algorithms import ALGORITHMS, Algorithm, AveragedQuantity
 from asyncddp.algorithms.compression_rules import compressor_of
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import (
@@ -193,7 +193,7 @@ class MethodSettings:
             self.create_averager(context, method, label),
             optimizer,
             models,
-            passes_per_round=self._steps_per_round(method),
+            passes_per_round=self.steps_per_round(method),
             counts_steps=counts_steps,
             first_round_at_once=counts_steps and method.averages_first_step,
             bucket_bytes=checked_bucket_bytes(self.bucket_size_in_mb),
@@ -253,12 +253,17 @@ class MethodSettings:
         method.check_optimizer(optimizer)
         checked_prefix(self.window_prefix, method)
         self.create_averager(context, method, method.name)
-        self._steps_per_round(method)
+        self.steps_per_round(method)
         checked_bucket_bytes(self.bucket_size_in_mb)
         check_update_in_backward(method, update_in_backward=self.update_in_backward)
         return method
 
-    def _steps_per_round(self, method: Algorithm) -> int:
+    def steps_per_round(self, method: Algorithm) -> int:
+        """Return the number of steps from one averaging to the next.
+
+        Raises:
+            ArgumentError: The number is none, or given twice.
+        """
         steps = checked_integer(
             "argument num_steps_per_communication", self.num_steps_per_communication, 1
         )
@@ -271,3 +276,19 @@ class MethodSettings:
                 f"{interval} in its place; expected 1, got {steps}"
             )
         return checked_integer("argument communication_interval", interval, 1)
+
+
+def set_gradient_meaning(
+    method: Algorithm, optimizer: torch.optim.Optimizer, *, averages: bool
+) -> None:
+    """Tell an optimizer that can take momentum from gradients whether it finds any there.
+
+    Args:
+        method: The method in use.
+        optimizer: Whose groups have ``grad_holds_momentum``, or not.
+        averages: Whether there are other ranks to average momentum with.
+    """
+    holds = averages and method.what is AveragedQuantity.MOMENTUM
+    for options in (optimizer.defaults, *optimizer.param_groups):
+        if "grad_holds_momentum" in options:
+            options["grad_holds_momentum"] = holds

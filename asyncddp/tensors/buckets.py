@@ -76,17 +76,20 @@ class FlatBucket:
         self.views = self.views_of(self.flat)
 
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """View another contiguous tensor of the flat one's size as the tensors of ``like``."""
-        start = flat.storage_offset()
+        """View another contiguous tensor of the flat one's size as the tensors of ``like``.
+
+        It may have dimensions before that, such as one for ranks; then the views have them too.
+        """
+        start, (*outer, _), (*steps, _) = flat.storage_offset(), flat.shape, flat.stride()
         return [
-            flat.as_strided(shape, strides, start + offset)
+            flat.as_strided((*outer, *shape), (*steps, *strides), start + offset)
             for shape, strides, offset in self._places
         ]
 
     def clear_padding(self, flat: torch.Tensor) -> None:
-        """Write zeros between the tensors in a contiguous tensor of the flat one's size."""
+        """Write zeros between the tensors in a tensor as for :meth:`views_of`."""
         if self._padding.numel():
-            flat.index_fill_(0, self._padding, 0.0)
+            flat.index_fill_(-1, self._padding, 0.0)
 
     @cached_property
     def _padding(self) -> torch.Tensor:

@@ -88,6 +88,6 @@ class ChocoSGD(Algorithm):
         mixed.add_(received.mixed)
         step = self.consensus_step
         if step is None and bucket.compressor is not None:
-            numel = min(bucket.flat.numel(), _SAMPLE)
+            numel = min(bucket.flat.shape[-1], _SAMPLE)
             step = typical_contraction(bucket.compressor.compressor, numel)
         bucket.flat.add_(mixed, alpha=step or 1.0).sub_(own, alpha=step or 1.0)

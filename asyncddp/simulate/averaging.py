@@ -1,0 +1,199 @@
+"""How all ranks average in a round: with neighbours, over all ranks, by push-sum, or not at all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
+from asyncddp.simulate.mixing_round import Mask, MixingRound
+from asyncddp.simulate.scenario import Scenario
+from asyncddp.simulate.stacked_bucket import Arrived, BucketOfRanks
+from asyncddp.tensors.allocation import make_tensor
+from asyncddp.tensors.dtypes import DTYPES
+from topology import Schedule
+
+Numbers = npt.NDArray[np.float64]
+_ROUNDS = 64  # of a schedule that are kept
+
+
+@dataclass
+class Traffic:
+    """What travels in one round.
+
+    Attributes:
+        nbytes: Bytes of the message to a neighbour, or of what is averaged over all.
+        mixing: Who sends to whom; None for an average over all ranks.
+        active: The ranks that take part.
+    """
+
+    nbytes: float
+    mixing: MixingRound | None
+    active: Mask
+
+    @property
+    def bytes_sent(self) -> Numbers:
+        """Bytes that each rank sends, ``(n,)``; a ring's in an average over all."""
+        if self.mixing is not None:
+            return self.nbytes * self.mixing.messages_sent.astype(np.float64)
+        count = int(self.active.sum())
+        return self.active.astype(np.float64) * (2 * (count - 1) / count * self.nbytes)
+
+
+class Averaging(ABC):
+    """Averaging of all ranks, round by round (base class).
+
+    Args:
+        method: The method.
+        ranks: Number of ranks.
+        schedule: The graph of each round; None where there is none.
+        scenario: Which messages are lost and which ranks leave.
+    """
+
+    def __init__(
+        self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
+    ) -> None:
+        self._method, self._schedule, self._scenario = method, schedule, scenario
+        self.mixing: MixingRound | None = None
+        self.active: Mask = np.ones(ranks, dtype=bool)
+
+    def begin(self, number: int, active: Mask) -> None:
+        """Begin round ``number`` among the ranks that are there."""
+        self.active = active
+
+    @property
+    def biases(self) -> torch.Tensor | None:
+        """Push-sum weight of each rank, ``(n,)``; None where there is none."""
+        return None
+
+    @abstractmethod
+    def average(self, bucket: BucketOfRanks) -> float:
+        """Average one bucket; return the bytes of a message."""
+
+    def end(self) -> None:  # noqa: B027 - push-sum weights alone are averaged once for all buckets
+        """End the round, when all buckets are averaged."""
+
+
+class NeighborAveraging(Averaging):
+    """Weighted averages with the neighbours, by messages or through windows that all wait for."""
+
+    def __init__(
+        self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
+    ) -> None:
+        super().__init__(method, ranks, schedule, scenario)
+        self._round_of = lru_cache(maxsize=_ROUNDS)(self._make_round)
+
+    def _make_round(self, number: int) -> MixingRound:
+        assert self._schedule is not None
+        return MixingRound.of(self._schedule, number)
+
+    def round_of(self, number: int) -> MixingRound:
+        """Return the graph of round ``number`` as it was planned."""
+        assert self._schedule is not None
+        period = self._schedule.period
+        return self._round_of(number if period is None else number % period)
+
+    @override
+    def begin(self, number: int, active: Mask) -> None:
+        super().begin(number, active)
+        planned = self.round_of(number)
+        gone = ~active[planned.sources] | ~active[planned.targets]
+        there = planned.without(gone)
+        self.mixing = there.without(self._scenario.lost_messages(number, there.sources))
+
+    @override
+    def average(self, bucket: BucketOfRanks) -> float:
+        mixing, codecs = self.mixing, bucket.codecs
+        assert mixing is not None
+        if codecs is not None:
+            bucket.clear_padding()
+        sent = bucket.outgoing(mixing)
+        nbytes = bucket.bucket.message_bytes(1, sent[0].nbytes)
+        decoded = sent if codecs is None else codecs.decoded(sent)
+        mixed = mixing.mix(decoded)
+        if codecs is not None and self._method.compression is not CompressionUse.DIFFERENCES:
+            own = make_tensor(mixing.own_weights, sent.dtype, sent.device).unsqueeze(1)
+            mixed += own * (sent - decoded)  # a rank has its own tensor as it is
+        states = bucket.averaged_states
+        mixed_states = {name: mixing.mix(one) for name, one in states.items()}
+        bucket.incoming(Arrived(decoded, mixed, mixed_states, mixing))
+        return nbytes + _row_bytes(states)
+
+
+class PushSumAveraging(NeighborAveraging):
+    """Push-sum: shares of the tensors, and of a weight p, go to the out-neighbours."""
+
+    def __init__(
+        self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
+    ) -> None:
+        super().__init__(method, ranks, schedule, scenario)
+        self._weights = make_tensor([[1.0]] * ranks, torch.float64)
+
+    @override
+    def _make_round(self, number: int) -> MixingRound:
+        return super()._make_round(number).push_round()
+
+    @property
+    @override
+    def biases(self) -> torch.Tensor:
+        return self._weights
+
+    @override
+    def end(self) -> None:
+        assert self.mixing is not None
+        self._weights = self.mixing.mix(self._weights)
+
+
+class GlobalAveraging(Averaging):
+    """Average, or sum, over all ranks that are there."""
+
+    @override
+    def average(self, bucket: BucketOfRanks) -> float:
+        codecs, ranks = bucket.codecs, len(self.active)
+        if codecs is not None:
+            bucket.clear_padding()
+        sent, states = bucket.outgoing(None), bucket.averaged_states
+        mixed = self._averaged(sent)
+        if codecs is not None:
+            numel, divisor = bucket.bucket.payload.shape[-1], self._divisor
+            mixed = mixed.clone()
+            mixed[:, :numel] = codecs.averaged(sent[:, :numel], divisor)
+        mixed_states = {name: self._averaged(one) for name, one in states.items()}
+        bucket.incoming(Arrived(sent, mixed, mixed_states, None))
+        plain = sent.shape[-1] * DTYPES[sent.dtype].accumulate.itemsize
+        nbytes = bucket.bucket.message_bytes(ranks, plain)
+        return nbytes + _row_bytes(states)
+
+    @property
+    def _divisor(self) -> float:
+        return float(self.active.sum()) if self._method.average else 1.0
+
+    def _averaged(self, stacked: torch.Tensor) -> torch.Tensor:
+        """Return the average, or sum, over those who are there, for each rank."""
+        there = stacked if self.active.all() else stacked[np.flatnonzero(self.active).tolist()]
+        return there.sum(dim=0).div_(self._divisor).expand(len(stacked), -1)
+
+
+class NoAveraging(Averaging):
+    """Ranks train alone: rounds with W = I where a method needs them, as on real ranks."""
+
+    @override
+    def average(self, bucket: BucketOfRanks) -> float:
+        if self._method.replicates_model:
+            bucket.bucket.flat.copy_(bucket.outgoing(None))
+        elif self._method.changes_alone:
+            sent = bucket.outgoing(None)
+            bucket.incoming(Arrived(sent, sent, bucket.averaged_states, None))
+        return 0.0
+
+
+def _row_bytes(states: Mapping[str, torch.Tensor]) -> int:
+    """Count the bytes of one rank's tensors."""
+    return sum(one[0].nbytes for one in states.values())

@@ -1,0 +1,76 @@
+"""The time of ranks that wait for each other, by the cost model of their links."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncddp.simulate.averaging import Traffic
+from asyncddp.simulate.mixing_round import Mask, MixingRound
+from asyncddp.simulate.scenario import Scenario
+from topology import communication_cost, ring
+
+Numbers = npt.NDArray[np.float64]
+
+
+class RankClocks:
+    r"""Clock of each rank, where a rank goes on when all that it waits for has arrived.
+
+    .. math:: t_i \leftarrow \max\Big(t_i + c_i,\ \max_j \big(s_j + T_{ij} + \delta_j\big)\Big)
+
+    with :math:`c_i` the time of a step on rank i, :math:`s_j` when rank j sends, at the beginning
+    of the step where communication is hidden behind it and at the end otherwise, :math:`T_{ij}` the
+    time of the message by :class:`topology.Links` and :math:`\delta_j` the delay of j's messages.
+    An average over all ranks begins when the last one is there, and takes the time of the fastest
+    allreduce of :func:`topology.communication_cost`.
+
+    Attributes:
+        now: Seconds since the start, ``(n,)``.
+    """
+
+    def __init__(self, scenario: Scenario, ranks: int) -> None:
+        self._scenario, self._compute = scenario, scenario.compute_seconds(ranks)
+        self._delays = scenario.delays(ranks)
+        self.now: Numbers = np.zeros(ranks)
+        self._allreduce = lru_cache(maxsize=None)(self._allreduce_seconds)
+        self._times: dict[tuple[int, float], tuple[MixingRound, Numbers]] = {}
+
+    def advance(self, traffic: Traffic | None, active: Mask, *, hidden: bool) -> None:
+        """Let all ranks that are there make a step.
+
+        Args:
+            traffic: What they send in it; None for nothing.
+            active: The ranks that are there.
+            hidden: Whether messages travel while gradients are computed.
+        """
+        ready = self.now + self._compute
+        sent = self.now if hidden else ready
+        if traffic is None:
+            after = ready
+        elif traffic.mixing is None:
+            wait = self._allreduce(len(active), traffic.nbytes)
+            after = np.maximum(ready, np.max((sent + self._delays)[active]) + wait)
+        else:
+            mixing = traffic.mixing
+            arrived = sent[mixing.sources] + self._message_seconds(mixing, traffic.nbytes)
+            after = ready.copy()
+            np.maximum.at(after, mixing.targets, arrived)
+        self.now = np.where(active, after, self.now)
+
+    def _message_seconds(self, mixing: MixingRound, nbytes: float) -> Numbers:
+        key = id(mixing), nbytes
+        if key not in self._times:
+            if len(self._times) > 256:
+                self._times.clear()
+            messages, links = (mixing.sources, mixing.targets), self._scenario.network
+            seconds = links.latencies(*messages) + links.transfers(*messages, nbytes)
+            self._times[key] = mixing, seconds + self._delays[mixing.sources]
+        return self._times[key][1]
+
+    def _allreduce_seconds(self, ranks: int, nbytes: float) -> float:
+        if ranks == 1:
+            return 0.0
+        cost = communication_cost(ring(ranks), nbytes, self._scenario.network)
+        return min(one.seconds for one in cost.allreduces.values())

@@ -1,0 +1,99 @@
+"""Which methods, graphs and scenarios can be simulated, and why others cannot."""
+
+from __future__ import annotations
+
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationTiming, CompressionUse
+from asyncddp.algorithms.model_averager import communication_for
+from asyncddp.errors import ArgumentError
+from asyncddp.optim.distributed_optimizer_arguments import checked_force
+from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.simulate.averaging import (
+    Averaging,
+    GlobalAveraging,
+    NeighborAveraging,
+    NoAveraging,
+    PushSumAveraging,
+)
+from asyncddp.simulate.scenario import Scenario
+from topology import GraphOrSchedule, TopologyError, as_schedule, describe, exponential_two
+
+_AVERAGINGS: dict[str, type[Averaging]] = {
+    "allreduce": GlobalAveraging,
+    "empty": NoAveraging,
+    "neighbor_allreduce": NeighborAveraging,
+    "win_accumulate": PushSumAveraging,
+    "win_get": NeighborAveraging,
+    "win_put": NeighborAveraging,
+}
+"""Averaging by the name of the communication; that through windows is of ranks that meet."""
+
+
+def checked_topology(settings: MethodSettings, method: Algorithm, ranks: int) -> GraphOrSchedule:
+    """Return the topology given, or the method's default, if the method works on it.
+
+    Raises:
+        TopologyError: It does not, or it has another number of ranks.
+    """
+    chosen = settings.topology
+    chosen = method.default_topology(ranks) if chosen is None else chosen
+    chosen = exponential_two(ranks) if chosen is None else chosen
+    nodes = as_schedule(chosen).n
+    if nodes != ranks:
+        raise TopologyError(
+            f"argument topology: {describe(chosen)} has {nodes} nodes, but the problem has data of "
+            f"{ranks} ranks; build it with n={ranks}"
+        )
+    if not checked_force(settings.force):
+        method.check(chosen)
+    return chosen
+
+
+def averaging_of(
+    settings: MethodSettings, method: Algorithm, scenario: Scenario
+) -> type[Averaging]:
+    """Return how a method averages, if that can be simulated.
+
+    Raises:
+        ArgumentError: It cannot; the message says why, and what can.
+    """
+    for name in ("update_in_backward", "window_prefix", "autotune", "max_staleness"):
+        if getattr(settings, name):
+            raise ArgumentError(
+                f"argument {name}: it changes when real ranks send, not what they compute; leave "
+                "it out of a simulation"
+            )
+    if method.when is CommunicationTiming.INTERVAL:
+        raise ArgumentError(
+            f"argument algorithm: {method.name} averages by the clock ({method.when.value}), and a "
+            "simulation by steps; expected it without sync_interval_ms"
+        )
+    communication = communication_for(method, settings.communication).name
+    if communication not in _AVERAGINGS:
+        raise ArgumentError(
+            f"argument communication: {communication} averages inside machines, of which a "
+            f"simulation has none; expected one of {', '.join(_AVERAGINGS)}"
+        )
+    kind = _AVERAGINGS[communication]
+    _check_failures(method, kind, scenario, compressed=settings.compressor_for(method) is not None)
+    return kind
+
+
+def _check_failures(
+    method: Algorithm, kind: type[Averaging], scenario: Scenario, *, compressed: bool
+) -> None:
+    differences = method.compression is CompressionUse.DIFFERENCES
+    overall = issubclass(kind, GlobalAveraging)
+    failing = [name for name in ("loss", "departures") if getattr(scenario, name)]
+    for name in failing:
+        if differences:
+            raise ArgumentError(
+                f"Scenario: argument {name}: with {method.name} ranks keep copies of what their "
+                "neighbours have, which a message that is missing leaves wrong for good; "
+                "expected another method, such as 'adapt_then_combine'"
+            )
+        if overall and (name == "loss" or compressed):
+            raise ArgumentError(
+                f"Scenario: argument {name}: {method.name} averages over all ranks"
+                f"{' by compressed parts' if compressed else ''}, which fails as a whole if "
+                "anything is missing; expected a method that averages with neighbours"
+            )

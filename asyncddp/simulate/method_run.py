@@ -1,0 +1,258 @@
+"""One method at work on the models of all ranks: its buckets, its rounds, and the order of a step.
+
+Each communication timing is a function that makes one step, of the same parts in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from asyncddp.algorithms.algorithm import Algorithm, AveragedQuantity, CommunicationTiming
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes
+from asyncddp.compression import Compressor
+from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.simulate.averaging import Averaging, NeighborAveraging, NoAveraging, Traffic
+from asyncddp.simulate.method_checks import averaging_of, checked_topology
+from asyncddp.simulate.mixing_round import Mask
+from asyncddp.simulate.problem import Batch
+from asyncddp.simulate.scenario import Scenario
+from asyncddp.simulate.stacked_bucket import BucketOfRanks, bucket_of_ranks
+from asyncddp.simulate.stacked_model import StackedModel
+from asyncddp.simulate.stacked_optimizer import StackedOptimizer
+from asyncddp.tensors.allocation import detached_copy, zeros
+from asyncddp.tensors.buckets import NamedFlatBucket, partition
+from topology import as_schedule
+
+
+class MethodRun:
+    """A method on all ranks, which make their steps together.
+
+    Args:
+        settings: The method, and what is averaged with whom.
+        method: What ``settings.create_method()`` gave.
+        model: The models.
+        optimizer: Their optimizer.
+        scenario: Lost messages and departures.
+
+    Attributes:
+        traffic: What travelled in the last step; None if nothing did.
+        hidden: Whether messages travel while gradients are computed.
+
+    Raises:
+        ArgumentError: The method, or an argument of it, is none that can be simulated.
+        TopologyError: The method does not work on the graph, or it has another number of ranks.
+    """
+
+    def __init__(
+        self,
+        settings: MethodSettings,
+        method: Algorithm,
+        model: StackedModel,
+        optimizer: StackedOptimizer,
+        scenario: Scenario,
+    ) -> None:
+        self.method, self.model, self.optimizer = method, model, optimizer
+        kind = averaging_of(settings, method, scenario)
+        kind = kind if model.ranks > 1 else NoAveraging
+        self._idle = model.ranks == 1 and not method.changes_alone
+        self._step = _STEPS[method.when]
+        self.hidden = method.when in _HIDDEN
+        self._bucket_bytes = checked_bucket_bytes(settings.bucket_size_in_mb)
+        self._interval = settings.steps_per_round(method)
+        first = method.communication_interval is not None and method.averages_first_step
+        self._due_at = 0 if first else self._interval - 1
+        schedule = None
+        if issubclass(kind, NeighborAveraging):
+            schedule = as_schedule(checked_topology(settings, method, model.ranks))
+        self.averaging: Averaging = kind(method, model.ranks, schedule, scenario)
+        compressor = settings.compressor_for(method)
+        self._copies: list[torch.Tensor] = []
+        self._copied = False
+        places = [] if self._idle else self._places()
+        self.buckets = [self._bucket(place, compressor) for place in places]
+        self._steps = self._rounds = 0
+        self._active: Mask = np.ones(model.ranks, dtype=bool)
+        self.traffic: Traffic | None = None
+
+    def _places(self) -> list[tuple[int, NamedFlatBucket, torch.Tensor]]:
+        """Return number, layout and stacked tensor of each bucket that is averaged."""
+        model, method = self.model, self.method
+        if method.what is not AveragedQuantity.PARAMETER:
+            return gradient_places(model, self._bucket_bytes)
+        if method.when is CommunicationTiming.THROUGH_STEP:
+            self._copies = [detached_copy(flat) for flat in model.flats]
+        flats = self._copies or model.flats
+        return [(k, *pair) for k, pair in enumerate(zip(model.layouts, flats, strict=True))]
+
+    def _bucket(
+        self, place: tuple[int, NamedFlatBucket, torch.Tensor], compressor: Compressor | None
+    ) -> BucketOfRanks:
+        number, layout, flat = place
+        bucket = AveragedBucket(number, flat, layout, self.optimizer.groups)
+        bucket.parameters = [self.model.parameters[name] for name in layout.names]
+        first = (
+            self.averaging.round_of(0) if isinstance(self.averaging, NeighborAveraging) else None
+        )
+        return bucket_of_ranks(self.method, bucket, layout, compressor, first)
+
+    def step(self, batch: Batch, active: Mask) -> torch.Tensor:
+        """Make one step of all ranks; return their losses, ``(n,)``.
+
+        Ranks that have left keep their parameters, and nobody hears of them.
+        """
+        self._active, self.traffic = active, None
+        gone = np.flatnonzero(~active).tolist()
+        before = [flat[gone] for flat in self.model.flats] if gone else []
+        due = self._steps % self._interval == self._due_at
+        losses = self._step(self, batch, due)
+        if not self._idle:
+            self._call(self.method.after_step)
+        for flat, old in zip(self.model.flats, before, strict=bool(gone)):
+            flat[gone] = old
+        self.optimizer.end_step()
+        self._steps += 1
+        return losses
+
+    def update(self) -> None:
+        """Let the method see the gradients, then the optimizer update all parameters."""
+        if self.method.replaces_gradients and not self._idle:
+            self._call(self.method.before_update)
+        self.optimizer.step()
+
+    def _call(self, hook: Callable[[AveragedBucket], None]) -> None:
+        with torch.no_grad():
+            for bucket in self.buckets:
+                for one in bucket.each:
+                    hook(one)
+
+    def average(self) -> None:
+        """Average all buckets, in one round, unless a rank alone trains as plain torch does."""
+        averaging = self.averaging
+        if self._idle:
+            return
+        if (self._active != averaging.active).any():
+            self._call(self.method.restart)  # others take part than in the last round
+        averaging.begin(self._rounds, self._active)
+        with torch.no_grad():
+            nbytes = sum(averaging.average(bucket) for bucket in self.buckets)
+        averaging.end()
+        self._rounds += 1
+        if not isinstance(averaging, NoAveraging):
+            self.traffic = Traffic(nbytes, averaging.mixing, self._active)
+
+    def average_gradients(self) -> None:
+        """Average the gradients, or what the method sends in their place."""
+        if self._idle:
+            return
+        with torch.no_grad():
+            for bucket in (one.bucket for one in self.buckets):
+                bucket.tail.fill_(1.0)  # every parameter has a gradient
+                views = bucket.views_of(bucket.flat)
+                for parameter, view in zip(bucket.parameters, views, strict=True):
+                    assert parameter.grad is not None
+                    view.copy_(parameter.grad)
+                    parameter.grad = view
+            self.average()
+
+    def copy_parameters(self) -> None:
+        """Copy the parameters, in the first step after an averaging."""
+        if self._copied or self._idle:
+            return
+        self._copied = True
+        for copy, flat in zip(self._copies, self.model.flats, strict=True):
+            copy.copy_(flat)
+
+    def add_change_of_copies(self) -> None:
+        """Average the copies, and add by what that has changed them to the parameters."""
+        if self._idle:
+            return
+        for copy, flat in zip(self._copies, self.model.flats, strict=True):
+            flat.sub_(copy)
+        self.average()
+        self._copied = False
+        for copy, flat in zip(self._copies, self.model.flats, strict=True):
+            flat.add_(copy)
+
+    def scale_parameters(self, *, divide: bool) -> None:
+        """Multiply all parameters by their rank's push-sum weight, or divide by it."""
+        weights = self.averaging.biases
+        if weights is None:  # nothing is given away
+            return
+        for flat in self.model.flats:
+            factor = weights.to(flat.dtype)
+            flat.div_(factor) if divide else flat.mul_(factor)
+
+
+def _after_step(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
+    losses = run.model.gradients(batch)
+    run.update()
+    if due:
+        run.average()
+    return losses
+
+
+def _after_biased_step(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
+    losses = run.model.gradients(batch)
+    run.scale_parameters(divide=False)
+    run.update()
+    if due:
+        run.average()
+    run.scale_parameters(divide=True)
+    return losses
+
+
+def _before_forward(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
+    losses = run.model.gradients(batch)  # at the parameters that are sent
+    if due:
+        run.average()
+    run.update()
+    return losses
+
+
+def _gradient_ready(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
+    losses = run.model.gradients(batch)
+    run.average_gradients()  # of which no step may do without
+    run.update()
+    return losses
+
+
+def _through_step(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
+    run.copy_parameters()
+    losses = run.model.gradients(batch)
+    run.update()
+    if due:
+        run.add_change_of_copies()
+    return losses
+
+
+_STEPS: dict[CommunicationTiming, Callable[[MethodRun, Batch, bool], torch.Tensor]] = {
+    CommunicationTiming.AFTER_STEP: _after_step,
+    CommunicationTiming.AFTER_BIASED_STEP: _after_biased_step,
+    CommunicationTiming.BEFORE_FORWARD: _before_forward,
+    CommunicationTiming.GRADIENT_READY: _gradient_ready,
+    CommunicationTiming.THROUGH_STEP: _through_step,
+}
+_HIDDEN = {CommunicationTiming.BEFORE_FORWARD, CommunicationTiming.THROUGH_STEP}
+
+
+def gradient_places(
+    model: StackedModel, bucket_bytes: int
+) -> list[tuple[int, NamedFlatBucket, torch.Tensor]]:
+    """Lay gradients out as on real ranks: in reverse order, with a flag for each parameter."""
+    named = [
+        pair
+        for layout in model.layouts
+        for pair in zip(layout.names, layout.parameters, strict=True)
+    ]
+    order = {name: number for number, name in enumerate(model.parameters)}
+    backwards = sorted(named, key=lambda pair: -order[pair[0]])
+    places = []
+    for number, part in enumerate(partition([one for _, one in backwards], bucket_bytes)):
+        layout = NamedFlatBucket([backwards[index] for index in part], extra=len(part))
+        one = layout.flat
+        places.append((number, layout, zeros((model.ranks, one.numel()), one.dtype, one.device)))
+    return places

@@ -1,0 +1,120 @@
+"""The mixing matrix of one round, as a product with the stacked tensors of all ranks."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.tensors.allocation import make_tensor
+from topology import Schedule
+from topology.matrices import Matrix, matrix_of
+
+_DENSE_RANKS = 64  # up to which a dense product is as fast as a sparse one
+_DENSE_SHARE = 8  # … and from 1 / 8 of all entries on
+
+Indices = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
+
+
+class MixingRound:
+    r"""Who averages with whom in a round, and with which weights.
+
+    .. math:: y_i = \sum_j w_{ij} z_j
+
+    Attributes:
+        matrix: W, by its entries.
+        sources, targets: The rank that sends each message, and the one that gets it.
+    """
+
+    def __init__(self, matrix: Matrix) -> None:
+        self.matrix = matrix
+        off = matrix.rows != matrix.columns
+        self.sources, self.targets = matrix.columns[off], matrix.rows[off]
+        self._products: dict[torch.dtype, torch.Tensor] = {}
+
+    @classmethod
+    def of(cls, schedule: Schedule, number: int) -> MixingRound:
+        """Return round ``number`` of a schedule."""
+        return cls(matrix_of(schedule, number))
+
+    def mix(self, stacked: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums of stacked tensors, ``(n, d)``, in their dtype."""
+        weights = self._weights(stacked)
+        if weights.layout == torch.sparse_coo:
+            product: torch.Tensor = torch.sparse.mm(weights, stacked)
+            return product
+        return weights @ stacked
+
+    @cached_property
+    def own_weights(self) -> npt.NDArray[np.float64]:
+        """Weight of each rank's own tensor, ``(n,)``."""
+        matrix = self.matrix
+        diagonal = matrix.rows == matrix.columns
+        own = np.bincount(matrix.rows[diagonal], matrix.values[diagonal], matrix.n)
+        return own.astype(np.float64)
+
+    @cached_property
+    def messages_sent(self) -> Indices:
+        """Messages that each rank sends, ``(n,)``."""
+        return np.bincount(self.sources, minlength=self.matrix.n)
+
+    @cached_property
+    def weight_rows(self) -> list[WeightRow]:
+        """Weights of each rank, as on real ranks."""
+        matrix = self.matrix
+        received: list[dict[int, float]] = [{} for _ in range(matrix.n)]
+        sent: list[dict[int, float]] = [{} for _ in range(matrix.n)]
+        entries = matrix.rows.tolist(), matrix.columns.tolist(), matrix.values.tolist()
+        for target, source, weight in zip(*entries, strict=True):
+            if target != source:
+                received[target][source] = weight
+                sent[source][target] = 1.0
+        own = self.own_weights.tolist()
+        return [WeightRow(*weights) for weights in zip(own, received, sent, strict=True)]
+
+    def without(self, lost: Mask) -> MixingRound:
+        """Return the round without some messages, whose weights are the receivers' own.
+
+        Args:
+            lost: For each message, whether it is lost.
+        """
+        if not lost.any():
+            return self
+        matrix = self.matrix
+        off = matrix.rows != matrix.columns
+        gone = np.zeros(len(matrix.rows), dtype=bool)
+        gone[off] = lost
+        values = matrix.values.copy()
+        moved = np.bincount(matrix.rows[gone], values[gone], matrix.n)
+        values[~off] += moved[matrix.rows[~off]]
+        kept = ~gone
+        return MixingRound(Matrix(matrix.n, matrix.rows[kept], matrix.columns[kept], values[kept]))
+
+    def push_round(self) -> MixingRound:
+        r"""Return the round of push-sum, in which what a rank keeps and gives are equal shares.
+
+        .. math:: a_{ij} = 1 / (d_j + 1)
+
+        with :math:`d_j` the messages that rank j sends; weights of the graph are ignored.
+        """
+        matrix = self.matrix
+        shares = 1.0 / (self.messages_sent[matrix.columns].astype(np.float64) + 1.0)
+        return MixingRound(Matrix(matrix.n, matrix.rows, matrix.columns, shares))
+
+    def _weights(self, like: torch.Tensor) -> torch.Tensor:
+        """Return W as a tensor of the dtype and device of another, sparse where that is faster."""
+        if like.dtype not in self._products:
+            matrix, n = self.matrix, self.matrix.n
+            if n <= _DENSE_RANKS or _DENSE_SHARE * len(matrix.values) >= n * n:
+                weights = make_tensor(matrix.dense(), like.dtype, like.device)
+            else:
+                places = make_tensor(np.stack([matrix.rows, matrix.columns]), torch.int64)
+                values = make_tensor(matrix.values, like.dtype)
+                weights = torch.sparse_coo_tensor(places, values, (n, n), check_invariants=True)
+                weights = weights.coalesce().to(like.device)
+            self._products[like.dtype] = weights
+        return self._products[like.dtype]

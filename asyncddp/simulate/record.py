@@ -1,0 +1,117 @@
+"""What a simulated run has measured: arrays over steps, and the models in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncddp.simulate.problem import Problem
+from asyncddp.simulate.stacked_model import StackedModel
+
+Numbers = npt.NDArray[np.float64]
+MEASURES = ("loss", "error", "score", "consensus_distance")
+"""What is measured, beside what it costs."""
+
+
+@dataclass(frozen=True)
+class Run:
+    r"""A simulated run of one method.
+
+    Arrays have one element for each record: the first before the first step, the last after the
+    last one. What was not measured is NaN.
+
+    Attributes:
+        method: Name of the method, and what was said beside it.
+        parameters: The models in the end, by name of parameter, ``(n, *shape)``.
+        steps: Steps made.
+        seconds: Time until the last rank had made them, by the cost model.
+        bytes_sent: Bytes that a rank has sent, on average.
+        loss: Mean over ranks of the losses of their batches, since the last record.
+        error: :math:`\lVert X - 1 x^{*T} \rVert_F / (\sqrt n \lVert x^* \rVert)`, where the optimum
+            :math:`x^*` is known.
+        score: What ``Problem.evaluate`` says of the average model.
+        consensus_distance: :math:`\sqrt{\frac1n \sum_i \lVert x_i - \bar x \rVert^2}`.
+    """
+
+    method: str
+    parameters: dict[str, torch.Tensor] = field(repr=False)
+    steps: npt.NDArray[np.int64]
+    seconds: Numbers
+    bytes_sent: Numbers
+    loss: Numbers
+    error: Numbers
+    score: Numbers
+    consensus_distance: Numbers
+
+    def table(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all that was measured, in long form: a row for each record and measure.
+
+        Returns:
+            The columns ``method``, ``step``, ``seconds``, ``bytes_sent``, ``measure`` and
+            ``value``: ``pandas.DataFrame(run.table())``.
+        """
+        values = {name: getattr(self, name) for name in MEASURES}
+        kept = {name: ~np.isnan(value) for name, value in values.items()}
+        return {
+            "method": np.repeat(self.method, sum(int(one.sum()) for one in kept.values())),
+            "step": np.concatenate([self.steps[one] for one in kept.values()]),
+            "seconds": np.concatenate([self.seconds[one] for one in kept.values()]),
+            "bytes_sent": np.concatenate([self.bytes_sent[one] for one in kept.values()]),
+            "measure": np.repeat(list(kept), [int(one.sum()) for one in kept.values()]),
+            "value": np.concatenate([values[name][one] for name, one in kept.items()]),
+        }
+
+
+def table(runs: Sequence[Run]) -> dict[str, npt.NDArray[Any]]:
+    """Put the tables of several runs together, see :meth:`Run.table`.
+
+    Args:
+        runs: At least one.
+    """
+    parts = [run.table() for run in runs]
+    return {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+
+
+class Recorder:
+    """Collects what a run measures.
+
+    Args:
+        problem: The problem, whose optimum and ``evaluate`` are used.
+        model: The models.
+    """
+
+    def __init__(self, problem: Problem, model: StackedModel) -> None:
+        self._problem, self._model = problem, model
+        self._rows: list[tuple[float, ...]] = []
+        self._losses: list[float] = []
+
+    def add_losses(self, losses: torch.Tensor) -> None:
+        """Note the losses of the ranks in a step."""
+        self._losses.append(float(losses.double().mean()))
+
+    def record(self, step: int, seconds: float, bytes_sent: float, ranks: Sequence[int]) -> None:
+        """Measure the models of some ranks now."""
+        rows = self._model.flat_rows()[list(ranks)]
+        mean = rows.mean(dim=0)
+        distance = float((rows - mean).square().sum(dim=1).mean().sqrt())
+        error = score = float("nan")
+        if self._problem.optimum is not None:
+            optimum = self._problem.optimum.reshape(-1).to(rows)
+            error = float((rows - optimum).square().sum(dim=1).mean().sqrt() / optimum.norm())
+        if self._problem.evaluate is not None:
+            with torch.no_grad():
+                score = float(self._problem.evaluate(self._model.average_model(ranks).eval()))
+        loss = float(np.mean(self._losses)) if self._losses else float("nan")
+        self._losses = []
+        self._rows.append((step, seconds, bytes_sent, loss, error, score, distance))
+
+    def finish(self, method: str) -> Run:
+        """Return the run."""
+        columns = [np.array(column, dtype=np.float64) for column in zip(*self._rows, strict=True)]
+        final = {name: one.detach().clone() for name, one in self._model.parameters.items()}
+        return Run(method, final, columns[0].astype(np.int64), *columns[1:])

@@ -1,0 +1,124 @@
+"""Scenarios: ranks of different speed, slow links, late and lost messages, ranks that leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncddp.errors import ArgumentError
+from topology import Link, Links
+
+Numbers = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the simulated ranks and their network are like.
+
+    Args:
+        step_seconds: Time of a step's gradients and update, in seconds.
+        slowdown: By which factor ranks take longer, ``{3: 10.0}``; others take ``step_seconds``.
+        links: Latency and bandwidth between the ranks: a :class:`topology.Links`, one
+            :class:`topology.Link` for all, or its text such as ``"100Mbit,20ms"``.
+        delay: Seconds by which messages of a rank arrive later than over its links, ``{0: 0.2}``.
+        loss: Probability that a message to a neighbour is lost. The receiver's own tensor takes its
+            place, as where a neighbour has left; with push-sum, the share is gone.
+        departures: The step after which a rank leaves, ``{5: 100}``. Its weight is its neighbours'
+            own from then on.
+        seed: Of the messages that are lost.
+
+    Raises:
+        ArgumentError: A negative time, a probability outside of [0, 1), or a slowdown that is not
+            above 0.
+
+    Example:
+        >>> from asyncddp import simulate
+        >>> late = simulate.Scenario(slowdown={3: 10.0}, links="100Mbit,20ms", loss=0.01)
+        >>> simulate.Scenario(loss=1.5)  # doctest: +NORMALIZE_WHITESPACE
+        Traceback (most recent call last):
+        asyncddp.errors.ArgumentError: Scenario: argument loss: expected a probability of at least 0
+        and below 1, got 1.5
+    """
+
+    step_seconds: float = 0.01
+    slowdown: Mapping[int, float] = field(default_factory=dict)
+    links: Links | Link | str = field(default_factory=Links)
+    delay: Mapping[int, float] = field(default_factory=dict)
+    loss: float = 0.0
+    departures: Mapping[int, int] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        links = Link.parse(self.links) if isinstance(self.links, str) else self.links
+        object.__setattr__(self, "links", links if isinstance(links, Links) else Links(links))
+        if not 0 <= self.loss < 1:
+            raise ArgumentError(
+                "Scenario: argument loss: expected a probability of at least 0 and below 1, got "
+                f"{self.loss!r}"
+            )
+        _check("step_seconds", self.step_seconds, "seconds above 0", zero=False)
+        for rank, factor in self.slowdown.items():
+            _check(f"slowdown of rank {rank}", factor, "a factor above 0", zero=False)
+        for rank, seconds in self.delay.items():
+            _check(f"delay of rank {rank}", seconds, "seconds of at least 0", zero=True)
+        for rank, step in self.departures.items():
+            _check(f"departures of rank {rank}", step, "a number of steps of at least 0", zero=True)
+
+    def check(self, ranks: int) -> None:
+        """Raise an ArgumentError for a rank that is not there, or where all ranks leave."""
+        for name in ("slowdown", "delay", "departures"):
+            for rank in getattr(self, name):
+                if not 0 <= rank < ranks:
+                    raise ArgumentError(
+                        f"Scenario: argument {name}: there is no rank {rank} among {ranks}; "
+                        f"expected 0 to {ranks - 1}"
+                    )
+        if len(self.departures) >= ranks:
+            raise ArgumentError(
+                f"Scenario: argument departures: all {ranks} ranks leave; expected one to stay"
+            )
+        self.network.check_size(ranks)
+
+    @property
+    def network(self) -> Links:
+        """The links."""
+        assert isinstance(self.links, Links)
+        return self.links
+
+    def compute_seconds(self, ranks: int) -> Numbers:
+        """Return the time of a step on each rank, ``(n,)``."""
+        return self.step_seconds * _by_rank(self.slowdown, ranks, 1.0)
+
+    def delays(self, ranks: int) -> Numbers:
+        """Return by how much messages of each rank are late, ``(n,)``."""
+        return _by_rank(self.delay, ranks, 0.0)
+
+    def active(self, ranks: int, step: int) -> Mask:
+        """Return which ranks take part in step number ``step``, from 0."""
+        there = np.ones(ranks, dtype=bool)
+        for rank, last in self.departures.items():
+            there[rank] = step < last
+        return there
+
+    def lost_messages(self, number: int, sources: npt.NDArray[np.intp]) -> Mask:
+        """Draw which messages of round ``number`` are lost, one for each source."""
+        if not self.loss:
+            return np.zeros(len(sources), dtype=bool)
+        return np.random.default_rng([self.seed, number]).random(len(sources)) < self.loss
+
+
+def _by_rank(given: Mapping[int, float], ranks: int, usual: float) -> Numbers:
+    found = np.full(ranks, usual)
+    for rank, value in given.items():
+        found[rank] = value
+    return found
+
+
+def _check(what: str, value: float, expected: str, *, zero: bool) -> None:
+    if not value >= 0 or (value == 0 and not zero) or math.isinf(value):
+        raise ArgumentError(f"Scenario: argument {what}: expected {expected}, got {value!r}")

@@ -1,0 +1,257 @@
+r"""Buckets of all ranks, on which a method's hooks run: once for all, or once for each rank.
+
+The contract between hooks and simulation
+-----------------------------------------
+
+A hook treats each element by itself, as :class:`asyncddp.algorithms.Algorithm` asks for:
+``outgoing``, ``incoming`` and the rest are sums and products of tensors of the bucket's size and of
+what it receives, with the same factors on all ranks. So they run unchanged on stacked tensors:
+``bucket.flat`` is ``(n, d)``, one row a rank, and so is each tensor of ``bucket.state``,
+``bucket.gradient()`` and ``received.mixed``. A state that is one number a rank, such as a push-sum
+weight, is ``(n, 1)``.
+
+A method that keeps something for each of its neighbours is not of that kind, and says so by asking
+for them in ``initial_state``. Its hooks are called for one rank after the other, with the rank's
+row of the stacked tensors as the bucket, its weights as ``bucket.row``, and what its neighbours
+sent in ``received``, as on real ranks.
+
+A compressor encodes each rank's row by itself, in both cases.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.compression import Compressor
+from asyncddp.simulate.mixing_round import MixingRound
+from asyncddp.simulate.rank_codecs import RankCodecs
+from asyncddp.tensors.allocation import detached_copy
+from asyncddp.tensors.buckets import NamedFlatBucket
+
+
+class _AsksForNeighbors(Exception):  # noqa: N818 - a signal, not an error
+    """Signal: a method keeps something for each neighbour."""
+
+
+class BucketOfRanks(ABC):
+    """One bucket of all ranks, and the hooks of a method on it (base class).
+
+    Args:
+        method: The method.
+        bucket: The bucket with the tensors of all ranks, stacked.
+        compressor: Compressor of what is sent; None for none.
+
+    Attributes:
+        codecs: Compressors of all ranks; None where tensors travel as they are.
+    """
+
+    def __init__(
+        self, method: Algorithm, bucket: AveragedBucket, compressor: Compressor | None
+    ) -> None:
+        self.method, self.bucket = method, bucket
+        ranks = bucket.nodes = len(bucket.flat)
+        self.codecs = None if compressor is None else RankCodecs(compressor, bucket.index, ranks)
+        if self.codecs is not None:
+            bucket.compressor = self.codecs.each[0]
+
+    @abstractmethod
+    def outgoing(self, mixing: MixingRound | None) -> torch.Tensor:
+        """Return what all ranks send, ``(n, d)``; ``mixing`` if it goes to neighbours."""
+
+    @abstractmethod
+    def incoming(self, arrived: Arrived) -> None:
+        """Update all ranks from what has arrived."""
+
+    @property
+    def averaged_states(self) -> dict[str, torch.Tensor]:
+        """Tensors of the state that travel along, stacked, by name."""
+        return {name: self.bucket.state[name] for name in self.method.averaged_state}
+
+    @property
+    def each(self) -> Sequence[AveragedBucket]:
+        """Return the buckets on which hooks run one after the other."""
+        return [self.bucket]
+
+    def clear_padding(self) -> None:
+        """Write zeros between parameters, of which compressors would lose something."""
+        self.bucket.clear_padding()
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What the exchange of one bucket has brought to all ranks.
+
+    Attributes:
+        decoded: What each rank has sent, as its receivers decode it, ``(n, d)``.
+        mixed: Its average on each rank, ``(n, d)``.
+        states: The averages of the tensors of the state that travel along, by name.
+        mixing: Who averages with whom; None if not with neighbours.
+    """
+
+    decoded: torch.Tensor
+    mixed: torch.Tensor
+    states: Mapping[str, torch.Tensor]
+    mixing: MixingRound | None
+
+
+class StackedBucket(BucketOfRanks):
+    """Bucket on which hooks run once, for all ranks."""
+
+    @override
+    def outgoing(self, mixing: MixingRound | None) -> torch.Tensor:
+        return self.method.outgoing(self.bucket)
+
+    @override
+    def incoming(self, arrived: Arrived) -> None:
+        self.method.incoming(self.bucket, _StackedReceived(arrived))
+
+
+class _StackedReceived(Received):
+    """What all ranks have received, stacked."""
+
+    def __init__(self, arrived: Arrived) -> None:
+        self._decoded, self._mixed, self.states = arrived.decoded, arrived.mixed, arrived.states
+
+    @property
+    @override
+    def mixed(self) -> torch.Tensor:
+        return self._mixed
+
+    @override
+    def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
+        raise TypeError("what single neighbours have sent is for methods that ask for them first")
+
+    @override
+    def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
+        target.add_(self._decoded, alpha=weight)
+
+
+class RowBuckets(BucketOfRanks):
+    """Bucket on which hooks run rank by rank, for methods that keep something for each neighbour.
+
+    Args:
+        method: The method.
+        bucket: The bucket with the tensors of all ranks, stacked.
+        compressor: Compressor of what is sent; None for none.
+        first: The first round, whose neighbours the method keeps something for.
+        layout: Layout of one rank's tensor.
+    """
+
+    def __init__(
+        self,
+        method: Algorithm,
+        bucket: AveragedBucket,
+        compressor: Compressor | None,
+        first: MixingRound,
+        layout: NamedFlatBucket,
+    ) -> None:
+        super().__init__(method, bucket, compressor)
+        stacked = detached_copy(bucket.flat)
+        self._rows: list[AveragedBucket] = []
+        self._to_each: list[Mapping[int, torch.Tensor] | None] = []
+        for rank, flat in enumerate(bucket.flat):
+            row = AveragedBucket(bucket.index, flat, layout, bucket.optimizer)
+            row.nodes = bucket.nodes
+            row.compressor = None if self.codecs is None else self.codecs.each[rank]
+            near = {source: stacked[source] for source in first.weight_rows[rank].sources}
+            row.state.update(method.initial_state(row, partial(dict, near)))
+            self._rows.append(row)
+
+    @override
+    def clear_padding(self) -> None:
+        for row in self._rows:
+            row.clear_padding()
+
+    @override
+    def outgoing(self, mixing: MixingRound | None) -> torch.Tensor:
+        for rank, row in enumerate(self._rows):
+            row.row = None if mixing is None else mixing.weight_rows[rank]
+        sent = [self.method.outgoing(row) for row in self._rows]
+        pairs = zip(self._rows, sent, strict=True)
+        alike = mixing is None or self.method.compression is not CompressionUse.DIFFERENCES
+        self._to_each = [
+            None if alike else self.method.outgoing_to_each(row, one) for row, one in pairs
+        ]
+        return torch.stack(sent)
+
+    @override
+    def incoming(self, arrived: Arrived) -> None:
+        for rank, row in enumerate(self._rows):
+            sources = () if row.row is None else row.row.sources
+            received = _RowReceived(arrived, rank, sources, self._to_each)
+            self.method.incoming(row, received)
+
+    @property
+    @override
+    def averaged_states(self) -> dict[str, torch.Tensor]:
+        names = self.method.averaged_state
+        return {name: torch.stack([row.state[name] for row in self._rows]) for name in names}
+
+    @property
+    @override
+    def each(self) -> Sequence[AveragedBucket]:
+        return self._rows
+
+
+class _RowReceived(Received):
+    """What one rank has received, out of what all have sent."""
+
+    def __init__(
+        self,
+        arrived: Arrived,
+        rank: int,
+        sources: Sequence[int],
+        to_each: Sequence[Mapping[int, torch.Tensor] | None],
+    ) -> None:
+        self._to_each = to_each
+        self._decoded, self._mixed = arrived.decoded, arrived.mixed[rank]
+        self._rank, self.sources = rank, sources
+        self.states = {name: one[rank] for name, one in arrived.states.items()}
+
+    @property
+    @override
+    def mixed(self) -> torch.Tensor:
+        return self._mixed
+
+    @override
+    def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
+        own = self._to_each[rank]
+        target.add_(self._decoded[rank] if own is None else own[self._rank], alpha=weight)
+
+    @override
+    def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
+        target.add_(self._decoded[self._rank], alpha=weight)
+
+
+def bucket_of_ranks(
+    method: Algorithm,
+    bucket: AveragedBucket,
+    layout: NamedFlatBucket,
+    compressor: Compressor | None,
+    first: MixingRound | None,
+) -> BucketOfRanks:
+    """Make the bucket of all ranks, with the method's state, for the kind of hooks that it has."""
+
+    def neighbors() -> Mapping[int, torch.Tensor]:
+        if first is not None:
+            raise _AsksForNeighbors
+        return {}
+
+    try:
+        state = dict(method.initial_state(bucket, neighbors))
+    except _AsksForNeighbors:
+        assert first is not None
+        return RowBuckets(method, bucket, compressor, first, layout)
+    ranks = len(bucket.flat)
+    bucket.state.update(
+        {key: one if one.dim() else one.expand(ranks, 1).clone() for key, one in state.items()}
+    )
+    return StackedBucket(method, bucket, compressor)

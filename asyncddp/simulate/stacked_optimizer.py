@@ -1,0 +1,125 @@
+"""The user's optimizer on the models of all ranks: once for all, or one for each rank."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from asyncddp.errors import ArgumentError
+from asyncddp.optim.accum_adam import AccumAdam, AccumAdamW
+from asyncddp.optim.qadam import QAdamOptimizer
+from asyncddp.simulate.stacked_model import StackedModel
+
+OptimizerFactory: TypeAlias = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
+
+_ELEMENTWISE = {
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+    AccumAdam,
+    AccumAdamW,
+    QAdamOptimizer,
+}
+"""Optimizers that treat each element by itself, so that stacked parameters are as good as single
+ones; subclasses may do something else."""
+
+
+class StackedOptimizer:
+    """Optimizer of all ranks' parameters.
+
+    One that treats each element by itself updates the stacked parameters at once; of any other,
+    such as Adafactor or one of the user's own, each rank has its own on its rows.
+
+    Args:
+        model: The models.
+        create: Makes the optimizer of one model from its parameters, in the model's order.
+        schedule: Makes a scheduler of the learning rate; None for none.
+
+    Attributes:
+        elementwise: Whether there is one for all.
+        groups: An optimizer, or what looks like one, whose groups hold the stacked parameters.
+
+    Raises:
+        ArgumentError: The optimizer needs a closure, which evaluates one model several times.
+    """
+
+    def __init__(
+        self,
+        model: StackedModel,
+        create: OptimizerFactory,
+        schedule: SchedulerFactory | None = None,
+    ) -> None:
+        self._stacked = list(model.parameters.values())
+        first = create(rows := self._rows(0))
+        self.elementwise = type(first) in _ELEMENTWISE
+        self._rank_rows: list[list[torch.nn.Parameter]] = []
+        if self.elementwise:
+            self._optimizers = [create(self._stacked)]
+            self.groups = self._optimizers[0]
+        else:
+            _refuse_closures(first)
+            self._rank_rows = [rows, *(self._rows(rank) for rank in range(1, model.ranks))]
+            self._optimizers = [first, *(create(rows) for rows in self._rank_rows[1:])]
+            self.groups = cast("torch.optim.Optimizer", _StackedGroups(first, rows, self._stacked))
+        self._schedulers = [] if schedule is None else [schedule(one) for one in self._optimizers]
+
+    def _rows(self, rank: int) -> list[torch.nn.Parameter]:
+        """Return one rank's parameters, which share the memory of the stacked ones."""
+        return [torch.nn.Parameter(one.detach()[rank]) for one in self._stacked]
+
+    def step(self) -> None:
+        """Update all ranks by their gradients."""
+        for rank, rows in enumerate(self._rank_rows):
+            for row, stacked in zip(rows, self._stacked, strict=True):
+                row.grad = None if stacked.grad is None else stacked.grad[rank]
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def end_step(self) -> None:
+        """Let the schedulers of the learning rate go on, after a step."""
+        for scheduler in self._schedulers:
+            scheduler.step()
+
+
+class _StackedGroups:
+    """Groups of one rank's optimizer, with the stacked parameters in the place of the rank's."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rows: list[torch.nn.Parameter],
+        stacked: list[torch.nn.Parameter],
+    ) -> None:
+        self._optimizer, self.defaults = optimizer, optimizer.defaults
+        self._stacked_of = {id(row): one for row, one in zip(rows, stacked, strict=True)}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups with their options of now."""
+        return [
+            {**group, "params": [self._stacked_of[id(row)] for row in group["params"]]}
+            for group in self._optimizer.param_groups
+        ]
+
+
+def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ArgumentError(
+            f"argument optimizer: {type(optimizer).__name__} evaluates the model several times in "
+            "a step, each rank as often as it likes, which a simulation of all ranks at once "
+            "cannot; expected an optimizer whose step() needs no closure, such as torch.optim.SGD"
+        )

@@ -1,0 +1,154 @@
+"""``train``: the models of n virtual ranks trained in one process, by a method of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncddp.algorithms import Algorithm
+from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, checked_integer
+from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
+from asyncddp.simulate.clock import RankClocks
+from asyncddp.simulate.method_run import MethodRun
+from asyncddp.simulate.problem import Batch, Batches, Problem
+from asyncddp.simulate.record import Recorder, Run
+from asyncddp.simulate.scenario import Scenario
+from asyncddp.simulate.stacked_model import StackedModel
+from asyncddp.simulate.stacked_optimizer import (
+    OptimizerFactory,
+    SchedulerFactory,
+    StackedOptimizer,
+)
+
+
+def train(
+    problem: Problem,
+    optimizer: OptimizerFactory,
+    algorithm: str | type[Algorithm] = "adapt_then_combine",
+    *,
+    steps: int,
+    scenario: Scenario | None = None,
+    schedule: SchedulerFactory | None = None,
+    record_every: int = 1,
+    seed: int = 0,
+    chunk_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    **settings: Any,
+) -> Run:
+    r"""Train the models of n virtual ranks in this process, all at once.
+
+    .. math:: X^{k+1} = W^{(k)} \big(X^k - U(G(X^k))\big) \quad\text{for adapt\_then\_combine}
+
+    The rows of X are the ranks' models, of which ``torch.func.vmap`` computes the gradients; W is
+    one product. The method is the very class that real ranks run, with its hooks, its compressor
+    and its schedule, and so are the numbers, up to the order of sums. Methods through windows are
+    as where ranks meet in each round.
+
+    Args:
+        problem: Model, loss and data of each rank.
+        optimizer: Makes the optimizer of one model out of its parameters,
+            ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``.
+        algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
+        steps: Number of steps of each rank.
+        scenario: Speeds, links, delays, losses and departures; None for equal ranks.
+        schedule: Makes a scheduler of the learning rate for an optimizer; it goes on each step.
+        record_every: Steps from one record to the next.
+        seed: Of batches.
+        chunk_size: Ranks whose gradients are computed at once; None chooses by the model.
+        progress: Called with the number of steps made, after each.
+        **settings: Settings of the method as in :class:`asyncddp.DistributedOptimizer`, such as
+            ``topology``, ``compression`` and ``num_steps_per_communication``, and its options.
+
+    Returns:
+        What was measured, and the models in the end.
+
+    Raises:
+        ArgumentError: An argument that cannot be, or a method that cannot be simulated.
+        TopologyError: The method cannot live with the topology.
+
+    Example:
+        >>> import topology, torch
+        >>> from asyncddp import simulate
+        >>> problem = simulate.least_squares(1000)
+        >>> run = simulate.train(
+        ...     problem,
+        ...     lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        ...     topology=topology.one_peer_exponential(1000),
+        ...     steps=100,
+        ... )
+        >>> print(f"{run.error[0]:.3f} {run.error[-1]:.3f}")
+        1.000 0.205
+    """
+    scenario = Scenario() if scenario is None else scenario
+    scenario.check(problem.ranks)
+    checked_integer("argument steps", steps, 0)
+    checked_integer("argument record_every", record_every, 1)
+    method_settings = MethodSettings.of(algorithm, settings)
+    bucket_bytes = checked_bucket_bytes(method_settings.bucket_size_in_mb)
+    model = StackedModel(problem, bucket_bytes, chunk_size)
+    stacked = StackedOptimizer(model, optimizer, schedule)
+    training = _Training(method_settings, model, stacked, scenario)
+    batches, recorder = Batches(problem, seed), Recorder(problem, model)
+    ranks = list(range(problem.ranks))
+    training.record(0, recorder)
+    for step in range(steps):
+        losses = training.step(step, batches.of(ranks, [step] * len(ranks)))
+        recorder.add_losses(losses[training.there])
+        if (step + 1) % record_every == 0 or step + 1 == steps:
+            training.record(step + 1, recorder)
+        if progress is not None:
+            progress(step + 1)
+    return recorder.finish(method_settings.describe())
+
+
+class _Training:
+    """Training of all ranks by a method, after its warm-up if it has one."""
+
+    def __init__(
+        self,
+        settings: MethodSettings,
+        model: StackedModel,
+        optimizer: StackedOptimizer,
+        scenario: Scenario,
+    ) -> None:
+        self._settings, self._model, self._optimizer = settings, model, optimizer
+        self._scenario = scenario
+        self._method = settings.create_method()
+        self._method.check_optimizer(optimizer.groups)
+        set_gradient_meaning(self._method, optimizer.groups, averages=model.ranks > 1)
+        self._clocks = RankClocks(scenario, model.ranks)
+        self._bytes = np.zeros(model.ranks)
+        self.there: list[int] = list(range(model.ranks))
+        self._warming = self._method.warms_up(optimizer.groups, 0)
+        self._run = self._begin()
+
+    def _begin(self) -> MethodRun:
+        settings, method = self._settings, self._method
+        if self._warming:
+            settings = settings.before(method)
+            method = settings.create_method()
+        return MethodRun(settings, method, self._model, self._optimizer, self._scenario)
+
+    def step(self, step: int, batch: Batch) -> torch.Tensor:
+        """Make step number ``step``; return the losses of all ranks."""
+        active = self._scenario.active(self._model.ranks, step)
+        self.there = np.flatnonzero(active).tolist()
+        losses = self._run.step(batch, active)
+        traffic = self._run.traffic
+        self._clocks.advance(traffic, active, hidden=self._run.hidden)
+        if traffic is not None:
+            self._bytes += traffic.bytes_sent
+        if self._warming:
+            self._warming = self._method.warms_up(self._optimizer.groups, step + 1)
+            if not self._warming:
+                self._run = self._begin()
+        return losses
+
+    def record(self, step: int, recorder: Recorder) -> None:
+        """Record what is now, of the ranks that are there."""
+        there = self.there
+        seconds = float(self._clocks.now[there].max())
+        recorder.record(step, seconds, float(self._bytes[there].mean()), there)

@@ -1,0 +1,277 @@
+"""A simulation gives what ranks give: every method, optimizer and compressor, to 1e-12."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import asyncddp as bf
+import topology
+from asyncddp import simulate
+from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
+from asyncddp.compression import COMPRESSORS
+from asyncddp.simulate.problem import Batches
+from asyncddp.simulate.stacked_model import StackedModel
+from asyncddp.simulate.stacked_optimizer import StackedOptimizer
+from tests.unit.simulate.loopback import train_on_loopback
+
+RANKS, STEPS = 5, 12
+TOLERANCE = 1e-12
+
+
+def problem(ranks=RANKS, start=0.3):
+    """A small network in float64 whose parameters need padding; ranks start apart."""
+    generator = torch.Generator().manual_seed(3)
+    models = []
+    for rank in range(ranks):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=False)
+        ).double()
+        for parameter in model.parameters():
+            parameter.data += start * rank / ranks
+        models.append(model)
+    data = [
+        (
+            torch.randn(7 + rank, 6, generator=generator, dtype=torch.float64),
+            torch.randint(3, (7 + rank,), generator=generator),
+        )
+        for rank in range(ranks)
+    ]
+    return simulate.Problem(models, F.cross_entropy, data, batch_size=4)
+
+
+def sgd(parameters):
+    """Momentum and weight decay, so that the optimizer has a state."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.8, weight_decay=0.01)
+
+
+def plain_sgd(parameters):
+    """For the methods that keep momentum themselves."""
+    return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.01)
+
+
+def qadam(parameters):
+    """For the method that needs its momentum; the warm-up ends on the way."""
+    return bf.QAdamOptimizer(parameters, lr=0.05, warmup_steps=5)
+
+
+def optimizer_of(name):
+    """An optimizer with which the method works."""
+    if name == "qadam":
+        return qadam
+    return plain_sgd if ALGORITHMS[name].owns_momentum else sgd
+
+
+def same(simulated, real):
+    """Whether all parameters are equal to 1e-12, relative to the largest of each."""
+    assert list(simulated) == list(real)
+    for name, one in real.items():
+        scale = max(1.0, float(one.abs().max()))
+        assert float((simulated[name] - one).abs().max()) <= TOLERANCE * scale, name
+
+
+def graph_for(method, ranks=RANKS):
+    """A graph that the method can live with; one that changes where it may."""
+    return next(
+        graph
+        for graph in (topology.base_k(ranks, 1), *static_graphs(ranks))
+        if not any(method.needs.problems(graph))
+    )
+
+
+def static_graphs(ranks):
+    """Graphs that do not change."""
+    return topology.ring(ranks), topology.tree(ranks)
+
+
+def short(name):
+    """Options by which a method averages often enough, and warms up, in a few steps."""
+    wanted = {"communication_interval": 3, "warmup_steps": 4}
+    parameters = inspect.signature(ALGORITHMS[name]).parameters
+    return {key: value for key, value in wanted.items() if key in parameters}
+
+
+def settings_of(name):
+    """The settings with which a method is compared: neighbours, on a graph that fits."""
+    method = ALGORITHMS[name]()
+    if method.how == (CommunicationPattern.GLOBAL,):
+        return short(name)
+    settings = {"topology": graph_for(method), **short(name)}
+    if CommunicationPattern.NEIGHBORS in method.how:
+        settings["communication"] = "neighbor_allreduce"
+    return settings
+
+
+def compare(name, optimizer, given=None, steps=STEPS, **settings):
+    """Train both ways, and hold the simulation to what the ranks got."""
+    start = 0.0 if ALGORITHMS[name]().replicates_model else 0.3
+    given = problem(start=start) if given is None else given
+    run = simulate.train(given, optimizer, name, steps=steps, record_every=steps, **settings)
+    real, sent = train_on_loopback(given, optimizer, name, steps, **settings)
+    same(run.parameters, real)
+    assert abs(run.bytes_sent[-1] - sum(sent) / len(sent)) <= steps  # they are rounded on ranks
+    assert run.seconds[-1] > 0
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_method_gives_what_ranks_give(name):
+    """Parameters and bytes of every method of the registry, with its default compressor."""
+    compare(name, optimizer_of(name), **settings_of(name))
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if "NEIGHBORS" in str(ALGORITHMS[n]().how)])
+def test_static_graphs_and_local_steps(name):
+    """A static graph, and three steps to one averaging."""
+    needs = ALGORITHMS[name]().needs
+    graph = next(one for one in static_graphs(RANKS) if not any(needs.problems(one)))
+    settings = {**settings_of(name), "topology": graph}
+    if ALGORITHMS[name]().communication_interval is None:
+        settings["num_steps_per_communication"] = 3
+    compare(name, optimizer_of(name), **settings)
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if "GLOBAL" in str(ALGORITHMS[n]().how)])
+def test_averages_over_all(name):
+    """Whatever a method averages, over all ranks."""
+    compare(name, optimizer_of(name), communication="allreduce", **short(name))
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_ranks_that_train_alone(name):
+    """No averages at all."""
+    compare(name, optimizer_of(name), communication="empty", **short(name))
+
+
+def test_column_stochastic_weights():
+    """Push-DIGing's weight differs between ranks, and travels along."""
+    graph = topology.push_weights(topology.star(RANKS))
+    compare("push_diging", sgd, topology=graph)
+
+
+@pytest.mark.parametrize("name", ["gradient_tracking", "momentum_tracking"])
+@pytest.mark.parametrize("form", ["atc", "diging"])
+def test_both_forms_of_tracking(name, form):
+    """Combination after the update, and during forward and backward pass."""
+    compare(name, optimizer_of(name), topology=topology.base_k(RANKS, 1), form=form)
+
+
+def test_force_overrules_the_check_of_the_topology():
+    """D² on a graph that it is refused on, which both ways compute alike."""
+    graph = topology.ring(RANKS, style="right")
+    compare("d2", sgd, topology=graph, force=True, steps=4)
+
+
+@pytest.mark.parametrize(
+    "name", ["adapt_then_combine", "gradient_allreduce", "choco_sgd", "bytegrad"]
+)
+def test_several_buckets(name):
+    """Buckets of one parameter each have compressors and seeds of their own."""
+    compare(name, sgd, bucket_size_in_mb=1e-5)
+
+
+@pytest.mark.parametrize("compression", list(COMPRESSORS))
+@pytest.mark.parametrize("name", ["gradient_allreduce", "choco_sgd"])
+def test_every_compressor(name, compression):
+    """Each rank encodes by its own state and seeds, in both messages of an average over all."""
+    compare(name, sgd, compression=compression, steps=6)
+
+
+def test_compressed_parameters():
+    """A rank averages what neighbours decode with its own parameters as they are."""
+    compare("adapt_then_combine", sgd, compression="qsgd_int8", plain_compression=True)
+
+
+def test_push_sum_on_a_digraph_whose_degrees_differ():
+    """Shares are 1 / (out-degree + 1), and models hold the ratio."""
+    compare("push_sum", sgd, topology=topology.star(RANKS))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_few_ranks(name, ranks):
+    """One rank alone trains as plain torch does; two and three as on real ranks."""
+    compare(name, optimizer_of(name), problem(ranks, start=0.0), steps=8, **short(name))
+
+
+ELEMENTWISE = {
+    "SGD nesterov": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
+    "ASGD": lambda p: torch.optim.ASGD(p, 0.05, t0=3),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, 0.5),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.05),
+    "Adam amsgrad": lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.01),
+    "AdamW foreach": lambda p: torch.optim.AdamW(p, 0.01, foreach=True),
+    "Adamax": lambda p: torch.optim.Adamax(p, 0.01),
+    "NAdam": lambda p: torch.optim.NAdam(p, 0.01),
+    "RAdam": lambda p: torch.optim.RAdam(p, 0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5, centered=True),
+    "Rprop": lambda p: torch.optim.Rprop(p, 0.01),
+    "AccumAdamW": lambda p: bf.AccumAdamW(p, 0.01, accum_iter=3),
+    "two groups": (
+        lambda p: torch.optim.SGD([{"params": p[:1], "lr": 0.1}, {"params": p[1:]}], lr=0.01)
+    ),
+}
+RANK_BY_RANK = {
+    "Adafactor": lambda p: torch.optim.Adafactor(p, 0.05),
+    "a subclass": lambda p: type("Mine", (torch.optim.SGD,), {})(p, 0.05, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *RANK_BY_RANK])
+def test_every_optimizer(name):
+    """Those that treat each element by itself run once for all ranks, others rank by rank."""
+    compare("adapt_then_combine", {**ELEMENTWISE, **RANK_BY_RANK}[name])
+
+
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *RANK_BY_RANK])
+def test_optimizers_run_once_where_they_can(name):
+    """One optimizer for all ranks is what makes thousands of ranks fast."""
+    model = StackedModel(problem(), 1 << 20)
+    create = {**ELEMENTWISE, **RANK_BY_RANK}[name]
+    assert StackedOptimizer(model, create).elementwise is (name in ELEMENTWISE)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, RANK_BY_RANK["Adafactor"]])
+def test_schedules_of_the_learning_rate(optimizer):
+    """A scheduler goes on after each step, also where each rank has its own."""
+
+    def halving(one):
+        return torch.optim.lr_scheduler.StepLR(one, 2, gamma=0.5)
+
+    given = problem()
+    run = simulate.train(given, optimizer, steps=6, schedule=halving)
+    flat = simulate.train(given, optimizer, steps=6)
+    real, _ = train_on_loopback(given, optimizer, "adapt_then_combine", 6, schedule=halving)
+    same(run.parameters, real)
+    assert any((run.parameters[name] != flat.parameters[name]).any() for name in real)
+
+
+def test_batch_normalisation_keeps_running_means_for_each_rank():
+    """Buffers are stacked too: the means are those that each rank's module would have."""
+    generator = torch.Generator().manual_seed(1)
+    data = [
+        (torch.randn(8, 3, generator=generator), torch.randn(8, 1, generator=generator))
+        for _ in range(3)
+    ]
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    given = simulate.Problem(net, F.mse_loss, data)
+    model = StackedModel(given, 1 << 20)
+    for _ in range(2):
+        model.gradients(Batches(given, 0).of(range(3), [0] * 3))
+    for rank, (inputs, _) in enumerate(data):
+        alone = torch.nn.BatchNorm1d(3)
+        alone(inputs)
+        alone(inputs)
+        torch.testing.assert_close(model.model_of(rank)[0].running_var, alone.running_var)
+        assert int(model.model_of(rank)[0].num_batches_tracked) == 2
+
+
+def test_chunks_change_nothing():
+    """Gradients of two ranks at a time are the same as those of all at once."""
+    given = problem()
+    whole, parts = (simulate.train(given, sgd, steps=5, chunk_size=size) for size in (None, 2))
+    same(parts.parameters, whole.parameters)
