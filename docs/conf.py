@@ -29,6 +29,7 @@ extensions = [
     "cost_pictures",
     "mathml",
     "notebook_pictures",
+    "partition_pictures",
     "public_names",
     "topology_pictures",
 ]

@@ -16,6 +16,7 @@ from asyncddp.registry import nearest
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 _COMMANDS = {  # of which each is NAME_command in asyncddp.cli.NAME_command
+    "compare": "Train by several methods on virtual ranks, before booking a cluster.",
     "doctor": "Show what this machine has, and what to install or change.",
     "notebook": "Start and stop the ranks that notebooks drive.",
     "report": "Show and draw what asyncddp.monitor has written.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,8 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from asyncddp.cli.console import make_console, make_table
-from asyncddp.cli.options import IntegerParamType, LinkParamType, NumberParamType, add_options
-from asyncddp.registry import nearest
+from asyncddp.cli.options import IntegerParamType, NumberParamType
+from asyncddp.cli.topology_options import (
+    build_topology,
+    builder_parameters,
+    check_options,
+    family_options,
+    find_builder,
+    link_options,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,45 +26,25 @@ if TYPE_CHECKING:
 
     Builder: TypeAlias = Callable[..., GraphOrSchedule]
 
-_COUNT, _NATURAL = IntegerParamType(), IntegerParamType(least=0)
-_ANY, _REAL = IntegerParamType(least=None), NumberParamType()
-_FAMILY_OPTIONS = (
-    click.option("--shape", metavar="RxC", help="Rows and columns of a grid: 4x8."),
-    click.option("--degree", type=_COUNT, metavar="N", help="Neighbours in random graphs [4]."),
-    click.option("--base", type=_ANY, metavar="N", help="Exponential graphs: powers of it."),
-    click.option("-k", "--peers", "k", type=_COUNT, metavar="N", help="base_k: most peers [1]."),
-    click.option("--local-size", type=_COUNT, metavar="N", help="Ranks per machine [4]."),
-    click.option("--seed", type=_NATURAL, metavar="N", help="Of random graphs [0]."),
-    click.option("--budget", type=_REAL, metavar="X", help="matcha: part of links used [0.5]."),
-    click.option("--graph", metavar="NAME", help="What one_peer_of and matcha thin out [ring]."),
-    click.option("--center", type=_NATURAL, metavar="RANK", help="Middle of a star."),
-    click.option("--style", metavar="STYLE", help="ring: both, left or right."),
-    click.option(
-        "--undirected", "directed", flag_value=False, default=None, help="equi_*: symmetric."
-    ),
-    click.option("--eta", type=_REAL, metavar="X", help="equi_dynamic: how much it mixes [0.5]."),
-)
-_COST_OPTIONS = (
-    click.option("--megabytes", type=_REAL, metavar="MB", default=100.0, help="Model size [100]."),
-    click.option("--link", type=LinkParamType(), metavar="RATE,LATENCY", default="10Gbit,50us",
-                 help="Between machines [10Gbit,50us]."),
-    click.option("--ranks-per-machine", type=_COUNT, metavar="N", default=1,
-                 help="That share a machine's link [1]."),
-    click.option("--link-inside", type=LinkParamType(), metavar="RATE,LATENCY",
-                 default="80Gbit,2us", help="Of a rank, inside its machine [80Gbit,2us]."),
-)  # fmt: skip
-_DEFAULTS: Mapping[str, Any] = {
-    "degree": 4, "k": 1, "local_size": 4, "seed": 0, "budget": 0.5, "graph": "ring",
-}  # fmt: skip
-
 
 @click.command("topology")
 @click.argument("names", nargs=-1, metavar="[NAME]…")
-@click.option("-n", "--ranks", type=_ANY, metavar="N", default=8, help="Number of ranks [8].")
+@click.option(
+    "-n",
+    "--ranks",
+    type=IntegerParamType(least=None),
+    metavar="N",
+    default=8,
+    help="Number of ranks [8].",
+)
 @click.option(
     "--draw", type=click.Path(path_type=Path), metavar="FILE", help="Write a picture: graph.png."
 )
-@add_options(*_FAMILY_OPTIONS, *_COST_OPTIONS)
+@family_options
+@click.option(
+    "--megabytes", type=NumberParamType(), metavar="MB", default=100.0, help="Model size [100]."
+)
+@link_options
 def topology_command(
     names: tuple[str, ...],
     ranks: int,
@@ -90,13 +76,13 @@ def topology_command(
         console.print(_list_families(SCHEDULES, "Schedules"))
         console.print("[dim]asyncddp topology NAME… -n RANKS compares them.[/]")
         return
-    builders = {name: _find_builder(name, "NAME") for name in names}
+    builders = {name: find_builder(name, "NAME") for name in names}
     options = {name: value for name, value in given.items() if value is not None}
-    _check_options(options, builders)
+    check_options(options, builders)
     built, refused = {}, []
     for name, builder in builders.items():
         try:
-            built[name] = _build(builder, ranks, options)
+            built[name] = build_topology(builder, ranks, options)
         except topology.TopologyError as error:
             refused.append(str(error))
     nbytes, links = 1e6 * megabytes, topology.Links(link, ranks_per_machine, link_inside)
@@ -114,56 +100,6 @@ def topology_command(
         raise click.ClickException("\n  ".join(refused))
 
 
-def _find_builder(name: str, parameter: str) -> Builder:
-    from topology import GRAPHS, SCHEDULES
-
-    known: Mapping[str, Builder] = GRAPHS if parameter == "--graph" else {**GRAPHS, **SCHEDULES}
-    if name in known:
-        return known[name]
-    raise click.BadParameter(
-        f"unknown graph or schedule {name!r}; known are: {', '.join(sorted(known))}."
-        f"{nearest(name, known)}",
-        param_hint=parameter,
-    )
-
-
-def _parameters(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    every = inspect.signature(builder).parameters
-    return {name: parameter for name, parameter in every.items() if name != "n"}
-
-
-def _check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> None:
-    """Raise if an option is a parameter of none of the named families."""
-    from topology import GRAPHS, SCHEDULES
-
-    taken = {name for builder in builders.values() for name in _parameters(builder)}
-    if "graph" in taken:
-        taken |= {name for builder in GRAPHS.values() for name in _parameters(builder)}
-    for name in options:
-        if name not in taken:
-            families = {**GRAPHS, **SCHEDULES}.items()
-            takers = sorted(family for family, builder in families if name in _parameters(builder))
-            flag = {"k": "-k", "directed": "--undirected"}.get(name, "--" + name.replace("_", "-"))
-            raise click.UsageError(
-                f"{flag} means nothing to {', '.join(builders)}; it belongs to {', '.join(takers)}."
-            )
-
-
-def _build(builder: Builder, n: int, options: Mapping[str, Any]) -> GraphOrSchedule:
-    arguments: dict[str, Any] = {
-        name: options.get(name, _DEFAULTS.get(name))
-        for name, parameter in _parameters(builder).items()
-        if name in options or parameter.default is parameter.empty
-    }
-    if "shape" in arguments:
-        sides = arguments["shape"].split("x")
-        arguments["shape"] = tuple(int(side) if side.isdecimal() else side for side in sides)
-    if "graph" not in arguments:
-        return builder(n, **arguments)
-    thinned = _build(_find_builder(arguments.pop("graph"), "--graph"), n, options)
-    return builder(thinned, **arguments)
-
-
 def _draw(built: Mapping[str, GraphOrSchedule], draw: Path) -> None:
     import topology
 
@@ -179,7 +115,7 @@ def _list_families(builders: Mapping[str, Builder], title: str) -> Table:
 
     table = Table("name", "options", "", title=title, title_justify="left", box=None)
     for name, builder in builders.items():
-        options = ", ".join(_parameters(builder))
+        options = ", ".join(builder_parameters(builder))
         table.add_row(Text(name, "bold cyan"), options, (builder.__doc__ or "").partition("\n")[0])
     return table
 

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from asyncddp.simulate.comparison import Comparison, compare, draw
 from asyncddp.simulate.problem import Problem
-from asyncddp.simulate.problems import least_squares
+from asyncddp.simulate.problems import digits, least_squares
 from asyncddp.simulate.record import Run, table
 from asyncddp.simulate.scenario import Scenario
+from asyncddp.simulate.stacked_optimizer import optimizer_named
 from asyncddp.simulate.training import train
 
-__all__ = ["Problem", "Run", "Scenario", "least_squares", "table", "train"]
+__all__ = [
+    "Comparison",
+    "Problem",
+    "Run",
+    "Scenario",
+    "compare",
+    "digits",
+    "draw",
+    "least_squares",
+    "optimizer_named",
+    "table",
+    "train",
+]

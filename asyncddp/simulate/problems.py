@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from asyncddp.data import partition
+from asyncddp.install_commands import needed_package
 from asyncddp.simulate.problem import Problem
 from asyncddp.tensors.allocation import make_tensor
 
@@ -51,3 +53,64 @@ def least_squares(ranks: int, *, seed: int = 0) -> Problem:
 
 def _half_mean_square(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (output[:, 0] - targets).square().mean() / 2
+
+
+def digits(
+    ranks: int, *, alpha: float | None = None, batch_size: int = 16, hidden: int = 64, seed: int = 0
+) -> Problem:
+    """Make the classification of scikit-learn's 1,797 handwritten digits, shared out among ranks.
+
+    The model is a network of one hidden layer. A quarter of the images are set aside, by which the
+    average model is judged: the score is its accuracy.
+
+    Args:
+        ranks: Number of ranks, at most 1,347.
+        alpha: How the ranks' digits differ: Dirichlet(alpha), see
+            :func:`asyncddp.data.partition.dirichlet`; None shares images out evenly.
+        batch_size: Images of a batch.
+        hidden: Units of the hidden layer.
+        seed: Of the model, and of which images are whose.
+
+    Returns:
+        The problem.
+
+    Raises:
+        ArgumentError: There are more ranks than images, or ``alpha`` is not above 0.
+        EnvironmentProblem: scikit-learn is not installed.
+
+    Example:
+        >>> from asyncddp import simulate
+        >>> problem = simulate.digits(64, alpha=0.1)  # doctest: +SKIP
+    """
+    with needed_package("simulate.digits needs scikit-learn", "examples"):
+        from sklearn.datasets import load_digits
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    test, rest = order[: len(order) // 4], order[len(order) // 4 :]
+    if alpha is None:
+        parts = partition.uniform(len(rest), ranks, seed=seed)
+    else:
+        parts = partition.dirichlet(labels[rest], ranks, alpha, equal_sizes=True, seed=seed)
+    inputs = make_tensor(images / 16, torch.float32)
+    targets = make_tensor(labels, torch.int64)
+    rows = [make_tensor(rest[part], torch.int64) for part in parts]
+    generator = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 10)
+    )
+    torch.random.set_rng_state(generator)
+    judged = inputs[test.tolist()], targets[test.tolist()]
+
+    def accuracy(average: torch.nn.Module) -> float:
+        right: torch.Tensor = average(judged[0]).argmax(dim=1) == judged[1]
+        return float(right.float().mean())
+
+    return Problem(
+        model,
+        torch.nn.functional.cross_entropy,
+        [(inputs[row], targets[row]) for row in rows],
+        batch_size=batch_size,
+        evaluate=accuracy,
+        name=f"digits, {ranks} ranks" + ("" if alpha is None else f", Dirichlet({alpha:g})"),
+    )

@@ -30,6 +30,8 @@ class Scenario:
             place, as where a neighbour has left; with push-sum, the share is gone.
         departures: The step after which a rank leaves, ``{5: 100}``. Its weight is its neighbours'
             own from then on.
+        model_bytes: Size of the model for which bytes and times are given, in bytes, as if this
+            small one had it; None for its own.
         seed: Of the messages that are lost.
 
     Raises:
@@ -51,6 +53,7 @@ class Scenario:
     delay: Mapping[int, float] = field(default_factory=dict)
     loss: float = 0.0
     departures: Mapping[int, int] = field(default_factory=dict)
+    model_bytes: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +65,8 @@ class Scenario:
                 f"{self.loss!r}"
             )
         _check("step_seconds", self.step_seconds, "seconds above 0", zero=False)
+        if self.model_bytes is not None:
+            _check("model_bytes", self.model_bytes, "bytes above 0, or None", zero=False)
         for rank, factor in self.slowdown.items():
             _check(f"slowdown of rank {rank}", factor, "a factor above 0", zero=False)
         for rank, seconds in self.delay.items():

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.accum_adam import AccumAdam, AccumAdamW
 from asyncddp.optim.qadam import QAdamOptimizer
+from asyncddp.registry import nearest
 from asyncddp.simulate.stacked_model import StackedModel
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -35,6 +36,30 @@ _ELEMENTWISE = {
 }
 """Optimizers that treat each element by itself, so that stacked parameters are as good as single
 ones; subclasses may do something else."""
+
+
+def optimizer_named(name: str, **options: Any) -> OptimizerFactory:
+    """Return a function that makes an optimizer of ``torch.optim`` by its name.
+
+    Args:
+        name: Such as ``"SGD"`` or ``"AdamW"``.
+        **options: Its keyword arguments; those that it does not have are errors.
+
+    Raises:
+        ArgumentError: There is none of that name, or it has no such option.
+    """
+    known = {key: one for key, one in vars(torch.optim).items() if isinstance(one, type)}
+    del known["Optimizer"]
+    kind = known.get(name)
+    if kind is None:
+        raise ArgumentError(
+            f"argument optimizer: torch.optim has no {name!r}; it has {', '.join(sorted(known))}."
+            f"{nearest(name, known)}"
+        )
+    for option in options:
+        if option not in inspect.signature(kind).parameters:
+            raise ArgumentError(f"argument {option}: torch.optim.{name} has no such option")
+    return lambda parameters: kind(parameters, **options)
 
 
 class StackedOptimizer:

@@ -40,12 +40,12 @@ def train(
 ) -> Run:
     r"""Train the models of n virtual ranks in this process, all at once.
 
-    .. math:: X^{k+1} = W^{(k)} \big(X^k - U(G(X^k))\big) \quad\text{for adapt\_then\_combine}
+    .. math:: X^{k+1} = W^{(k)} \big(X^k - U(G(X^k))\big)
 
-    The rows of X are the ranks' models, of which ``torch.func.vmap`` computes the gradients; W is
-    one product. The method is the very class that real ranks run, with its hooks, its compressor
-    and its schedule, and so are the numbers, up to the order of sums. Methods through windows are
-    as where ranks meet in each round.
+    for ``adapt_then_combine``. The rows of X are the ranks' models, of which ``torch.func.vmap``
+    computes the gradients; W is one product. The method is the very class that real ranks run, with
+    its hooks, its compressor and its schedule, and so are the numbers, up to the order of sums.
+    Methods through windows are as where ranks meet in each round.
 
     Args:
         problem: Model, loss and data of each rank.
@@ -121,6 +121,8 @@ class _Training:
         set_gradient_meaning(self._method, optimizer.groups, averages=model.ranks > 1)
         self._clocks = RankClocks(scenario, model.ranks)
         self._bytes = np.zeros(model.ranks)
+        own = sum(flat[0].nbytes for flat in model.flats)
+        self._scale = 1.0 if scenario.model_bytes is None else scenario.model_bytes / own
         self.there: list[int] = list(range(model.ranks))
         self._warming = self._method.warms_up(optimizer.groups, 0)
         self._run = self._begin()
@@ -138,9 +140,10 @@ class _Training:
         self.there = np.flatnonzero(active).tolist()
         losses = self._run.step(batch, active)
         traffic = self._run.traffic
-        self._clocks.advance(traffic, active, hidden=self._run.hidden)
         if traffic is not None:
+            traffic.nbytes *= self._scale
             self._bytes += traffic.bytes_sent
+        self._clocks.advance(traffic, active, hidden=self._run.hidden)
         if self._warming:
             self._warming = self._method.warms_up(self._optimizer.groups, step + 1)
             if not self._warming:

@@ -1,0 +1,300 @@
+"""``asyncddp compare``: several methods on virtual ranks, as a table and a picture."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from asyncddp.cli.console import format_bytes, make_console, make_table
+from asyncddp.cli.main import click_errors
+from asyncddp.cli.options import IntegerParamType, NumberParamType, add_options
+from asyncddp.cli.topology_options import (
+    build_topology,
+    builder_parameters,
+    check_options,
+    family_options,
+    find_builder,
+    link_options,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from asyncddp.simulate import Comparison, Problem, Run, Scenario
+    from topology import GraphOrSchedule, Link
+
+_COUNT, _NATURAL = IntegerParamType(), IntegerParamType(least=0)
+_REAL, _POSITIVE = NumberParamType(), NumberParamType(positive=True)
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_PROBLEM_OPTIONS = (
+    click.option("--problem", type=click.Choice(["digits", "least_squares"]), default="digits",
+                 help="What to train: scikit-learn's digits, or least squares [digits]."),
+    click.option("-n", "--ranks", type=_COUNT, metavar="N", default=16, help="Virtual ranks [16]."),
+    click.option("--alpha", type=_POSITIVE, metavar="X",
+                 help="digits: Dirichlet(X) labels of a rank; 0.1 differs much [all alike]."),
+    click.option("--batch-size", type=_COUNT, metavar="N", default=16,
+                 help="digits: of a rank [16]."),
+    click.option("--steps", type=_COUNT, metavar="N", default=300, help="Of each rank [300]."),
+    click.option("--optimizer", metavar="NAME", default="SGD", help="Of torch.optim [SGD]."),
+    click.option("--lr", type=_POSITIVE, metavar="X", default=0.1, help="Step size [0.1]."),
+    click.option("--momentum", type=_REAL, metavar="X", help="For optimizers that have it [0]."),
+    click.option("--every", type=_COUNT, metavar="N", help="Steps to a record [steps / 50]."),
+)  # fmt: skip
+_SCENARIO_OPTIONS = (
+    click.option("--step-time", type=_POSITIVE, metavar="MS", default=10.0,
+                 help="Of gradients and update, without messages [10]."),
+    click.option("--megabytes", type=_POSITIVE, metavar="MB",
+                 help="Bytes and seconds as if the model had this size [its own]."),
+    click.option("--slow", metavar="RANK:FACTOR", multiple=True,
+                 help="Takes longer by this factor: 3:10; repeatable."),
+    click.option("--loss", type=_REAL, metavar="P", default=0.0,
+                 help="Probability that a message to a neighbour is lost [0]."),
+)  # fmt: skip
+
+
+@click.command("compare")
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD…")
+@click.option("--topology", "graph_name", metavar="NAME", help="See asyncddp topology [default].")
+@add_options(*_PROBLEM_OPTIONS, *_SCENARIO_OPTIONS)
+@link_options
+@family_options
+@click.option("--plot", type=_FILE, metavar="FILE", help="Write the curves: compare.png, .svg.")
+@click.option("--csv", "table_file", type=_FILE, metavar="FILE", help="Write all records.")
+def compare_command(
+    methods: tuple[str, ...],
+    graph_name: str | None,
+    problem: str,
+    ranks: int,
+    steps: int,
+    every: int | None,
+    plot: Path | None,
+    table_file: Path | None,
+    **given: Any,
+) -> None:
+    """Train one model by several methods on virtual ranks, all in this process, and compare them.
+
+    \b
+      asyncddp compare adapt_then_combine gradient_allreduce
+      asyncddp compare adapt_then_combine choco_sgd:compression=sign --topology ring
+      asyncddp compare diloco gradient_tracking adapt_then_combine --topology base_k \\
+          --ranks 64 --alpha 0.1 --link 100Mbit,20ms --megabytes 100 --plot compare.png
+
+    A METHOD is what DistributedOptimizer(algorithm=…) takes, with its settings after a colon:
+    NAME:key=value,key=value. All start from the same model and see the same batches, by the same
+    classes that real ranks run. Losses and distances are computed; seconds are a model: each step
+    takes --step-time on each rank, and messages the latency and bandwidth of --link.
+
+    Take --alpha where ranks hold different data: methods that are not exact are biased there, as
+    the distance between ranks shows. Take --megabytes for the size of your own model, since the one
+    that is trained here is small. A method that cannot live with the topology, or momentum for one
+    that has its own, is named at the end, with what it needs.
+    """  # noqa: D301 - click reads the \b
+    with click_errors():
+        given_graph = {name: given.pop(name) for name in _family_names() if name in given}
+        chosen = _topology_of(graph_name, ranks, given_graph)
+        scenario = _scenario_of(given)
+        found = _compare(
+            [_parsed(one) for one in methods],
+            _problem_of(problem, ranks, given_graph["seed"] or 0, given),
+            _optimizer_options(given),
+            steps,
+            topology=chosen,
+            scenario=scenario,
+            record_every=every or max(1, steps // 50),
+            seed=given_graph["seed"] or 0,
+        )
+        _show(found, chosen, scenario)
+        _write(found, plot, table_file)
+    if found.refused:
+        reasons = [f"{name}: {reason}" for name, reason in found.refused.items()]
+        raise click.ClickException("\n  ".join(reasons))
+
+
+def _family_names() -> Sequence[str]:
+    """Return the names of all parameters of graphs and schedules."""
+    from topology import GRAPHS, SCHEDULES
+
+    every = [builder_parameters(builder) for builder in {**GRAPHS, **SCHEDULES}.values()]
+    return sorted({name for parameters in every for name in parameters} | {"seed"})
+
+
+def _topology_of(name: str | None, ranks: int, given: dict[str, Any]) -> GraphOrSchedule | None:
+    """Return the graph of --topology and its options; None for the methods' own."""
+    import topology
+
+    options = {key: value for key, value in given.items() if value is not None}
+    if name is None:
+        wrong = [key for key in options if key != "seed"]
+        if wrong:
+            raise click.UsageError(f"--{wrong[0]} belongs to a topology: name it by --topology.")
+        return None
+    builder = find_builder(name, "--topology")
+    check_options([key for key in options if key != "seed"], {name: builder})
+    try:
+        return build_topology(builder, ranks, options)
+    except topology.TopologyError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Split NAME:key=value,key=value."""
+    name, _, rest = text.partition(":")
+    settings: dict[str, Any] = {}
+    for part in rest.split(",") if rest else ():
+        key, separator, value = part.partition("=")
+        if not separator:
+            raise click.BadParameter(
+                f"expected NAME:key=value,key=value, got {text!r}.", param_hint="METHOD"
+            )
+        try:
+            settings[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            settings[key] = value
+    return name, settings
+
+
+def _scenario_of(given: dict[str, Any]) -> Scenario:
+    from asyncddp.simulate import Scenario
+    from topology import Links
+
+    link: Link = given["link"]
+    megabytes = given["megabytes"]
+    return Scenario(
+        step_seconds=given["step_time"] / 1000,
+        slowdown=dict(_slow_rank(text) for text in given["slow"]),
+        links=Links(link, given["ranks_per_machine"], given["link_inside"]),
+        loss=given["loss"],
+        model_bytes=None if megabytes is None else 1e6 * megabytes,
+    )
+
+
+def _slow_rank(text: str) -> tuple[int, float]:
+    rank, _, factor = text.partition(":")
+    with contextlib.suppress(ValueError):
+        return int(rank), float(factor)
+    raise click.BadParameter(
+        f"expected RANK:FACTOR such as 3:10, got {text!r}.", param_hint="--slow"
+    )
+
+
+def _problem_of(name: str, ranks: int, seed: int, given: dict[str, Any]) -> Problem:
+    from asyncddp import simulate
+
+    if name == "digits":
+        return simulate.digits(
+            ranks, alpha=given["alpha"], batch_size=given["batch_size"], seed=seed
+        )
+    if given["alpha"] is not None:
+        raise click.UsageError("--alpha shares labels out; least squares has none. Leave it out.")
+    return simulate.least_squares(ranks, seed=seed)
+
+
+def _optimizer_options(given: dict[str, Any]) -> dict[str, Any]:
+    options = {"name": given["optimizer"], "lr": given["lr"]}
+    return options if given["momentum"] is None else {**options, "momentum": given["momentum"]}
+
+
+def _compare(
+    methods: list[tuple[str, dict[str, Any]]],
+    problem: Problem,
+    optimizer: dict[str, Any],
+    steps: int,
+    **settings: Any,
+) -> Comparison:
+    from asyncddp import simulate
+
+    factory = simulate.optimizer_named(**optimizer)
+    with _progress(methods, steps) as progress:
+        return simulate.compare(
+            problem, methods, factory, steps=steps, progress=progress, **settings
+        )
+
+
+@contextlib.contextmanager
+def _progress(
+    methods: list[tuple[str, dict[str, Any]]], steps: int
+) -> Iterator[Callable[[str, int], None]]:
+    """Show on standard error, if that is a terminal, how far the method at work has come."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(methods) * steps)
+        made = 0
+
+        def advance(name: str, step: int) -> None:
+            nonlocal made
+            made += 1
+            bar.update(task, completed=made, description=name)
+
+        yield advance
+
+
+def _show(found: Comparison, chosen: GraphOrSchedule | None, scenario: Scenario) -> None:
+    import topology
+
+    graph = "each method's own topology" if chosen is None else topology.describe(chosen)
+    console = make_console()
+    console.print(_table(found, f"{found.problem}, {graph}"))
+    console.print(_legend(found.runs, scenario), highlight=False)
+
+
+def _table(found: Comparison, title: str) -> Table:
+    from rich.text import Text
+
+    scored = any(run.score[-1] == run.score[-1] for run in found.runs)
+    judged = "score" if scored else "error"
+    table = make_table(title, ["method", "loss", judged, "distance", "sent", "seconds"])
+    table.columns[0].justify = "left"
+    for run in found.runs:
+        value = getattr(run, judged)[-1]
+        table.add_row(
+            Text(run.method, "bold cyan"),
+            f"{run.loss[-1]:.4g}",
+            f"{100 * value:.1f} %" if scored else f"{value:.3g}",
+            f"{run.consensus_distance[-1]:.3g}",
+            format_bytes(float(run.bytes_sent[-1])),
+            f"{run.seconds[-1]:.4g}",
+        )
+    return table
+
+
+def _legend(runs: Sequence[Run], scenario: Scenario) -> str:
+    scored = any(run.score[-1] == run.score[-1] for run in runs)
+    judged = (
+        "score       accuracy of the average model on images set aside"
+        if scored
+        else "error       distance of all ranks from the optimum, relative to its norm"
+    )
+    each, link = f"{1000 * scenario.step_seconds:g} ms", scenario.network.between
+    return f"""[dim]\
+loss        of the ranks' batches, on average since the last record
+{judged}
+distance    of the ranks' models from their average, root mean square
+sent        bytes that a rank sends in all steps
+seconds     of {runs[0].steps[-1]} steps: {each} each, and messages over {link}[/]"""
+
+
+def _write(found: Comparison, plot: Path | None, table_file: Path | None) -> None:
+    from asyncddp import simulate
+
+    try:
+        if plot is not None:
+            simulate.draw(found.runs, found.problem).savefig(plot)
+            click.echo(f"Wrote {plot}.")
+        if table_file is not None:
+            columns = simulate.table(found.runs)
+            with table_file.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
+            click.echo(f"Wrote {table_file}.")
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error

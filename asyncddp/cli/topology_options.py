@@ -1,0 +1,113 @@
+"""Options by which commands name a graph or schedule, and the graph that they describe."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import click
+
+from asyncddp.cli.options import IntegerParamType, LinkParamType, NumberParamType, add_options
+from asyncddp.registry import nearest
+
+if TYPE_CHECKING:
+    from topology import GraphOrSchedule
+
+    Builder: TypeAlias = Callable[..., GraphOrSchedule]
+
+_COUNT, _NATURAL = IntegerParamType(), IntegerParamType(least=0)
+_ANY, _REAL = IntegerParamType(least=None), NumberParamType()
+_FAMILY_OPTIONS = (
+    click.option("--shape", metavar="RxC", help="Rows and columns of a grid: 4x8."),
+    click.option("--degree", type=_COUNT, metavar="N", help="Neighbours in random graphs [4]."),
+    click.option("--base", type=_ANY, metavar="N", help="Exponential graphs: powers of it."),
+    click.option("-k", "--peers", "k", type=_COUNT, metavar="N", help="base_k: most peers [1]."),
+    click.option("--local-size", type=_COUNT, metavar="N", help="Ranks per machine [4]."),
+    click.option("--seed", type=_NATURAL, metavar="N", help="Of random graphs [0]."),
+    click.option("--budget", type=_REAL, metavar="X", help="matcha: part of links used [0.5]."),
+    click.option("--graph", metavar="NAME", help="What one_peer_of and matcha thin out [ring]."),
+    click.option("--center", type=_NATURAL, metavar="RANK", help="Middle of a star."),
+    click.option("--style", metavar="STYLE", help="ring: both, left or right."),
+    click.option(
+        "--undirected", "directed", flag_value=False, default=None, help="equi_*: symmetric."
+    ),
+    click.option("--eta", type=_REAL, metavar="X", help="equi_dynamic: how much it mixes [0.5]."),
+)
+_LINK_OPTIONS = (
+    click.option("--link", type=LinkParamType(), metavar="RATE,LATENCY", default="10Gbit,50us",
+                 help="Between machines [10Gbit,50us]."),
+    click.option("--ranks-per-machine", type=_COUNT, metavar="N", default=1,
+                 help="That share a machine's link [1]."),
+    click.option("--link-inside", type=LinkParamType(), metavar="RATE,LATENCY",
+                 default="80Gbit,2us", help="Of a rank, inside its machine [80Gbit,2us]."),
+)  # fmt: skip
+_DEFAULTS: Mapping[str, Any] = {
+    "degree": 4, "k": 1, "local_size": 4, "seed": 0, "budget": 0.5, "graph": "ring",
+}  # fmt: skip
+
+family_options = add_options(*_FAMILY_OPTIONS)
+"""Adds the parameters of graphs and schedules to a click command."""
+link_options = add_options(*_LINK_OPTIONS)
+"""Adds the links between ranks to a click command."""
+
+
+def find_builder(name: str, parameter: str) -> Builder:
+    """Return the function that makes a graph or schedule; ``parameter`` is named in the error.
+
+    Raises:
+        click.BadParameter: There is none of that name.
+    """
+    from topology import GRAPHS, SCHEDULES
+
+    known: Mapping[str, Builder] = GRAPHS if parameter == "--graph" else {**GRAPHS, **SCHEDULES}
+    if name in known:
+        return known[name]
+    raise click.BadParameter(
+        f"unknown graph or schedule {name!r}; known are: {', '.join(sorted(known))}."
+        f"{nearest(name, known)}",
+        param_hint=parameter,
+    )
+
+
+def builder_parameters(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a family beside the number of ranks."""
+    every = inspect.signature(builder).parameters
+    return {name: parameter for name, parameter in every.items() if name != "n"}
+
+
+def check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> None:
+    """Raise if an option is a parameter of none of the named families."""
+    from topology import GRAPHS, SCHEDULES
+
+    taken = {name for builder in builders.values() for name in builder_parameters(builder)}
+    if "graph" in taken:
+        taken |= {name for builder in GRAPHS.values() for name in builder_parameters(builder)}
+    for name in options:
+        if name not in taken:
+            families = {**GRAPHS, **SCHEDULES}.items()
+            takers = sorted(key for key, builder in families if name in builder_parameters(builder))
+            flag = {"k": "-k", "directed": "--undirected"}.get(name, "--" + name.replace("_", "-"))
+            raise click.UsageError(
+                f"{flag} means nothing to {', '.join(builders)}; it belongs to {', '.join(takers)}."
+            )
+
+
+def build_topology(builder: Builder, n: int, options: Mapping[str, Any]) -> GraphOrSchedule:
+    """Build a graph or schedule for n ranks by those of the options that it has.
+
+    Raises:
+        topology.TopologyError: The family has none of that kind.
+    """
+    arguments: dict[str, Any] = {
+        name: options.get(name, _DEFAULTS.get(name))
+        for name, parameter in builder_parameters(builder).items()
+        if name in options or parameter.default is parameter.empty
+    }
+    if "shape" in arguments:
+        sides = arguments["shape"].split("x")
+        arguments["shape"] = tuple(int(side) if side.isdecimal() else side for side in sides)
+    if "graph" not in arguments:
+        return builder(n, **arguments)
+    thinned = build_topology(find_builder(arguments.pop("graph"), "--graph"), n, options)
+    return builder(thinned, **arguments)

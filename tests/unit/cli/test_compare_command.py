@@ -1,0 +1,190 @@
+"""``asyncddp compare``: its figures are those of the library, its errors say what to do."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import topology
+from asyncddp import simulate
+from asyncddp.cli.compare_command import compare_command
+
+SMALL = ("--problem", "least_squares", "--steps", "20", "--ranks", "8")
+
+
+def call(*arguments):
+    """Exit code and everything that was printed."""
+    result = CliRunner().invoke(compare_command, list(arguments))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def records(file):
+    """The rows of a table that was written."""
+    with file.open(encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
+
+
+def row(output, name):
+    """The cells of one row of the table."""
+    line = next(line for line in output.splitlines() if line.strip().startswith(f"{name} "))
+    return line.strip().removeprefix(name).split()
+
+
+def test_the_table_has_what_the_library_computes():
+    """A row a method, with the figures of ``simulate.train`` on the same problem."""
+    code, output = call(
+        "adapt_then_combine", "gradient_allreduce", *SMALL,
+        "--topology", "base_k", "-k", "2", "--link", "100Mbit,20ms", "--lr", "0.05",
+    )  # fmt: skip
+    assert code == 0, output
+    run = simulate.train(
+        simulate.least_squares(8),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        topology=topology.base_k(8, 2),
+        steps=20,
+        scenario=simulate.Scenario(links="100Mbit,20ms"),
+    )
+    assert row(output, "adapt_then_combine") == [
+        f"{run.loss[-1]:.4g}", f"{run.error[-1]:.3g}", f"{run.consensus_distance[-1]:.3g}",
+        *f"{run.bytes_sent[-1] / 1e3:.2f} kB".split(), f"{run.seconds[-1]:.4g}",
+    ]  # fmt: skip
+    assert "least squares, 8 ranks, base_k(8, 2)" in output
+    assert "100 Mbit/s, 20 ms" in output
+    assert row(output, "gradient_allreduce")[2] == "0"  # all hold one model
+
+
+def test_settings_follow_a_colon():
+    """NAME:key=value reaches the method, and its row says so."""
+    code, output = call("adapt_then_combine:num_steps_per_communication=5", *SMALL)
+    assert code == 0, output
+    found = row(output, "adapt_then_combine, num_steps_per_communication=5")
+    plain = row(call("adapt_then_combine", *SMALL)[1], "adapt_then_combine")
+    assert found[3:5] == ["1.54", "kB"]  # 4 times 128 bytes to 3 neighbours
+    assert plain[3:5] == ["7.68", "kB"]
+
+
+def test_a_scenario_changes_time_and_bytes():
+    """Slow ranks and a larger model take longer; the size of the model scales all bytes."""
+    plain, slow, large = (
+        call("adapt_then_combine", *SMALL, "--topology", "ring", *more)[1]
+        for more in ((), ("--slow", "3:10"), ("--megabytes", "100"))
+    )
+    seconds = [float(row(one, "adapt_then_combine")[-1]) for one in (plain, slow, large)]
+    assert 8 * seconds[0] < seconds[1]
+    assert 2 * seconds[0] < seconds[2]
+    assert row(large, "adapt_then_combine")[3:5] == ["4.00", "GB"]  # 20 steps to 2 neighbours
+
+
+def test_all_records_as_a_table_and_a_picture(tmp_path):
+    """The files have a row for each record and measure, and axes for steps, bytes and seconds."""
+    pytest.importorskip("matplotlib")
+    table, picture = tmp_path / "runs.csv", tmp_path / "runs.png"
+    code, output = call(
+        "adapt_then_combine", "adapt_with_combine", *SMALL,
+        "--every", "5", "--csv", str(table), "--plot", str(picture),
+    )  # fmt: skip
+    assert code == 0, output
+    rows = records(table)
+    assert {one["method"] for one in rows} == {"adapt_then_combine", "adapt_with_combine"}
+    errors = [one for one in rows if one["measure"] == "error"]
+    assert [int(one["step"]) for one in errors] == 2 * [0, 5, 10, 15, 20]
+    assert float(errors[0]["value"]) == 1.0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"Wrote {picture}." in output
+
+
+def test_a_method_that_cannot_is_named_after_the_others():
+    """The table has those that can; the error says what the other needs; the command fails."""
+    code, output = call("choco_sgd", "adapt_then_combine", *SMALL, "--topology", "base_k")
+    assert code == 1
+    assert row(output, "adapt_then_combine")
+    assert "choco_sgd cannot run on base_k(8, 1)" in output
+    assert output.index("seconds ") < output.index("choco_sgd cannot run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "Missing argument 'METHOD"),
+        (("adapt_than_combine", *SMALL), 2, "Did you mean 'adapt_then_combine'?"),
+        (("adapt_then_combine", *SMALL, "--topology", "rign"), 2, "Did you mean 'ring'?"),
+        (("adapt_then_combine", *SMALL, "-k", "2"), 2, "name it by --topology"),
+        (
+            ("adapt_then_combine", *SMALL, "--topology", "ring", "-k", "2"),
+            2,
+            "-k means nothing to ring",
+        ),
+        (
+            ("adapt_then_combine", *SMALL, "--topology", "hypercube", "--ranks", "6"),
+            1,
+            "power of two",
+        ),
+        (("adapt_then_combine:lr", *SMALL), 2, "expected NAME:key=value"),
+        (("adapt_then_combine:lr=3", *SMALL), 2, "argument lr: adapt_then_combine has no such"),
+        (("adapt_then_combine", *SMALL, "--slow", "3"), 2, "expected RANK:FACTOR such as 3:10"),
+        (("adapt_then_combine", *SMALL, "--slow", "9:2"), 2, "there is no rank 9 among 8"),
+        (("adapt_then_combine", *SMALL, "--loss", "1.5"), 2, "expected a probability"),
+        (("adapt_then_combine", *SMALL, "--link", "fast"), 2, "100Mbit,20ms"),
+        (("adapt_then_combine", *SMALL, "--alpha", "0.1"), 2, "least squares has none"),
+        (("adapt_then_combine", *SMALL, "--optimizer", "Adm"), 2, "Did you mean 'Adam'?"),
+        (
+            ("adapt_then_combine", *SMALL, "--optimizer", "Adam", "--momentum", "0.9"),
+            2,
+            "torch.optim.Adam has no such option",
+        ),
+        (("adapt_then_combine", *SMALL, "--steps", "0"), 2, "expected a whole number of at least"),
+    ],
+)
+def test_mistakes_are_named_with_the_remedy(arguments, code, message):
+    """Before anything is trained: unknown names, options of nobody, ranks that are not there."""
+    found, output = call(*arguments)
+    assert message in " ".join(output.split())
+    assert found == code
+
+
+def test_help_teaches():
+    """What a method is, what seconds are, and whole commands to copy."""
+    code, output = call("--help")
+    text = " ".join(output.split())
+    assert code == 0
+    assert "asyncddp compare adapt_then_combine gradient_allreduce" in text
+    assert "seconds are a model" in text
+
+
+def test_digits_of_real_data_train(tmp_path):
+    """The default problem: 64 ranks of scikit-learn's digits, Dirichlet(0.1), learn to read."""
+    if importlib.util.find_spec("sklearn") is None:
+        pytest.skip("needs scikit-learn")
+    table = tmp_path / "digits.csv"
+    command = [
+        sys.executable, "-m", "asyncddp", "compare", "adapt_then_combine", "gradient_allreduce",
+        "--topology", "base_k", "--ranks", "64", "--alpha", "0.1", "--steps", "60",
+        "--csv", str(table),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # no progress where nobody looks
+    rows = [one for one in records(table) if one["measure"] == "score"]
+    last = [float(one["value"]) for one in rows if one["step"] == "60"]
+    assert len(last) == 2
+    assert np.min(last) > 0.6
+
+
+def test_the_command_is_read_without_torch():
+    """Help, and mistakes in the options, come at once."""
+    code = (
+        "import sys; from asyncddp.cli.compare_command import compare_command as command;"
+        "command(['x', '--slow', '1', '--help'], standalone_mode=False);"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
