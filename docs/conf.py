@@ -43,8 +43,11 @@ nitpick_ignore_regex = [
     ),
     # Type variables and aliases of signatures, which have no page.
     (r"py:class", r"[a-z_]+"),  # of "rank, size: …" in a list of attributes
-    (r"py:class", r"(asyncddp\..*\.)?(M|R|P|_Models|Array|Axes|Compression|DiGraph|Figure)"),
-    (r"py:class", r"(asyncddp\..*\.)?Weights"),
+    (
+        r"py:class",
+        r"(asyncddp\..*\.)?(M|R|P|_Models|Array|Axes|Compression|DiGraph|Figure|TensorOrTensors)",
+    ),
+    (r"py:class", r"(asyncddp\..*\.)?(Weights|TensorOrTensors)"),
     # Names of Bagua's whose short forms are the library's are on a page, but in no index.
     (r"py:.*", r"asyncddp\.integrations\.bagua\..*"),
     (

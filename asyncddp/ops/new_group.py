@@ -65,6 +65,8 @@ def new_group(ranks: Iterable[int] | None = None) -> ProcessGroup:
 
 def _open_slots(context: Context, members: list[int]) -> CollectiveSlots | None:
     """Open the slots of a group whose members share memory, on these; collective over all ranks."""
+    if context.transport.collective_slots is None:
+        return None
     shared = subgroup(context.transport.shared_memory_group, members)
     if context.rank not in members or len(members) == 1:
         shared = None

@@ -20,7 +20,6 @@ from asyncddp.engine import (
     SlotExchange,
     Steps,
 )
-from asyncddp.ops.allgather import gather_over_group
 from asyncddp.ops.slot_fast_path import run_in_slots
 from asyncddp.ops.validation import check_rank
 from asyncddp.ops.variants import blocking, nonblocking
@@ -134,10 +133,13 @@ def _gathering(
 
     def steps(op: OperationExchanges) -> Steps[list[T]]:
         everyone, transport = range(context.size), context.transport
-        length = make_tensor([data.numel()], torch.int64)
-        lengths = yield from gather_over_group(op, everyone, transport, length, title)
-        whole = yield from gather_over_group(op, everyone, transport, data, title)
-        return [read(peer, part) for peer, part in enumerate(torch.split(whole, lengths.tolist()))]
+        lengths = empty((context.size,), torch.int64)
+        mine, ones = make_tensor([data.numel()], torch.int64), [1] * context.size
+        yield from op.collective(everyone, form, lambda: transport.iallgather(mine, lengths, ones))
+        counts = lengths.tolist()
+        whole = empty((sum(counts),), torch.uint8)
+        yield from op.collective(everyone, form, lambda: transport.iallgather(data, whole, counts))
+        return [read(peer, part) for peer, part in enumerate(torch.split(whole, counts))]
 
     def combine(parts: Sequence[torch.Tensor], *_: object) -> list[T]:
         return [read(peer, part) for peer, part in enumerate(parts)]

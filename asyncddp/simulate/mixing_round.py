@@ -114,7 +114,10 @@ class MixingRound:
             else:
                 places = make_tensor(np.stack([matrix.rows, matrix.columns]), torch.int64)
                 values = make_tensor(matrix.values, like.dtype)
-                weights = torch.sparse_coo_tensor(places, values, (n, n), check_invariants=True)
+                size, device = (n, n), values.device
+                weights = torch.sparse_coo_tensor(
+                    places, values, size, device=device, check_invariants=True
+                )
                 weights = weights.coalesce().to(like.device)
             self._products[like.dtype] = weights
         return self._products[like.dtype]
