@@ -10,6 +10,7 @@ from asyncddp.engine.messages import AnyTensorSignature, ExchangeSignature
 from asyncddp.engine.operation_exchanges import OperationExchanges, PeerExchanges
 from asyncddp.engine.progress_engine import ProgressEngine
 from asyncddp.engine.slot_exchange import SlotCall, SlotExchange
+from asyncddp.engine.started_collective import StartedCollective, run_collective
 from asyncddp.engine.work import OperationSpec, Steps
 
 __all__ = [
@@ -24,5 +25,7 @@ __all__ = [
     "RaggedExchange",
     "SlotCall",
     "SlotExchange",
+    "StartedCollective",
     "Steps",
+    "run_collective",
 ]

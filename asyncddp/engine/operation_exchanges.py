@@ -123,6 +123,7 @@ class OperationExchanges:
         self._requests: list[Request] = []
         self._part = 0
         self.agreed = False  # whether all ranks are known to take part in the same collective
+        self.differs = False  # whether they are known to call it by different signatures
 
     @property
     def rank(self) -> int:
@@ -261,21 +262,22 @@ class OperationExchanges:
 
         Its signature goes to the next rank of the group, so that ranks which call different
         collectives, dtypes or shapes find out while the collective itself is in progress, and tell
-        all: a rank whose part has ended by then raises in its next verb. In check mode the
-        signature goes to all, and nothing starts before all signatures are known to agree. Where
-        they are known to agree already, none is sent.
+        all: a rank whose part has ended by then raises in its next verb. In check mode, and where
+        ranks are known to differ, the signature goes to all, and nothing starts before all
+        signatures are known to agree. Where they are known to agree already, none is sent.
         """
         index = group.index(self.rank)
         others = [peer for peer in group if peer != self.rank]
         before, after = group[index - 1], group[(index + 1) % len(group)]
-        sources, targets = ([before], [after]) if others and not self.check else (others, others)
+        to_all = self.check or self.differs
+        sources, targets = ([before], [after]) if others and not to_all else (others, others)
         if self.agreed:
             sources, targets = [], []
         exchange = self.exchange(signature, sources, targets)
         exchange.audience = frozenset(others)
         for peer in targets:
             self._matcher.sends.announce(exchange, peer)
-        for peer in sources if self.check else ():
+        for peer in sources if to_all else ():
             yield exchange.receives[peer]
         begun = time.monotonic_ns()
         request = start()

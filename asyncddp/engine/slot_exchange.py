@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import astuple, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ import torch
 
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
+from asyncddp.engine.started_collective import StartedCollective, run_collective
 from asyncddp.errors import PeerError
 from asyncddp.shm.collective_slots import DIFFERENT, CollectiveSlots
 from asyncddp.tensors.byte_views import has_plain_memory, on_host
@@ -26,6 +27,7 @@ from asyncddp.tensors.byte_views import has_plain_memory, on_host
 R = TypeVar("R")
 _Steps: TypeAlias = Generator[Any, None, R]
 Combine: TypeAlias = Callable[[Sequence[torch.Tensor], Any, torch.Tensor | None], R]
+Start: TypeAlias = Combine[StartedCollective[R]]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class SlotExchange(Generic[R]):
         dtype: In which ranks give their data.
         shape: Of what a rank gives, with -1 for a size that may differ between ranks.
         gives: Whether this rank gives anything.
+        start: Starts the transport's collective once the ranks agree, where there is no
+            ``combine``, and takes what that takes.
+        counts: What ranks give to ``start`` in place of their tensors, such as numbers of rows.
     """
 
     signature: ExchangeSignature
@@ -47,16 +52,20 @@ class SlotExchange(Generic[R]):
     dtype: torch.dtype = torch.uint8
     shape: tuple[int, ...] = (-1,)
     gives: bool = True
+    start: Start[R] | None = None
+    counts: torch.Tensor | None = None
 
     @cached_property
     def digest(self) -> int:
         """Number that ranks compare in place of the signature."""
-        facts = astuple(self.signature), self.combine is not None
+        facts = astuple(self.signature), self.combine is not None, self.start is not None
         return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "little") or 1
 
     def data_of(self, given: torch.Tensor | None) -> torch.Tensor | None:
         """Return what this rank writes into its slot, contiguous; None for nothing."""
-        if given is None or not self.gives or self.combine is None:
+        if self.combine is None:
+            return self.counts
+        if given is None or not self.gives:
             return None
         if given.dtype is not self.dtype or not has_plain_memory(given):
             return on_host(given).to(self.dtype)
@@ -128,12 +137,18 @@ def exchange_in_slots(
     try:
         yield _SlotsCondition(slots, op.key, exchange.digest)
         op.agreed = slots.all_posted(step) and slots.agree(step, exchange.digest)
+        op.differs = not op.agreed
         if op.agreed and exchange.combine is not None:
             parts = slots.read(step, exchange.dtype, exchange.shape)
             result = exchange.combine(parts, call.given, call.out)
             op.record_collective(op.key, exchange.signature, slots.ranks, begun)
             steps.close()
             return result
+        if op.agreed and exchange.start is not None:
+            parts = [part.clone() for part in slots.read(step, exchange.dtype, exchange.shape)]
+            start = partial(exchange.start, parts, call.given, call.out)
+            steps.close()
+            steps = run_collective(op, slots.ranks, exchange.signature, start)
     except GeneratorExit:  # it has failed meanwhile: ranks that come later are told by messages
         slots.withdraw(step)
         op.open_for_refusal(exchange.signature, slots.ranks)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
+from asyncddp.engine import (
+    ExchangeSignature,
+    OperationExchanges,
+    OperationSpec,
+    SlotCall,
+    SlotExchange,
+    StartedCollective,
+    Steps,
+    run_collective,
+)
 from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
 from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
@@ -74,7 +84,7 @@ def allgather(
     if 0 not in tensor.shape[1:]:  # else bytes do not tell the number of rows
         call = members.slot_call(form, tensor, concatenated)
     if call is None and transport is not None:
-        call = SlotCall(SlotExchange(form))
+        call = SlotCall(_started_exchange(form, transport, tensor.shape[0]), tensor)
     return members.operation("allgather", steps, name, tensor, check=check, slot_call=call)
 
 
@@ -91,6 +101,21 @@ def concatenated(
         return rows if rows.ndim == given.ndim else rows.view(-1, *given.shape[1:])
 
 
+def _started_exchange(
+    form: ExchangeSignature, transport: Transport, rows: int
+) -> SlotExchange[torch.Tensor]:
+    """Return how the ranks agree on an allgather of large tensors, and tell numbers of rows."""
+    counts = make_tensor([rows], torch.int64)
+
+    def start(
+        rows: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> StartedCollective[torch.Tensor]:
+        del out
+        return _start_gathering(transport, given, rows)
+
+    return SlotExchange(form, dtype=torch.int64, shape=(1,), start=start, counts=counts)
+
+
 def gather_over_group(
     op: OperationExchanges,
     group: Sequence[int],
@@ -99,14 +124,21 @@ def gather_over_group(
     title: str,
 ) -> Steps[torch.Tensor]:
     """Gather tensors over a group of ranks: first the numbers of rows, then the rows."""
-    own, fitting = prepare_for_transport(transport, tensor)
-    rows = empty((len(group),), torch.int64)
-    mine = make_tensor([own.shape[0]], torch.int64)
-    form = signature_of(title, own, ragged=True)
-    ones = [1] * len(group)
+    rows, ones = empty((len(group),), torch.int64), [1] * len(group)
+    mine = make_tensor([tensor.shape[0]], torch.int64)
+    form = signature_of(title, tensor, ragged=True)
     yield from op.collective(group, form, lambda: transport.iallgather(mine, rows, ones))
+    start = partial(_start_gathering, transport, tensor, [rows])
+    return (yield from run_collective(op, group, form, start))
+
+
+def _start_gathering(
+    transport: Transport, tensor: torch.Tensor, rows: Sequence[torch.Tensor]
+) -> StartedCollective[torch.Tensor]:
+    """Start to gather tensors, of which each has as many rows as ``rows`` says, in all."""
+    own, transport = prepare_for_transport(transport, tensor)
+    sizes = [count for part in rows for count in part.tolist()]
     width = math.prod(own.shape[1:])
-    counts = [int(count) * width for count in rows]
-    whole = empty_on(streams_of(tensor), (sum(counts),), own.dtype)
-    yield from op.collective(group, form, lambda: fitting.iallgather(own, whole, counts))
-    return write_result(whole.view(int(rows.sum()), *own.shape[1:]), tensor, None)
+    whole = empty_on(streams_of(tensor), (sum(sizes), *own.shape[1:]), own.dtype)
+    request = transport.iallgather(own, whole.view(-1), [count * width for count in sizes])
+    return StartedCollective(request, lambda: write_result(whole, tensor, None))

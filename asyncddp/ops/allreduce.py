@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from asyncddp.context import current
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
+from asyncddp.engine import (
+    OperationExchanges,
+    OperationSpec,
+    SlotCall,
+    SlotExchange,
+    StartedCollective,
+    Steps,
+    run_collective,
+)
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.encoded_exchange import (
     Compression,
@@ -167,7 +176,7 @@ def reduction_in_slots(
     out: torch.Tensor | None,
 ) -> SlotCall[torch.Tensor] | None:
     """Return how slots reduce a tensor over a group, or agree on the sum of a large one."""
-    form = signature_of(title, tensor)
+    form, transport = signature_of(title, tensor), group.transport
 
     def combine(
         terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
@@ -176,8 +185,17 @@ def reduction_in_slots(
         return write_result(reduction.of(terms, into), given, out)
 
     found = group.slot_call(form, tensor, combine, out, dtype=reduction.dtype)
-    agrees = reduction.is_sum and group.transport is not None
-    return found or (SlotCall(SlotExchange(form)) if agrees else None)
+    if found is not None or transport is None or not reduction.is_sum:
+        return found
+    divisor = reduction.divisor(group.size)
+
+    def start(
+        _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> StartedCollective[torch.Tensor]:
+        started = _start_sum(transport, given, reduction.dtype, divisor, out)
+        return started.then(lambda total: write_result(total, given, out))
+
+    return SlotCall(SlotExchange(form, start=start), tensor, out)
 
 
 def sum_over_group(
@@ -191,10 +209,19 @@ def sum_over_group(
     out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
     """Sum a tensor over a group in ``dtype``, and divide it; into ``out`` where possible."""
+    start = partial(_start_sum, transport, tensor, dtype, divisor, out)
+    return (yield from run_collective(op, group, signature_of(title, tensor), start))
+
+
+def _start_sum(
+    transport: Transport,
+    tensor: torch.Tensor,
+    dtype: torch.dtype,
+    divisor: int | None,
+    out: torch.Tensor | None,
+) -> StartedCollective[torch.Tensor]:
     own, transport = prepare_for_transport(transport, tensor)
     own = own.to(dtype)
     total = out if can_write_result(out, own) else empty_on(streams_of(tensor), own.shape, dtype)
     into = total.detach() if total is out else total
-    form = signature_of(title, tensor)
-    yield from op.collective(group, form, lambda: transport.iallreduce(own, into, divisor))
-    return total
+    return StartedCollective(transport.iallreduce(own, into, divisor), lambda: total)

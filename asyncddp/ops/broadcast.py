@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
+from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
+from asyncddp.engine import (
+    OperationExchanges,
+    OperationSpec,
+    SlotCall,
+    SlotExchange,
+    StartedCollective,
+    Steps,
+    run_collective,
+)
 from asyncddp.ops.group_exchange import (
     exchange_from_root,
     gather_parts,
@@ -16,14 +26,16 @@ from asyncddp.ops.group_exchange import (
 )
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import (
+    can_write_result,
     check_tensor,
+    is_same_memory,
     prepare_for_transport,
     signature_of,
     single_output,
     write_result,
 )
 from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
-from asyncddp.tensors.allocation import detached_copy, empty_like
+from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 
@@ -73,15 +85,27 @@ def broadcast(
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        base = members.transport or members.context.transport
-        own, transport = prepare_for_transport(base, tensor)
         if members.transport is None:
+            own, _ = prepare_for_transport(members.context.transport, tensor)
             value = yield from _broadcast_in_group(op, members.ranks, root, own, title)
             return write_result(value, tensor, out)
-        value = detached_copy(own) if op.rank == root else empty_like(own)
-        yield from op.collective(members.ranks, form, lambda: transport.ibroadcast(value, place))
-        return write_result(value, tensor, out)
+        return (yield from run_collective(op, members.ranks, form, partial(start, (), tensor, out)))
 
+    def start(
+        _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> StartedCollective[torch.Tensor]:
+        own, transport = prepare_for_transport(base, given)
+        if gives:
+            request = transport.ibroadcast(own, place)
+            return StartedCollective(request, lambda: _result_of_root(own, given, out))
+        if can_write_result(out, own):
+            value = out
+        else:
+            value = empty_on(streams_of(own), own.shape, own.dtype)
+        request = transport.ibroadcast(value.detach(), place)
+        return StartedCollective(request, lambda: write_result(value, given, out))
+
+    base, gives = members.transport or members.context.transport, members.context.rank == root
     form, place = signature_of(title, tensor), members.ranks.index(root)
 
     def combine(
@@ -90,15 +114,24 @@ def broadcast(
         value = parts[place]
         return write_result(detached_copy(value) if out is None else value, given, out)
 
-    call = members.slot_call(form, tensor, combine, out, gives=members.context.rank == root)
+    call = members.slot_call(form, tensor, combine, out, gives=gives)
     if call is None and members.transport is not None:
-        call = SlotCall(SlotExchange(form))
+        call = SlotCall(SlotExchange(form, start=start), tensor, out)
     return members.operation("broadcast", steps, name, tensor, out, check=check, slot_call=call)
 
 
 broadcast_nonblocking = nonblocking(broadcast)
 broadcast_ = in_place(broadcast)
 broadcast_nonblocking_ = nonblocking(broadcast_)
+
+
+def _result_of_root(
+    own: torch.Tensor, given: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the root's result: a copy of its tensor, which it has already in place."""
+    if out is not None and is_same_memory(out, own):
+        return out
+    return write_result(detached_copy(own) if out is None else own, given, out)
 
 
 def _broadcast_in_group(

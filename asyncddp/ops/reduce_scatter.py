@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
+from asyncddp.engine import (
+    OperationExchanges,
+    OperationSpec,
+    SlotCall,
+    SlotExchange,
+    StartedCollective,
+    Steps,
+    run_collective,
+)
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_reduction import reduce_scatter_over_group
 from asyncddp.ops.process_group import ProcessGroup, members_of
@@ -89,26 +98,29 @@ def reduce_scatter(
     ranks, dtype = members.ranks, reduction.dtype
     shape = _part_shape(tensor, len(ranks), out)
     title = f"{_NAME}({reduction.name})" + (f" {name!r}" if name else "")
+    divisor = reduction.divisor(len(ranks))
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        own, transport = prepare_for_transport(members.context.transport, tensor)
-        if members.transport is None or not reduction.is_sum:
+        if not starts:
+            own, _ = prepare_for_transport(members.context.transport, tensor)
             part = yield from reduce_scatter_over_group(op, ranks, own, reduction, title)
             return write_result(part.view(shape), tensor, out)
-        given = own.to(dtype)
-        part = given[: shape[0]]
+        return (yield from run_collective(op, ranks, form, partial(start, (), tensor, out)))
+
+    def start(
+        _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> StartedCollective[torch.Tensor]:
+        own, transport = prepare_for_transport(base, given)
+        own = own.to(dtype)
+        part = own[: shape[0]]
         if can_write_result(out, part) and not is_same_memory(out, part):
             total, into = out, out.detach()
         else:
-            total = into = empty_on(streams_of(tensor), shape, dtype)
-        divisor = reduction.divisor(len(ranks))
-        yield from op.collective(
-            ranks,
-            signature_of(title, tensor),
-            lambda: transport.ireduce_scatter(given.view(-1), into.view(-1), divisor),
-        )
-        return write_result(total, tensor, out)
+            total = into = empty_on(streams_of(given), shape, dtype)
+        request = transport.ireduce_scatter(own.view(-1), into.view(-1), divisor)
+        return StartedCollective(request, lambda: write_result(total, given, out))
 
+    base, starts = members.context.transport, members.transport is not None and reduction.is_sum
     form, first = signature_of(title, tensor), shape[0] * members.ranks.index(members.context.rank)
 
     def combine(
@@ -119,8 +131,8 @@ def reduce_scatter(
         return write_result(total, given, out)
 
     call = members.slot_call(form, tensor, combine, out, dtype=dtype)
-    if call is None and reduction.is_sum and members.transport is not None:
-        call = SlotCall(SlotExchange(form))
+    if call is None and starts:
+        call = SlotCall(SlotExchange(form, start=start), tensor, out)
     return members.operation(_NAME, steps, name, tensor, out, check=check, slot_call=call)
 
 

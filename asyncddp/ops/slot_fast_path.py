@@ -1,13 +1,14 @@
 """Fast path of collectives among ranks that share memory: the calling thread does them in slots.
 
 What does not depend on a tensor's values is worked out in the first call of a verb with these
-arguments, and kept for the calls that follow. Where a rank does not come at once, or anything
-differs between ranks, the engine takes over at the point that was reached.
+arguments, and kept for the calls that follow. Where a rank does not come at once, anything differs
+between ranks, or a large tensor takes long, the engine takes over at the point that was reached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -15,10 +16,17 @@ import torch
 from torch.autograd import profiler
 
 from asyncddp.device.stream_registry import streams_of
-from asyncddp.engine import Handle, OperationSpec, ProgressEngine, SlotExchange
+from asyncddp.engine import (
+    Handle,
+    OperationSpec,
+    ProgressEngine,
+    SlotExchange,
+    StartedCollective,
+)
 from asyncddp.engine.messages import MatchKey
 from asyncddp.engine.pairwise_averaging import poll_briefly
-from asyncddp.engine.slot_exchange import Combine, interrupted_steps
+from asyncddp.engine.slot_exchange import Start, interrupted_steps
+from asyncddp.errors import PeerError
 from asyncddp.shm.collective_slots import SLOTS
 from asyncddp.tensors.byte_views import has_plain_memory
 from asyncddp.torch_modes import transforming
@@ -36,15 +44,16 @@ class SlotFastPath(Generic[R]):
         engine: ProgressEngine,
         spec: OperationSpec[R],
         exchange: SlotExchange[R],
-        combine: Combine[R],
         dtype: torch.dtype | None,
     ) -> None:
         self._engine, self._slots = engine, engine.matcher.slots[spec.group]
-        self._exchange, self._digest, self._combine = exchange, exchange.digest, combine
+        self._exchange, self._digest = exchange, exchange.digest
+        self._combine, self._start = exchange.combine, exchange.start
         self._verb, self._label, self._name = spec.verb, spec.label, spec.match_name
         self._given_name, self._group = spec.name, spec.group
         self._parts: dict[int, Sequence[torch.Tensor]] = {}  # of each slot, if of one shape
-        self._sequence, self._as_it_is = spec.sequence, exchange.gives and dtype is exchange.dtype
+        gives = exchange.gives and exchange.combine is not None
+        self._sequence, self._as_it_is = spec.sequence, gives and dtype is exchange.dtype
 
     def run(
         self,
@@ -60,6 +69,7 @@ class SlotFastPath(Generic[R]):
         """
         engine, slots, exchange, digest = self._engine, self._slots, self._exchange, self._digest
         data = given if plain and self._as_it_is else exchange.data_of(given)
+        started: StartedCollective[R] | None = None
         with engine.submit_lock:  # so that no other collective of this rank begins meanwhile
             alone = engine.is_free(self._sequence)
             step, rounds = engine.count(self._verb, self._label, self._name)
@@ -75,22 +85,60 @@ class SlotFastPath(Generic[R]):
                         slots.all_posted(step)
                         or poll_briefly(partial(slots.all_posted, step), engine.pause)
                     ) and slots.agree(step, digest)
+                if agreed and self._start is not None:
+                    started = self._try_to_start(self._start, step, given, out)
+                    agreed = started is not None and started.completed
                 if not agreed:
-                    work = engine.add(make_spec(), MatchKey(self._name, step), rounds)
+                    spec = make_spec()
+                    if started is not None:
+                        steps = partial(started.resume, slots.ranks, exchange.signature)
+                        spec = replace(spec, steps=steps, slot_call=None)
+                    work = engine.add(spec, MatchKey(self._name, step), rounds)
             except BaseException:
                 self._interrupt(step, rounds)
                 raise
-            if agreed:
+            if agreed and self._combine is not None:
                 try:
-                    parts = self._parts.get(step % SLOTS)
-                    if parts is None:
-                        parts = slots.read(step, exchange.dtype, exchange.shape)
-                        if -1 not in exchange.shape:
-                            self._parts[step % SLOTS] = parts
-                    return self._combine(parts, given, out)
+                    return self._combine(self._read(step), given, out)
                 finally:
                     slots.finish(step)
+        if started is not None and started.completed:
+            return started.finish()
         return Handle(engine, work).wait()
+
+    def _read(self, step: int) -> Sequence[torch.Tensor]:
+        """Return what all ranks have given."""
+        parts = self._parts.get(step % SLOTS)
+        if parts is None:
+            exchange = self._exchange
+            parts = self._slots.read(step, exchange.dtype, exchange.shape)
+            if -1 not in exchange.shape:
+                self._parts[step % SLOTS] = parts
+        return parts
+
+    def _try_to_start(
+        self,
+        start: Start[R],
+        step: int,
+        given: torch.Tensor | None,
+        out: torch.Tensor | None,
+    ) -> StartedCollective[R] | None:
+        """Start what the ranks agree on, and progress it on the calling thread.
+
+        It is None where the engine must start it: it is at work, or the transport refuses.
+        """
+        lock = self._engine.lock
+        if not lock.acquire(blocking=False):
+            return None
+        try:
+            started = start(self._read(step), given, out)
+            self._slots.finish(step)
+            started.poll(self._engine.pause)
+        except PeerError:  # the engine is refused, too, and tells the peers
+            return None
+        finally:
+            lock.release()
+        return started
 
     def _interrupt(self, step: int, rounds: int) -> None:
         """Fail a collective that was interrupted, for example by Ctrl-C, and tell the peers."""
@@ -185,9 +233,12 @@ def _is_recorded(engine: ProgressEngine) -> bool:
 
 
 def _path_of(engine: ProgressEngine, spec: OperationSpec[R]) -> SlotFastPath[R] | None:
-    """Return the fast path of an operation; None without slots, or without all data in them."""
+    """Return the fast path of an operation; None without slots, or where only the engine can."""
     call = spec.slot_call
-    if call is None or call.exchange.combine is None or spec.group not in engine.matcher.slots:
+    if call is None or spec.group not in engine.matcher.slots:
+        return None
+    exchange = call.exchange
+    if exchange.combine is None and (exchange.start is None or spec.stream_ordering is not None):
         return None
     dtype = None if call.given is None else call.given.dtype
-    return SlotFastPath(engine, spec, call.exchange, call.exchange.combine, dtype)
+    return SlotFastPath(engine, spec, exchange, dtype)
