@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -100,6 +101,37 @@ def odd_rows() -> None:
 def test_ranks_that_give_no_rows_and_rows_without_numbers(world: World) -> None:
     """Lengths differ, to 0, and dtypes are those that cannot be added, too."""
     world.run(odd_rows)
+
+
+def lists_and_new_tensors() -> None:
+    rank, ranks = bf.rank(), bf.size()
+    for count in (PIECE + 1, PIECE + 1, PIECE + 2):  # the second goes the way of the first
+        given = [numbers(count, rank), numbers(20_000, rank).view(100, -1)]
+        mixed = {"a": given[0], "b": given[1].double()}
+        mean = [numbers(one.numel(), 0).view(one.shape) * ((ranks + 1) / 2) for one in given]
+        for found in (bf.allreduce(given), list(bf.allreduce(mixed).values())):
+            torch.testing.assert_close(found, mean, check_dtype=False)
+        last = bf.broadcast(given, ranks - 1)
+        assert torch.equal(last[0], numbers(count, ranks - 1))
+        every = bf.allgather(given)
+        assert torch.equal(every[0], torch.cat([numbers(count, peer) for peer in range(ranks)]))
+        assert every[1].shape == (100 * ranks, 200)
+    x = numbers(PIECE + 1, rank)
+    bf.barrier()
+    alive, total = weakref.ref(x), bf.allreduce(x)
+    weak = weakref.ref(total)
+    bf.broadcast(x, 0)
+    bf.allgather(x)
+    bf.reduce_scatter(x[:-1])
+    del x, total
+    assert alive() is None
+    assert weak() is None
+
+
+@SHARED
+def test_lists_of_large_tensors_and_what_is_kept_of_them(world: World) -> None:
+    """Lists are right in repeated calls, and what is remembered of a call keeps no tensor alive."""
+    world.run(lists_and_new_tensors)
 
 
 def late_ranks() -> None:
