@@ -35,6 +35,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "d2": f"{_METHODS}.d2:D2",
         "decentralized": f"{_METHODS}.decentralized:Decentralized",
         "decentlam": f"{_METHODS}.decentlam:DecentLaM",
+        "deepsqueeze": f"{_METHODS}.deepsqueeze:DeepSqueeze",
         "diloco": f"{_METHODS}.diloco:DiLoCo",
         "edm": f"{_METHODS}.edm:ExactDiffusionMomentum",
         "exact_diffusion": f"{_METHODS}.exact_diffusion:ExactDiffusion",

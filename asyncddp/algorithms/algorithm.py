@@ -29,7 +29,8 @@ class CompressionUse(Enum):
     AVERAGES = "averages"
     """What is averaged is compressed; errors average out, or error feedback repays them."""
     DIFFERENCES = "differences"
-    """The algorithm sends differences to what its neighbours know, whose errors vanish."""
+    """The algorithm sees each message by itself and makes up for errors, as by sending differences
+    to what its neighbours know."""
     PERTURBS = "perturbs"
     """Ranks would not agree any more, so that it is refused unless the user asks for it."""
 

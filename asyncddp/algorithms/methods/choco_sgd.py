@@ -5,24 +5,14 @@ from collections.abc import Callable, Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
-    CommunicationPattern,
-    CommunicationTiming,
-    CompressionUse,
-)
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from asyncddp.compression.typical_contraction import typical_contraction
-from asyncddp.errors import ArgumentError
+from asyncddp.algorithms.compressed_gossip import CompressedGossip
 from asyncddp.tensors.allocation import zeros_like
-from topology import GraphOrSchedule, symmetric_exponential
 
-_SAMPLE = 1 << 16  # elements that tell how much a compressor keeps
 _OWN, _MIXED = "public copy", "mixed public copies"
 
 
-class ChocoSGD(Algorithm):
+class ChocoSGD(CompressedGossip):
     r"""Decentralised SGD with any compressor: gossip of differences to public copies.
 
     .. math:: q_i = Q(h_i - \hat x_i), \qquad
@@ -50,26 +40,7 @@ class ChocoSGD(Algorithm):
     """
 
     name = "choco_sgd"
-    when = CommunicationTiming.AFTER_STEP
-    how = (CommunicationPattern.NEIGHBORS, CommunicationPattern.MACHINES)
-    needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
-    compression = CompressionUse.DIFFERENCES
-    default_compression = "qsgd_int8"
     state_copies = 2
-
-    def __init__(self, *, consensus_step: float | None = None, hierarchical: bool = False) -> None:
-        if hierarchical:
-            self.default_communication = "hierarchical_neighbor_allreduce"
-        if consensus_step is not None and not 0 < consensus_step <= 1:
-            raise ArgumentError(
-                "argument consensus_step: expected a number above 0 and at most 1, or None, got "
-                f"{consensus_step!r}"
-            )
-        self.consensus_step = consensus_step
-
-    @override
-    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        return symmetric_exponential(nodes)
 
     @override
     def initial_state(
@@ -86,8 +57,5 @@ class ChocoSGD(Algorithm):
         own, mixed = bucket.state[_OWN], bucket.state[_MIXED]
         received.add_own_to(own)
         mixed.add_(received.mixed)
-        step = self.consensus_step
-        if step is None and bucket.compressor is not None:
-            numel = min(bucket.flat.shape[-1], _SAMPLE)
-            step = typical_contraction(bucket.compressor.compressor, numel)
-        bucket.flat.add_(mixed, alpha=step or 1.0).sub_(own, alpha=step or 1.0)
+        step = self.step_of(bucket)
+        bucket.flat.add_(mixed, alpha=step).sub_(own, alpha=step)

@@ -1,0 +1,67 @@
+"""Base class of compressed gossip, which moves models by what neighbours decode of each other."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import (
+    Algorithm,
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from asyncddp.compression.typical_contraction import typical_contraction
+from asyncddp.errors import ArgumentError
+from topology import GraphOrSchedule, symmetric_exponential
+
+_SAMPLE = 1 << 16  # elements that tell how much a compressor keeps
+
+
+class CompressedGossip(Algorithm):
+    r"""Gossip of decoded tensors, with a step that suits the compressor.
+
+    .. math:: x_i \leftarrow h_i + \gamma_c \sum_j w_{ij} (q_j - q_i)
+
+    with :math:`h_i` the parameters after the optimizer's step, and :math:`q_j` what all decode of
+    rank j. As W is symmetric, the last terms sum to zero over i, whatever the compressor: the mean
+    over ranks moves by the optimizers' steps alone.
+
+    Args:
+        consensus_step: :math:`\gamma_c` in (0, 1]; None takes the share of the squared norm that
+            the compressor keeps of normally distributed numbers.
+        hierarchical: Whether the graph's nodes are machines, whose ranks average first and hold one
+            model after each exchange.
+
+    Raises:
+        ArgumentError: A step outside of (0, 1].
+    """
+
+    when = CommunicationTiming.AFTER_STEP
+    how = (CommunicationPattern.NEIGHBORS, CommunicationPattern.MACHINES)
+    needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
+    compression = CompressionUse.DIFFERENCES
+    default_compression = "qsgd_int8"
+
+    def __init__(self, *, consensus_step: float | None = None, hierarchical: bool = False) -> None:
+        if hierarchical:
+            self.default_communication = "hierarchical_neighbor_allreduce"
+        if consensus_step is not None and not 0 < consensus_step <= 1:
+            raise ArgumentError(
+                "argument consensus_step: expected a number above 0 and at most 1, or None, got "
+                f"{consensus_step!r}"
+            )
+        self.consensus_step = consensus_step
+
+    @override
+    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
+        return symmetric_exponential(nodes)
+
+    def step_of(self, bucket: AveragedBucket) -> float:
+        r"""Return :math:`\gamma_c` for a bucket."""
+        step = self.consensus_step
+        if step is None and bucket.compressor is not None:
+            numel = min(bucket.flat.shape[-1], _SAMPLE)
+            step = typical_contraction(bucket.compressor.compressor, numel)
+        return step or 1.0

@@ -1,0 +1,61 @@
+"""``deepsqueeze``: gossip of compressed models, whose errors each rank repays by itself."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.compressed_gossip import CompressedGossip
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+
+_ERROR = "compression error"
+
+
+class DeepSqueeze(CompressedGossip):
+    r"""DeepSqueeze: models travel compressed, and what is lost of one is added to the next.
+
+    .. math:: v_i = h_i + \delta_i, \qquad q_i = Q(v_i), \qquad \delta_i \leftarrow v_i - q_i,
+              \qquad x_i \leftarrow h_i + \gamma_c \sum_j w_{ij} (q_j - q_i)
+
+    with :math:`h_i` the parameters after the optimizer's step. The mean over ranks moves by the
+    optimizers' steps alone. A rank keeps :math:`\delta_i`, one tensor of the model's size, of which
+    neighbours know nothing. As models are sent in place of differences, their errors do not vanish:
+    the ranks stay apart by about :math:`\gamma_c` times what the compressor loses of a model, so
+    that compressors that lose much need small steps, or ``choco_sgd``.
+
+    Args:
+        consensus_step: :math:`\gamma_c` in (0, 1]; None takes the share of the squared norm that
+            the compressor keeps of normally distributed numbers.
+        hierarchical: Whether the graph's nodes are machines, whose ranks average first and hold one
+            model after each exchange.
+
+    Raises:
+        ArgumentError: A step outside of (0, 1].
+
+    References:
+        Tang, Lian, Qiu, Yuan, Zhang, Zhang, Liu, "DeepSqueeze: decentralization meets
+        error-compensated compression", 2019.
+    """
+
+    name = "deepsqueeze"
+    needs = TopologyRequirements(doubly_stochastic=True, symmetric=True)
+    state_copies = 1
+
+    @override
+    def initial_state(
+        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        return {_ERROR: bucket.new_state()}
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        return (bucket.state[_ERROR] + bucket.flat).to(bucket.flat.dtype)
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        error, step = bucket.state[_ERROR], self.step_of(bucket)
+        error.add_(bucket.flat)
+        received.add_own_to(error, -1.0)
+        bucket.flat.add_(received.mixed, alpha=step)
+        received.add_own_to(bucket.flat, -step)
