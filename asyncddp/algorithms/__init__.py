@@ -56,6 +56,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "quasi_global_momentum": f"{_METHODS}.quasi_global_momentum:QuasiGlobalMomentum",
         "relay_sgd": f"{_METHODS}.relay_sgd:RelaySGD",
         "slowmo": f"{_METHODS}.slowmo:SlowMo",
+        "sparse_loco": f"{_METHODS}.sparse_loco:SparseLoCo",
         "win_put": f"{_METHODS}.win_put:WinPut",
     },
     group="asyncddp.algorithms",

@@ -107,11 +107,15 @@ class ReceivedMessages(Received):
     @property
     @override
     def mixed(self) -> torch.Tensor:
+        row, own = self._row, self._tensors.rank
+        weights = {own: row.self_weight, **row.src_weights}
+        if row.is_uniform:  # so that ranks that sum the same tensors get the same bits
+            weights = dict.fromkeys(weights, 1.0)
         total = zeros_like(self._bucket.flat)
-        self.add_own_to(total, self._row.self_weight)
-        for rank in self.sources:
-            self._add(self._tensors.received[rank], total, self._row.src_weights[rank])
-        return total
+        for rank in sorted(weights):
+            message = self._tensors.sent if rank == own else self._tensors.received[rank]
+            self._add(message, total, weights[rank])
+        return total.div_(len(weights)) if row.is_uniform else total
 
     @override
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:

@@ -25,6 +25,7 @@ class TopologyRequirements:
         min_eigenvalue: All eigenvalues of a static graph's W have a larger real part than this.
         static_only: The graph is the same in every round (no time-varying schedule).
         tree: Its edges, each in both directions, form a tree.
+        uniform: Each rank averages all ranks, itself among them, with equal weights.
 
     Example:
         >>> symmetric = TopologyRequirements(symmetric=True)
@@ -43,6 +44,7 @@ class TopologyRequirements:
     min_eigenvalue: float | None = None
     static_only: bool = False
     tree: bool = False
+    uniform: bool = False
 
     def check(
         self, method: str, graph_or_schedule: GraphOrSchedule, alternative: str | None = None
@@ -72,6 +74,8 @@ class TopologyRequirements:
         problem = _find_cycle(given) if self.tree and static else None
         if problem is not None:
             yield f"{problem}, but {method} needs a tree whose edges go both ways"
+        if self.uniform and static and not _is_uniform(given):
+            yield f"not every rank averages all with equal weights, but {method} needs that"
         if self.doubly_stochastic and not topology.is_doubly_stochastic(given):
             yield (
                 f"its weights are not doubly stochastic{_describe_worst_rank(given)}, so {method} "
@@ -116,6 +120,12 @@ class TopologyRequirements:
             if not any(self.problems(topology.lazy_weights(graph))):
                 return f"topology.lazy_weights({name})"
         return "another method"
+
+
+def _is_uniform(given: GraphOrSchedule) -> bool:
+    """Return whether all weights are 1 / n, to 1e-9."""
+    n = topology.as_schedule(given).n
+    return bool((abs(topology.mixing_matrix(given) - 1.0 / n) <= 1e-9).all())
 
 
 def _find_disconnected_pair(given: GraphOrSchedule) -> tuple[int, int] | None:

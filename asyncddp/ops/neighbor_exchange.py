@@ -21,6 +21,7 @@ from asyncddp.tensors.byte_views import dense
 class ExchangedTensors(NamedTuple):
     """Tensors that this rank has sent to neighbours and received from them, encoded or not."""
 
+    rank: int
     sent: torch.Tensor
     received: Mapping[int, torch.Tensor]
 
@@ -56,7 +57,7 @@ def exchange_with_neighbors(
         if to_each is not None:
             parts = {target: dense(to_each[target]) for target in row.targets}
         received = yield from exchange_tensors(op, form, row.sources, parts, sent)
-        return ExchangedTensors(sent, received)
+        return ExchangedTensors(op.rank, sent, received)
 
     return OperationSpec(verb, steps, name, stream_ordering=stream_ordering_of(tensor))
 

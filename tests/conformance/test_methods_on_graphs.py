@@ -151,6 +151,26 @@ def test_a_cycle_is_no_tree():
     LoopbackWorld(4).run(case)
 
 
+def test_sparse_loco_needs_all_ranks():
+    """Its outer parameters are everybody's: the error names the complete graph."""
+
+    def case():
+        words = r"not every rank averages all with equal weights.* Use topology\.complete\(4\)"
+        with pytest.raises(topology.TopologyError, match=words):
+            solve("sparse_loco", topology.ring(4), 1, 0.1)
+
+    LoopbackWorld(4).run(case)
+
+
+@pytest.mark.parametrize(("decay", "least", "most"), [(1.0, 0.0, 0.02), (0.0, 0.5, 1.0)])
+def test_sparse_loco_holds_one_model_bit_for_bit(decay, least, most):
+    """All ranks sum the same messages in one order; what top_k leaves out is repaid, or lost."""
+    options = {"communication_interval": 2, "error_decay": decay}
+    found = LoopbackWorld(5).run(solve, "sparse_loco", None, 1500, 0.004, **options)
+    assert all(np.array_equal(one, found[0]) for one in found)
+    assert least <= error(found) <= most
+
+
 @pytest.mark.parametrize("branching", [1, 2, 3])
 def test_relays_on_trees(branching):
     """A chain, a binary tree, a star: uniform averages, whatever the weights."""

@@ -27,7 +27,7 @@ def fitting_graph(name: str, n: int) -> nx.DiGraph[int]:
     """A ring, or else what comes closest to it among the graphs that a method admits."""
     method = ALGORITHMS[name]()
     ring = topology.ring(n)
-    for graph in (ring, topology.lazy_weights(ring), topology.star(n)):
+    for graph in (ring, topology.lazy_weights(ring), topology.star(n), topology.complete(n)):
         try:
             method.check(graph)
         except TopologyError:
@@ -178,6 +178,18 @@ def noloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9, kappa=0.7):
         yield x
 
 
+def sparse_loco(x, w, gradient, rates, every=3, eta=0.8, beta=0.9):
+    outer, e = x, np.zeros_like(x)
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            e = beta * e + outer - x
+            s = bfloat16(e)
+            e = e - s
+            x = outer = outer - eta * s.mean(0)
+        yield x
+
+
 def relay_sgd(x, w, gradient, rates):
     n = len(x)
     edges = [(i, j) for i, j in zip(*np.nonzero(w(0)), strict=True) if i != j]
@@ -267,5 +279,14 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
         partial(deepsqueeze, gamma=0.6),
     ),
     "noloco": ({"communication_interval": 3}, noloco),
+    "sparse_loco": (
+        {
+            "communication_interval": 3,
+            "outer_lr": 0.8,
+            "error_decay": 0.9,
+            "compression": "bf16",
+        },
+        sparse_loco,
+    ),
 }
 """By method, and form: options, and the formula."""

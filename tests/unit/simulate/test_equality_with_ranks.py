@@ -85,7 +85,7 @@ def graph_for(method, ranks=RANKS):
 
 def static_graphs(ranks):
     """Graphs that do not change."""
-    return topology.ring(ranks), topology.tree(ranks)
+    return topology.ring(ranks), topology.tree(ranks), topology.complete(ranks)
 
 
 def short(name):

@@ -1,0 +1,94 @@
+"""``sparse_loco``: many local steps, then the largest parts of what they have changed."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import (
+    Algorithm,
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from asyncddp.algorithms.wrapper_setup import checked_integer, checked_share
+from asyncddp.errors import ArgumentError
+from topology import GraphOrSchedule, complete
+
+_OUTER, _ERROR = "outer parameters", "compression error"
+
+
+class SparseLoCo(Algorithm):
+    r"""SparseLoCo: H local steps, whose change travels compressed, and a step along the mean.
+
+    .. math:: e_i \leftarrow \beta e_i + \theta - \theta_i, \qquad s_i = Q(e_i), \qquad
+              e_i \leftarrow e_i - s_i, \qquad \theta \leftarrow \theta - \eta \frac1n \sum_j s_j,
+              \qquad \theta_i \leftarrow \theta
+
+    with :math:`\theta` the parameters that all ranks held after the last outer step. What Q leaves
+    out is remembered, and serves as momentum. Q is ``top_k`` of a hundredth of the elements unless
+    you name another compressor. Each rank sends its :math:`s_i` to each other, as sparse sums would
+    not stay sparse: n - 1 small messages. A rank keeps :math:`\theta` and :math:`e_i`, two tensors
+    of the model's size; all ranks must begin from one model. The optimizer of the local steps is
+    the user's, and its state stays with each rank; a rank alone trains as with it.
+
+    Args:
+        communication_interval: H; 15 to 250 in the paper.
+        outer_lr: :math:`\eta` above 0.
+        error_decay: :math:`\beta` in [0, 1].
+
+    Raises:
+        ArgumentError: A number out of range.
+
+    References:
+        Sarfi, Thérien, Lidin, Belilovsky, "Communication efficient LLM pre-training with
+        SparseLoCo", 2025.
+    """
+
+    name = "sparse_loco"
+    when = CommunicationTiming.AFTER_STEP
+    how = (CommunicationPattern.NEIGHBORS,)
+    needs = TopologyRequirements(uniform=True, static_only=True)
+    compression = CompressionUse.DIFFERENCES
+    default_compression = "top_k"
+    averages_first_step = False
+    state_copies = 2
+
+    def __init__(
+        self,
+        *,
+        communication_interval: int = 30,
+        outer_lr: float = 1.0,
+        error_decay: float = 0.95,
+    ) -> None:
+        self.communication_interval = checked_integer(
+            "argument communication_interval", communication_interval, 1
+        )
+        if not outer_lr > 0:
+            raise ArgumentError(f"argument outer_lr: expected a number above 0, got {outer_lr!r}")
+        self.outer_lr = float(outer_lr)
+        self.error_decay = checked_share("argument error_decay", error_decay, closed=True)
+
+    @override
+    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
+        return complete(nodes)
+
+    @override
+    def initial_state(
+        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+    ) -> Mapping[str, torch.Tensor]:
+        return {_OUTER: bucket.new_state().copy_(bucket.flat), _ERROR: bucket.new_state()}
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        error = bucket.state[_ERROR].mul_(self.error_decay)
+        error.add_(bucket.state[_OUTER]).sub_(bucket.flat)
+        return error.to(bucket.flat.dtype, copy=True)
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        outer = bucket.state[_OUTER].sub_(received.mixed, alpha=self.outer_lr)
+        received.add_own_to(bucket.state[_ERROR], -1.0)
+        bucket.flat.copy_(outer)
