@@ -36,6 +36,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "decentralized": f"{_METHODS}.decentralized:Decentralized",
         "decentlam": f"{_METHODS}.decentlam:DecentLaM",
         "deepsqueeze": f"{_METHODS}.deepsqueeze:DeepSqueeze",
+        "demo": f"{_METHODS}.demo:DeMo",
         "diloco": f"{_METHODS}.diloco:DiLoCo",
         "edm": f"{_METHODS}.edm:ExactDiffusionMomentum",
         "exact_diffusion": f"{_METHODS}.exact_diffusion:ExactDiffusion",

@@ -13,6 +13,7 @@ COMPRESSORS: PluginRegistry[type[Compressor]] = PluginRegistry(
     "compressor",
     {
         "bf16": "asyncddp.compression.bf16:BF16",
+        "dct_top_k": "asyncddp.compression.dct_top_k:DCTTopK",
         "fp16": "asyncddp.compression.fp16:FP16",
         "minmax_uint8": "asyncddp.compression.minmax_uint8:MinMaxUInt8",
         "power_sgd": "asyncddp.compression.power_sgd:PowerSGD",

@@ -190,6 +190,16 @@ def sparse_loco(x, w, gradient, rates, every=3, eta=0.8, beta=0.9):
         yield x
 
 
+def demo(x, w, gradient, rates, beta=0.9):
+    delta = np.zeros_like(x)
+    for k in iter_steps():
+        delta = beta * delta + rates(k) * gradient(x)
+        q = bfloat16(delta)
+        delta = delta - q
+        x = x - rates(k) * np.sign(q.sum(0))
+        yield x
+
+
 def relay_sgd(x, w, gradient, rates):
     n = len(x)
     edges = [(i, j) for i, j in zip(*np.nonzero(w(0)), strict=True) if i != j]
@@ -278,6 +288,7 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
         {"compression": "bf16", "consensus_step": 0.6},
         partial(deepsqueeze, gamma=0.6),
     ),
+    "demo": ({"beta": 0.9, "compression": "bf16"}, demo),
     "noloco": ({"communication_interval": 3}, noloco),
     "sparse_loco": (
         {
