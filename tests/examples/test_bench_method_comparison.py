@@ -1,0 +1,81 @@
+"""scripts/bench methods: errors on known problems, published steps, accuracies, and pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from tests.support.processes import REPO, run_to_end, warm_python
+
+SCRIPTS = str(REPO / "scripts")
+PATH = os.pathsep.join((SCRIPTS, str(REPO)))
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+
+
+@pytest.mark.slow
+def test_quick_run_prints_tables_and_writes_json_and_a_picture_for_each_problem(tmp_path):
+    """The biases on the ring are the published ones; what is exact is, where it is admitted."""
+    command = [warm_python(), "-m", "benchmarks.methods", "--quick"]
+    command += ["--json", "out.json", "--plot", "out.png"]
+    environ = {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
+    done = run_to_end(command, cwd=tmp_path, timeout=300, environ=environ)
+    assert done.code == 0, done
+    found = json.loads((tmp_path / "out.json").read_text())
+    squares, logistic, quadratics, *digits = (
+        {line["cells"][0]: line["cells"][1:] for line in sheet["lines"]}
+        for sheet in found["sheets"]
+    )
+    assert squares["adapt_then_combine"][0] == "5.5332e-02"
+    assert squares["adapt_with_combine"][0] == "7.7835e-02"
+    assert max(map(float, squares["gradient_tracking"])) <= 1e-11
+    assert squares["d2"][0] == "-"
+    assert float(squares["d2"][1]) <= 1e-11
+    assert max(map(float, logistic["gradient_tracking"])) <= 1e-11
+    assert min(map(float, logistic["adapt_then_combine"])) > 1e-2
+    assert all(0 < int(cell) < 100 for cell in quadratics["RelaySGD, chain"][:3])
+    assert all(10 < float(row[0]) < 100 for sheet in digits for row in sheet.values())
+    assert "All 5 aims are met." in done.stdout
+    for problem in ("least-squares", "logistic", "quadratics", "digits"):
+        assert (tmp_path / f"out-{problem}.png").read_bytes().startswith(PNG)
+
+
+def test_every_method_that_waits_is_compared():
+    """Methods of the registry are there by themselves; asynchronous ones have no rounds."""
+    from benchmarks.methods.contender import every_method
+
+    from asyncddp.algorithms import ALGORITHMS
+
+    left_out = {"async_model_average", "pull_get", "win_put"}
+    assert {one.name for one in every_method()} == set(ALGORITHMS) - left_out
+
+
+def test_newton_finds_the_optimum_of_the_logistic_regression():
+    """The gradient of the mean loss is rounding there."""
+    from benchmarks.methods.logistic import logistic_regression
+
+    problem = logistic_regression(4, seed=1)
+    rows = np.concatenate([one[0].numpy() for one in problem.data])
+    labels = np.concatenate([one[1].numpy() for one in problem.data])
+    chances = 1 / (1 + np.exp(-rows @ problem.optimum.numpy()))
+    assert np.abs(rows.T @ (chances - labels) / len(rows)).max() < 1e-14
+
+
+@pytest.mark.parametrize("heterogeneity", [0.0, 0.1, 10.0])
+def test_random_quadratics_are_as_heterogeneous_as_is_said(heterogeneity):
+    """At the optimum, of norm 1, gradients sum to zero and their mean square is ζ²."""
+    from benchmarks.methods.relayed_sums import random_quadratics
+
+    problem = random_quadratics(6, heterogeneity, seed=2)
+    optimum = problem.optimum.numpy()
+    slopes = np.stack([a.numpy().T @ (a.numpy() @ optimum - b.numpy()) for a, b in problem.data])
+    assert np.linalg.norm(optimum) == pytest.approx(1)
+    assert np.abs(slopes.sum(axis=0)).max() < 1e-12
+    assert np.square(slopes).sum(axis=1).mean() == pytest.approx(heterogeneity, abs=1e-20)
