@@ -26,7 +26,7 @@ class NoLoCo(Algorithm):
     :math:`\phi_i` those before them. By default w pairs ranks up at random, anew in each round, by
     ``topology.random_matching``, of which all ranks know without a message. The last term draws the
     ranks together. Both sums travel in one round, two messages to one neighbour; a rank keeps
-    :math:`\phi_i` and :math:`\delta_i`.
+    :math:`\phi_i` and :math:`\delta_i`. With weights that differ in the two directions it diverges.
 
     Args:
         communication_interval: H.
@@ -45,7 +45,7 @@ class NoLoCo(Algorithm):
     name = "noloco"
     when = CommunicationTiming.AFTER_STEP
     how = (CommunicationPattern.NEIGHBORS,)
-    needs = TopologyRequirements(doubly_stochastic=True)
+    needs = TopologyRequirements(doubly_stochastic=True, symmetric=True)
     averages_first_step = False
     averaged_state = (_OUTER,)
     changes_alone = True
