@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,6 +40,14 @@ def checked_share(name: str, value: Any, *, closed: bool = False) -> float:
     if not number or not (0.0 <= value < 1.0 or (closed and value == 1.0)):
         upper = "to 1" if closed else "to below 1"
         raise ArgumentError(f"{name}: expected a number from 0 {upper}, got {value!r}")
+    return float(value)
+
+
+def checked_positive(name: str, value: Any) -> float:
+    """Check that a coefficient is a finite number above 0."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0.0 < value < math.inf:
+        raise ArgumentError(f"{name}: expected a number above 0, got {value!r}")
     return float(value)
 
 

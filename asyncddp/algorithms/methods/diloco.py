@@ -7,8 +7,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.wrapper_setup import checked_integer, checked_share
-from asyncddp.errors import ArgumentError
+from asyncddp.algorithms.wrapper_setup import checked_integer, checked_positive, checked_share
 
 _OUTER, _MOMENTUM = "outer parameters", "outer momentum"
 
@@ -52,9 +51,7 @@ class DiLoCo(Algorithm):
         self.communication_interval = checked_integer(
             "argument communication_interval", communication_interval, 1
         )
-        if not outer_lr > 0:
-            raise ArgumentError(f"argument outer_lr: expected a number above 0, got {outer_lr!r}")
-        self.outer_lr = float(outer_lr)
+        self.outer_lr = checked_positive("argument outer_lr", outer_lr)
         self.outer_momentum = checked_share("argument outer_momentum", outer_momentum)
 
     @override

@@ -8,8 +8,7 @@ from typing_extensions import override
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from asyncddp.algorithms.wrapper_setup import checked_integer, checked_share
-from asyncddp.errors import ArgumentError
+from asyncddp.algorithms.wrapper_setup import checked_integer, checked_positive, checked_share
 from topology import GraphOrSchedule, random_matching
 
 _OUTER, _MOMENTUM = "outer parameters", "outer momentum"
@@ -62,9 +61,7 @@ class NoLoCo(Algorithm):
         self.communication_interval = checked_integer(
             "argument communication_interval", communication_interval, 1
         )
-        if not outer_lr > 0:
-            raise ArgumentError(f"argument outer_lr: expected a number above 0, got {outer_lr!r}")
-        self.outer_lr = float(outer_lr)
+        self.outer_lr = checked_positive("argument outer_lr", outer_lr)
         self.outer_momentum = checked_share("argument outer_momentum", outer_momentum)
         self.consensus_rate = checked_share("argument consensus_rate", consensus_rate, closed=True)
 

@@ -7,8 +7,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.wrapper_setup import checked_integer, checked_share
-from asyncddp.errors import ArgumentError
+from asyncddp.algorithms.wrapper_setup import checked_integer, checked_positive, checked_share
 
 _OUTER, _MOMENTUM = "outer parameters", "slow momentum"
 
@@ -51,9 +50,7 @@ class SlowMo(Algorithm):
             "argument communication_interval", communication_interval, 1
         )
         self.beta = checked_share("argument beta", beta)
-        if not alpha > 0:
-            raise ArgumentError(f"argument alpha: expected a number above 0, got {alpha!r}")
-        self.alpha = float(alpha)
+        self.alpha = checked_positive("argument alpha", alpha)
 
     @override
     def initial_state(

@@ -13,8 +13,7 @@ from asyncddp.algorithms.algorithm import (
 )
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from asyncddp.algorithms.wrapper_setup import checked_integer, checked_share
-from asyncddp.errors import ArgumentError
+from asyncddp.algorithms.wrapper_setup import checked_integer, checked_positive, checked_share
 from topology import GraphOrSchedule, complete
 
 _OUTER, _ERROR = "outer parameters", "compression error"
@@ -66,9 +65,7 @@ class SparseLoCo(Algorithm):
         self.communication_interval = checked_integer(
             "argument communication_interval", communication_interval, 1
         )
-        if not outer_lr > 0:
-            raise ArgumentError(f"argument outer_lr: expected a number above 0, got {outer_lr!r}")
-        self.outer_lr = float(outer_lr)
+        self.outer_lr = checked_positive("argument outer_lr", outer_lr)
         self.error_decay = checked_share("argument error_decay", error_decay, closed=True)
 
     @override
