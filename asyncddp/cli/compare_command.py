@@ -26,7 +26,7 @@ from asyncddp.cli.topology_options import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from asyncddp.simulate import Comparison, Problem, Run, Scenario
+    from asyncddp.simulate import MethodComparison, Problem, Run, Scenario
     from topology import GraphOrSchedule, Link
 
 _COUNT, _NATURAL = IntegerParamType(), IntegerParamType(least=0)
@@ -206,7 +206,7 @@ def _compare(
     optimizer: dict[str, Any],
     steps: int,
     **settings: Any,
-) -> Comparison:
+) -> MethodComparison:
     from asyncddp import simulate
 
     factory = simulate.optimizer_named(**optimizer)
@@ -237,7 +237,7 @@ def _progress(
         yield advance
 
 
-def _show(found: Comparison, chosen: GraphOrSchedule | None, scenario: Scenario) -> None:
+def _show(found: MethodComparison, chosen: GraphOrSchedule | None, scenario: Scenario) -> None:
     import topology
 
     graph = "each method's own topology" if chosen is None else topology.describe(chosen)
@@ -246,7 +246,7 @@ def _show(found: Comparison, chosen: GraphOrSchedule | None, scenario: Scenario)
     console.print(_legend(found.runs, scenario), highlight=False)
 
 
-def _table(found: Comparison, title: str) -> Table:
+def _table(found: MethodComparison, title: str) -> Table:
     from rich.text import Text
 
     scored = any(run.score[-1] == run.score[-1] for run in found.runs)
@@ -282,7 +282,7 @@ sent        bytes that a rank sends in all steps
 seconds     of {runs[0].steps[-1]} steps: {each} each, and messages over {link}[/]"""
 
 
-def _write(found: Comparison, plot: Path | None, table_file: Path | None) -> None:
+def _write(found: MethodComparison, plot: Path | None, table_file: Path | None) -> None:
     from asyncddp import simulate
 
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import torch
 
@@ -19,13 +19,13 @@ from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.engine import Handle, OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
 from asyncddp.errors import ArgumentError, AsyncDDPError, DtypeError
-from asyncddp.ops.list_groups import FlatCall, GatherCall, RowsCall
+from asyncddp.ops.list_groups import ElementwiseListCall, GatheringListCall, RowwiseListCall
 from asyncddp.ops.process_group import members_of
 from asyncddp.ops.validation import check_tensor
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.tensor_lists import (
-    ListLayout,
     TensorCollection,
+    TensorListLayout,
     TensorOrTensors,
     describe_difference,
     labelled,
@@ -33,6 +33,7 @@ from asyncddp.tensors.tensor_lists import (
 from asyncddp.torch_modes import refuse_transforms, uncompiled
 
 R = TypeVar("R")
+_GroupCall: TypeAlias = ElementwiseListCall | RowwiseListCall | GatheringListCall
 Plan = Callable[..., OperationSpec[Any]]
 
 
@@ -41,7 +42,7 @@ def is_collection(given: object) -> TypeGuard[TensorCollection]:
     return not isinstance(given, torch.Tensor) and isinstance(given, (list, tuple, Mapping))
 
 
-class ListCall:
+class TensorListCall:
     """One call of a verb on a list of tensors, as an operation on few flat ones, and the way back.
 
     Raises:
@@ -64,19 +65,19 @@ class ListCall:
         self.layout = layout
         self._empty = None if tensors else empty((0,), torch.float32)
         self.members = layout.description
-        make: Callable[..., FlatCall | RowsCall]
-        if plan.on_lists is GatherCall:  # type: ignore[attr-defined]  # by its decorator
+        make: Callable[..., ElementwiseListCall | RowwiseListCall]
+        if plan.on_lists is GatheringListCall:  # type: ignore[attr-defined]  # by its decorator
             self.members = layout.ragged_description
-            self._calls: list[FlatCall | RowsCall | GatherCall] = self._gather(tensors)
+            self._calls: list[_GroupCall] = self._gather(tensors)
             return
-        if plan.on_lists is FlatCall:  # type: ignore[attr-defined]  # by its decorator
+        if plan.on_lists is ElementwiseListCall:  # type: ignore[attr-defined]  # by its decorator
             for_all = "None" not in str(plan.__annotations__["return"])
             like = layout
-            make = partial(FlatCall, in_place=out is given, for_all=for_all)
+            make = partial(ElementwiseListCall, in_place=out is given, for_all=for_all)
         else:
             ranks = members_of(verb, kwargs.get("group")).size
             like = _shares_of(verb, given, ranks)
-            make = partial(RowsCall, ranks=ranks)
+            make = partial(RowwiseListCall, ranks=ranks)
         outs: Sequence[torch.Tensor] | None = None
         if out is not None:
             outs = tensors if out is given else _tensors_like(verb, like, out)
@@ -84,7 +85,7 @@ class ListCall:
             make(group, group.of(tensors), outs and group.of(outs)) for group in layout.groups
         ]
 
-    def _gather(self, tensors: Sequence[torch.Tensor]) -> list[FlatCall | RowsCall | GatherCall]:
+    def _gather(self, tensors: Sequence[torch.Tensor]) -> list[_GroupCall]:
         """Return the one call by which tensors of all dtypes are gathered."""
         if self._result is not None:
             raise TypeError(f"{self._verb}() got an unexpected keyword argument 'out'")
@@ -93,7 +94,7 @@ class ListCall:
             raise self._of_several_devices(devices)
         for label, one in labelled(self._given):
             check_tensor(self._verb, one, min_ndim=1, argument=f"tensor{label}")
-        return [GatherCall(self.layout.groups[0], tensors)] if tensors else []
+        return [GatheringListCall(self.layout.groups[0], tensors)] if tensors else []
 
     def _of_several_devices(self, devices: Sequence[str]) -> ArgumentError:
         return ArgumentError(
@@ -135,7 +136,7 @@ class ListCall:
             members=members,
         )
 
-    def _plan_group(self, call: FlatCall | RowsCall | GatherCall) -> OperationSpec[Any]:
+    def _plan_group(self, call: _GroupCall) -> OperationSpec[Any]:
         more = self._kwargs if call.out is None else {**self._kwargs, "out": call.out}
         try:
             return self._plan(call.flat, *self._args, **more)
@@ -190,7 +191,7 @@ def _one_after_the_other(
     return results
 
 
-class ListHandle(Handle[R]):
+class TensorListHandle(Handle[R]):
     """Handle of a call on a list: what is done at its end is done when it is polled or waited for.
 
     So the tensors for its result are written then, on the calling thread.
@@ -227,24 +228,24 @@ class ListHandle(Handle[R]):
 
 def _layout_of(
     verb: str, argument: str, given: TensorCollection
-) -> tuple[ListLayout, Sequence[torch.Tensor]]:
+) -> tuple[TensorListLayout, Sequence[torch.Tensor]]:
     """Return the layout of a list and its tensors, after checking each."""
     keys = tuple(given) if isinstance(given, Mapping) else None
     tensors = list(given.values() if isinstance(given, Mapping) else given)
     refuse_transforms(verb)
     try:
-        layout = ListLayout.of(keys, tensors)
+        layout = TensorListLayout.of(keys, tensors)
     except AttributeError:
         layout = None  # an element is no tensor
     if layout is None or not layout.checked:
         for label, tensor in labelled(given):
             check_tensor(verb, tensor, argument=f"{argument}{label}")
-        layout = layout or ListLayout.of(keys, tensors)
+        layout = layout or TensorListLayout.of(keys, tensors)
         layout.checked = True
     return layout, tensors
 
 
-def _shares_of(verb: str, given: TensorCollection, ranks: int) -> ListLayout:
+def _shares_of(verb: str, given: TensorCollection, ranks: int) -> TensorListLayout:
     """Return the layout of one rank's equal shares of the tensors' rows."""
     shares = []
     for label, one in labelled(given):
@@ -256,10 +257,12 @@ def _shares_of(verb: str, given: TensorCollection, ranks: int) -> ListLayout:
                 f"can share equally, got shape {tuple(one.shape)}; append {ranks - odd} rows"
             )
         shares.append(one[:rows])
-    return ListLayout.of(tuple(given) if isinstance(given, Mapping) else None, shares)
+    return TensorListLayout.of(tuple(given) if isinstance(given, Mapping) else None, shares)
 
 
-def _tensors_like(verb: str, layout: ListLayout, out: TensorOrTensors) -> Sequence[torch.Tensor]:
+def _tensors_like(
+    verb: str, layout: TensorListLayout, out: TensorOrTensors
+) -> Sequence[torch.Tensor]:
     """Return the tensors of ``out``, after comparing it with the list."""
     if not is_collection(out):
         raise ArgumentError(

@@ -15,7 +15,7 @@ from asyncddp.torch_modes import normal_mode
 _ALIGNMENT = 16  # bytes: the size of the largest numbers
 
 
-class FlatCall:
+class ElementwiseListCall:
     """Call on the tensors of one group: the flat tensor given, that for the result, the way back.
 
     ``given`` and ``out`` are the group's tensors, ``out`` None where the result is to be new. It
@@ -62,7 +62,7 @@ class FlatCall:
         return out
 
 
-class RowsCall:
+class RowwiseListCall:
     """Call on the rows of a group's tensors, of which each of so many ranks gets an equal share.
 
     The flat tensor has a row for each rank: its shares of all tensors.
@@ -94,7 +94,7 @@ class RowsCall:
         return self._out
 
 
-class GatherCall:
+class GatheringListCall:
     """Call that gives ranks the tensors of others, whose first dimensions may differ, as bytes.
 
     The flat tensor has the numbers of rows of all tensors, and then the bytes of each, whatever

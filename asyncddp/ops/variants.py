@@ -18,8 +18,8 @@ import torch
 from asyncddp.context import current
 from asyncddp.engine import Handle, OperationSpec
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.list_calls import ListCall, ListHandle, is_collection
-from asyncddp.ops.list_groups import FlatCall, GatherCall, RowsCall
+from asyncddp.ops.list_calls import TensorListCall, TensorListHandle, is_collection
+from asyncddp.ops.list_groups import ElementwiseListCall, GatheringListCall, RowwiseListCall
 from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.slot_fast_path import run_in_slots, run_repeated
 from asyncddp.torch_modes import uncompiled
@@ -99,7 +99,7 @@ def elementwise(
 
     So it may be called on a list of tensors as on one flat tensor of all their elements.
     """
-    plan.on_lists = FlatCall  # type: ignore[attr-defined]
+    plan.on_lists = ElementwiseListCall  # type: ignore[attr-defined]
     return cast("TensorVerb[P, R]", blocking(plan))
 
 
@@ -108,7 +108,7 @@ def rowwise(plan: Callable[Concatenate[torch.Tensor, P], OperationSpec[R]]) -> T
 
     So it may be called on a list of tensors as on one whose rows have the shares of all.
     """
-    plan.on_lists = RowsCall  # type: ignore[attr-defined]
+    plan.on_lists = RowwiseListCall  # type: ignore[attr-defined]
     return cast("TensorVerb[P, R]", blocking(plan))
 
 
@@ -117,7 +117,7 @@ def gathering(plan: Callable[Concatenate[torch.Tensor, P], OperationSpec[R]]) ->
 
     So it may be called on a list of tensors as on the bytes of all.
     """
-    plan.on_lists = GatherCall  # type: ignore[attr-defined]
+    plan.on_lists = GatheringListCall  # type: ignore[attr-defined]
     return cast("TensorVerb[P, R]", blocking(plan))
 
 
@@ -171,21 +171,21 @@ def _start_on_list(
         path, row, tensor, out = found
         handle = path.start(row, tensor, out)
         if handle is not None:
-            return ListHandle(handle, call.finish)
+            return TensorListHandle(handle, call.finish)
     handle = current().engine.submit(call.operation(), about=call.about)
-    return ListHandle(handle, call.finish)
+    return TensorListHandle(handle, call.finish)
 
 
 def _list_call(
     plan: Callable[..., OperationSpec[Any]], *args: Any, **kwargs: Any
-) -> tuple[ListCall, FastCall | None]:
+) -> tuple[TensorListCall, FastCall | None]:
     """Return the call on a list's flat tensors, and its fast path if there is one."""
     given = args[0] if args else kwargs.pop("tensor")
     base: Any = getattr(plan, "in_place_of", plan)
     out = kwargs.pop("out", None) if base is plan else given
-    call = ListCall(base, given, out, args[1:], kwargs)
+    call = TensorListCall(base, given, out, args[1:], kwargs)
     find = getattr(base, "find_fast_path", None)
-    if find is None or call.single is None or base.on_lists is not FlatCall:
+    if find is None or call.single is None or base.on_lists is not ElementwiseListCall:
         return call, None
     flat, flat_out = call.single
     return call, find(flat, *args[1:], **kwargs, out=flat_out, members=call.members)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncddp.simulate.comparison import Comparison, compare, draw
+from asyncddp.simulate.comparison import MethodComparison, compare, draw
 from asyncddp.simulate.problem import Problem
 from asyncddp.simulate.problems import digits, least_squares
 from asyncddp.simulate.record import Run, table
@@ -11,7 +11,7 @@ from asyncddp.simulate.stacked_optimizer import optimizer_named
 from asyncddp.simulate.training import train
 
 __all__ = [
-    "Comparison",
+    "MethodComparison",
     "Problem",
     "Run",
     "Scenario",

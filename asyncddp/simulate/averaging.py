@@ -15,7 +15,7 @@ from typing_extensions import override
 from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
 from asyncddp.simulate.mixing_round import Mask, MixingRound
 from asyncddp.simulate.scenario import Scenario
-from asyncddp.simulate.stacked_bucket import Arrived, BucketOfRanks
+from asyncddp.simulate.stacked_bucket import SimulatedBucket, StackedReceived
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.tensors.dtypes import DTYPES
 from topology import Schedule
@@ -47,7 +47,7 @@ class Traffic:
         return self.active.astype(np.float64) * (2 * (count - 1) / count * self.nbytes)
 
 
-class Averaging(ABC):
+class AveragingScheme(ABC):
     """Averaging of all ranks, round by round (base class).
 
     Args:
@@ -74,14 +74,14 @@ class Averaging(ABC):
         return None
 
     @abstractmethod
-    def average(self, bucket: BucketOfRanks) -> float:
+    def average(self, bucket: SimulatedBucket) -> float:
         """Average one bucket; return the bytes of a message."""
 
     def end(self) -> None:  # noqa: B027 - push-sum weights alone are averaged once for all buckets
         """End the round, when all buckets are averaged."""
 
 
-class NeighborAveraging(Averaging):
+class NeighborAveraging(AveragingScheme):
     """Weighted averages with the neighbours, by messages or through windows that all wait for."""
 
     def __init__(
@@ -109,7 +109,7 @@ class NeighborAveraging(Averaging):
         self.mixing = there.without(self._scenario.lost_messages(number, there.sources))
 
     @override
-    def average(self, bucket: BucketOfRanks) -> float:
+    def average(self, bucket: SimulatedBucket) -> float:
         mixing, codecs = self.mixing, bucket.codecs
         assert mixing is not None
         if codecs is not None:
@@ -123,7 +123,7 @@ class NeighborAveraging(Averaging):
             mixed += own * (sent - decoded)  # a rank has its own tensor as it is
         states = bucket.averaged_states
         mixed_states = {name: mixing.mix(one) for name, one in states.items()}
-        bucket.incoming(Arrived(decoded, mixed, mixed_states, mixing))
+        bucket.incoming(StackedReceived(decoded, mixed, mixed_states, mixing))
         return nbytes + _row_bytes(states)
 
 
@@ -151,11 +151,11 @@ class PushSumAveraging(NeighborAveraging):
         self._weights = self.mixing.mix(self._weights)
 
 
-class GlobalAveraging(Averaging):
+class GlobalAveraging(AveragingScheme):
     """Average, or sum, over all ranks that are there."""
 
     @override
-    def average(self, bucket: BucketOfRanks) -> float:
+    def average(self, bucket: SimulatedBucket) -> float:
         codecs, ranks = bucket.codecs, len(self.active)
         if codecs is not None:
             bucket.clear_padding()
@@ -166,7 +166,7 @@ class GlobalAveraging(Averaging):
             mixed = mixed.clone()
             mixed[:, :numel] = codecs.averaged(sent[:, :numel], divisor)
         mixed_states = {name: self._averaged(one) for name, one in states.items()}
-        bucket.incoming(Arrived(sent, mixed, mixed_states, None))
+        bucket.incoming(StackedReceived(sent, mixed, mixed_states, None))
         plain = sent.shape[-1] * DTYPES[sent.dtype].accumulate.itemsize
         nbytes = bucket.bucket.message_bytes(ranks, plain)
         return nbytes + _row_bytes(states)
@@ -181,16 +181,16 @@ class GlobalAveraging(Averaging):
         return there.sum(dim=0).div_(self._divisor).expand(len(stacked), -1)
 
 
-class NoAveraging(Averaging):
+class NoAveraging(AveragingScheme):
     """Ranks train alone: rounds with W = I where a method needs them, as on real ranks."""
 
     @override
-    def average(self, bucket: BucketOfRanks) -> float:
+    def average(self, bucket: SimulatedBucket) -> float:
         if self._method.replicates_model:
             bucket.bucket.flat.copy_(bucket.outgoing(None))
         elif self._method.changes_alone:
             sent = bucket.outgoing(None)
-            bucket.incoming(Arrived(sent, sent, bucket.averaged_states, None))
+            bucket.incoming(StackedReceived(sent, sent, bucket.averaged_states, None))
         return 0.0
 
 

@@ -33,7 +33,7 @@ _LINEAR = {"score"}
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """Runs of several methods on one problem.
 
     Attributes:
@@ -55,7 +55,7 @@ def compare(
     steps: int,
     progress: Callable[[str, int], None] | None = None,
     **settings: Any,
-) -> Comparison:
+) -> MethodComparison:
     """Train the same models on the same batches by several methods, one after the other.
 
     Args:
@@ -103,7 +103,7 @@ def compare(
     if not runs:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise ArgumentError(f"compare: none of the methods can be simulated so: {reasons}")
-    return Comparison(problem.name, runs, refused)
+    return MethodComparison(problem.name, runs, refused)
 
 
 def _told(progress: Callable[[str, int], None], name: str) -> Callable[[int], None]:

@@ -8,7 +8,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.optim.distributed_optimizer_arguments import checked_force
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.averaging import (
-    Averaging,
+    AveragingScheme,
     GlobalAveraging,
     NeighborAveraging,
     NoAveraging,
@@ -17,7 +17,7 @@ from asyncddp.simulate.averaging import (
 from asyncddp.simulate.scenario import Scenario
 from topology import GraphOrSchedule, TopologyError, as_schedule, describe, exponential_two
 
-_AVERAGINGS: dict[str, type[Averaging]] = {
+_AVERAGINGS: dict[str, type[AveragingScheme]] = {
     "allreduce": GlobalAveraging,
     "empty": NoAveraging,
     "neighbor_allreduce": NeighborAveraging,
@@ -50,7 +50,7 @@ def checked_topology(settings: MethodSettings, method: Algorithm, ranks: int) ->
 
 def averaging_of(
     settings: MethodSettings, method: Algorithm, scenario: Scenario
-) -> type[Averaging]:
+) -> type[AveragingScheme]:
     """Return how a method averages, if that can be simulated.
 
     Raises:
@@ -79,7 +79,7 @@ def averaging_of(
 
 
 def _check_failures(
-    method: Algorithm, kind: type[Averaging], scenario: Scenario, *, compressed: bool
+    method: Algorithm, kind: type[AveragingScheme], scenario: Scenario, *, compressed: bool
 ) -> None:
     differences = method.compression is CompressionUse.DIFFERENCES
     overall = issubclass(kind, GlobalAveraging)

@@ -15,12 +15,12 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes
 from asyncddp.compression import Compressor
 from asyncddp.optim.method_settings import MethodSettings
-from asyncddp.simulate.averaging import Averaging, NeighborAveraging, NoAveraging, Traffic
+from asyncddp.simulate.averaging import AveragingScheme, NeighborAveraging, NoAveraging, Traffic
 from asyncddp.simulate.method_checks import averaging_of, checked_topology
 from asyncddp.simulate.mixing_round import Mask
 from asyncddp.simulate.problem import Batch
 from asyncddp.simulate.scenario import Scenario
-from asyncddp.simulate.stacked_bucket import BucketOfRanks, bucket_of_ranks
+from asyncddp.simulate.stacked_bucket import SimulatedBucket, bucket_of_ranks
 from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import StackedOptimizer
 from asyncddp.tensors.allocation import detached_copy, zeros
@@ -68,7 +68,7 @@ class MethodRun:
         schedule = None
         if issubclass(kind, NeighborAveraging):
             schedule = as_schedule(checked_topology(settings, method, model.ranks))
-        self.averaging: Averaging = kind(method, model.ranks, schedule, scenario)
+        self.averaging: AveragingScheme = kind(method, model.ranks, schedule, scenario)
         compressor = settings.compressor_for(method)
         self._copies: list[torch.Tensor] = []
         self._copied = False
@@ -90,7 +90,7 @@ class MethodRun:
 
     def _bucket(
         self, place: tuple[int, NamedFlatBucket, torch.Tensor], compressor: Compressor | None
-    ) -> BucketOfRanks:
+    ) -> SimulatedBucket:
         number, layout, flat = place
         bucket = AveragedBucket(number, flat, layout, self.optimizer.groups)
         bucket.parameters = [self.model.parameters[name] for name in layout.names]

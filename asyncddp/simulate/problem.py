@@ -92,7 +92,7 @@ def _check_data(data: Sequence[Sequence[torch.Tensor]]) -> None:
             )
 
 
-class Batches:
+class StackedBatches:
     """Batches of all ranks, stacked: batch k of a rank is the same whenever it is asked for.
 
     Args:

@@ -77,7 +77,7 @@ def table(runs: Sequence[Run]) -> dict[str, npt.NDArray[Any]]:
     return {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
 
 
-class Recorder:
+class MetricsRecorder:
     """Collects what a run measures.
 
     Args:

@@ -41,7 +41,7 @@ class _AsksForNeighbors(Exception):  # noqa: N818 - a signal, not an error
     """Signal: a method keeps something for each neighbour."""
 
 
-class BucketOfRanks(ABC):
+class SimulatedBucket(ABC):
     """One bucket of all ranks, and the hooks of a method on it (base class).
 
     Args:
@@ -67,7 +67,7 @@ class BucketOfRanks(ABC):
         """Return what all ranks send, ``(n, d)``; ``mixing`` if it goes to neighbours."""
 
     @abstractmethod
-    def incoming(self, arrived: Arrived) -> None:
+    def incoming(self, arrived: StackedReceived) -> None:
         """Update all ranks from what has arrived."""
 
     @property
@@ -86,7 +86,7 @@ class BucketOfRanks(ABC):
 
 
 @dataclass(frozen=True)
-class Arrived:
+class StackedReceived:
     """What the exchange of one bucket has brought to all ranks.
 
     Attributes:
@@ -102,7 +102,7 @@ class Arrived:
     mixing: MixingRound | None
 
 
-class StackedBucket(BucketOfRanks):
+class StackedBucket(SimulatedBucket):
     """Bucket on which hooks run once, for all ranks."""
 
     @override
@@ -110,14 +110,14 @@ class StackedBucket(BucketOfRanks):
         return self.method.outgoing(self.bucket)
 
     @override
-    def incoming(self, arrived: Arrived) -> None:
+    def incoming(self, arrived: StackedReceived) -> None:
         self.method.incoming(self.bucket, _StackedReceived(arrived))
 
 
 class _StackedReceived(Received):
     """What all ranks have received, stacked."""
 
-    def __init__(self, arrived: Arrived) -> None:
+    def __init__(self, arrived: StackedReceived) -> None:
         self._decoded, self._mixed, self.states = arrived.decoded, arrived.mixed, arrived.states
 
     @property
@@ -134,7 +134,7 @@ class _StackedReceived(Received):
         target.add_(self._decoded, alpha=weight)
 
 
-class RowBuckets(BucketOfRanks):
+class PerRankBucket(SimulatedBucket):
     """Bucket on which hooks run rank by rank, for methods that keep something for each neighbour.
 
     Args:
@@ -183,7 +183,7 @@ class RowBuckets(BucketOfRanks):
         return torch.stack(sent)
 
     @override
-    def incoming(self, arrived: Arrived) -> None:
+    def incoming(self, arrived: StackedReceived) -> None:
         for rank, row in enumerate(self._rows):
             sources = () if row.row is None else row.row.sources
             received = _RowReceived(arrived, rank, sources, self._to_each)
@@ -206,7 +206,7 @@ class _RowReceived(Received):
 
     def __init__(
         self,
-        arrived: Arrived,
+        arrived: StackedReceived,
         rank: int,
         sources: Sequence[int],
         to_each: Sequence[Mapping[int, torch.Tensor] | None],
@@ -237,7 +237,7 @@ def bucket_of_ranks(
     layout: NamedFlatBucket,
     compressor: Compressor | None,
     first: MixingRound | None,
-) -> BucketOfRanks:
+) -> SimulatedBucket:
     """Make the bucket of all ranks, with the method's state, for the kind of hooks that it has."""
 
     def neighbors() -> Mapping[int, torch.Tensor]:
@@ -249,7 +249,7 @@ def bucket_of_ranks(
         state = dict(method.initial_state(bucket, neighbors))
     except _AsksForNeighbors:
         assert first is not None
-        return RowBuckets(method, bucket, compressor, first, layout)
+        return PerRankBucket(method, bucket, compressor, first, layout)
     ranks = len(bucket.flat)
     bucket.state.update(
         {key: one if one.dim() else one.expand(ranks, 1).clone() for key, one in state.items()}

@@ -13,8 +13,8 @@ from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, checked_inte
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
 from asyncddp.simulate.clock import RankClocks
 from asyncddp.simulate.method_run import MethodRun
-from asyncddp.simulate.problem import Batch, Batches, Problem
-from asyncddp.simulate.record import Recorder, Run
+from asyncddp.simulate.problem import Batch, Problem, StackedBatches
+from asyncddp.simulate.record import MetricsRecorder, Run
 from asyncddp.simulate.scenario import Scenario
 from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import (
@@ -91,7 +91,7 @@ def train(
     model = StackedModel(problem, bucket_bytes, chunk_size)
     stacked = StackedOptimizer(model, optimizer, schedule)
     training = _Training(method_settings, model, stacked, scenario)
-    batches, recorder = Batches(problem, seed), Recorder(problem, model)
+    batches, recorder = StackedBatches(problem, seed), MetricsRecorder(problem, model)
     ranks = list(range(problem.ranks))
     training.record(0, recorder)
     for step in range(steps):
@@ -150,7 +150,7 @@ class _Training:
                 self._run = self._begin()
         return losses
 
-    def record(self, step: int, recorder: Recorder) -> None:
+    def record(self, step: int, recorder: MetricsRecorder) -> None:
         """Record what is now, of the ranks that are there."""
         there = self.there
         seconds = float(self._clocks.now[there].max())

@@ -110,7 +110,7 @@ class TensorGroup:
         return FlatTensors(flat, self.views_of(flat))
 
 
-class ListLayout:
+class TensorListLayout:
     """Layout of a list of tensors: its groups, in the order of their first tensors.
 
     Attributes:
@@ -131,12 +131,12 @@ class ListLayout:
         return _describe(self.keys, self._forms, ragged=True)
 
     @staticmethod
-    def of(keys: tuple[Any, ...] | None, tensors: Sequence[torch.Tensor]) -> ListLayout:
+    def of(keys: tuple[Any, ...] | None, tensors: Sequence[torch.Tensor]) -> TensorListLayout:
         """Return the layout of tensors with these keys, None for a list; equal ones are kept."""
         return _layout(keys, tuple(map(_form_of, tensors)))
 
 
-_layout = lru_cache(64)(ListLayout)
+_layout = lru_cache(64)(TensorListLayout)
 
 
 def _group(forms: Sequence[_Form]) -> list[list[int]]:

@@ -22,7 +22,7 @@ from asyncddp.tensors.allocation import empty
 from asyncddp.transport.base import Request
 
 
-class PieceRequest(Request, Protocol):
+class PointToPointRequest(Request, Protocol):
     """Request that can be tested while others make progress."""
 
     def test(self) -> bool:
@@ -33,16 +33,16 @@ class PieceRequest(Request, Protocol):
 class PointToPoint(Protocol):
     """Sends and receives of a transport, with tags that its collectives alone use."""
 
-    def isend(self, data: torch.Tensor, peer: int, tag: int) -> PieceRequest:
+    def isend(self, data: torch.Tensor, peer: int, tag: int) -> PointToPointRequest:
         """Start to send a contiguous tensor."""
         ...
 
-    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> PieceRequest:
+    def irecv(self, out: torch.Tensor, peer: int, tag: int) -> PointToPointRequest:
         """Start to receive a contiguous tensor."""
         ...
 
 
-Steps: TypeAlias = Iterator[list[PieceRequest]]
+Steps: TypeAlias = Iterator[list[PointToPointRequest]]
 SHORT_BYTES = 1 << 14
 """Tensors up to this size go from every rank to every other."""
 
@@ -64,11 +64,11 @@ class CollectiveExchange:
         """Number of members."""
         return len(self.members)
 
-    def send(self, data: torch.Tensor, peer: int) -> PieceRequest:
+    def send(self, data: torch.Tensor, peer: int) -> PointToPointRequest:
         """Start to send a contiguous tensor."""
         return self.endpoint.isend(data, self.members[peer % self.size], self.tag)
 
-    def receive(self, out: torch.Tensor, peer: int) -> PieceRequest:
+    def receive(self, out: torch.Tensor, peer: int) -> PointToPointRequest:
         """Start to receive a contiguous tensor."""
         return self.endpoint.irecv(out, self.members[peer % self.size], self.tag)
 
@@ -164,7 +164,7 @@ def allreduce(
 def sum_between_machines(
     exchange: CollectiveExchange,
     inside: CollectiveExchange,
-    machine_sum: PieceRequest,
+    machine_sum: PointToPointRequest,
     part: torch.Tensor,
     sums: Sequence[torch.Tensor],
     divisor: int | None,

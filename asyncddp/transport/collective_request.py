@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from asyncddp.errors import PeerError
 from asyncddp.transport.base import TRANSFER_ERRORS
-from asyncddp.transport.collective_algorithms import PieceRequest, Steps
+from asyncddp.transport.collective_algorithms import PointToPointRequest, Steps
 
 _WINDOW = 4  # pieces under way at once: one is added while others are in flight
 
@@ -51,7 +51,7 @@ class CollectiveRequest:
     ) -> None:
         self._running, self._finish = running, finish
         self._pieces = iter(pieces)
-        self._under_way: deque[tuple[Steps, list[PieceRequest]]] = deque()
+        self._under_way: deque[tuple[Steps, list[PointToPointRequest]]] = deque()
         self._ended, self._error = False, None  # type: bool, Exception | None
         self.moves = 0  # steps that have ended
         running.requests.append(self)
@@ -82,7 +82,7 @@ class CollectiveRequest:
         if not self._under_way:
             self._end(None)
 
-    def _step(self, steps: Steps, waiting: list[PieceRequest]) -> None:
+    def _step(self, steps: Steps, waiting: list[PointToPointRequest]) -> None:
         """Go on with a piece as far as that is possible, and keep it unless it has ended."""
         while all([request.test() for request in waiting]):
             self.moves += 1

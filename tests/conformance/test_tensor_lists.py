@@ -147,16 +147,16 @@ def side_by_side(rank, padding=0):
 
 def seen_by(verb, monkeypatched, given, **more):
     """The addresses of the flat tensors that the verb itself was called on."""
-    from asyncddp.ops.list_calls import ListCall
+    from asyncddp.ops.list_calls import TensorListCall
 
     seen = []
-    plain = ListCall.finish
+    plain = TensorListCall.finish
 
     def finish(call, result):
         seen.extend(flat.data_ptr() for flat in call.about)
         return plain(call, result)
 
-    monkeypatched.setattr(ListCall, "finish", finish)
+    monkeypatched.setattr(TensorListCall, "finish", finish)
     found = verb(given, **more)
     monkeypatched.undo()
     return found, seen

@@ -8,13 +8,13 @@ import torch
 
 import asyncddp as bf
 from asyncddp.algorithms import ALGORITHMS
-from asyncddp.simulate.problem import Batches
+from asyncddp.simulate.problem import StackedBatches
 from tests.support import LoopbackWorld
 
 
 def train_on_loopback(problem, optimizer, algorithm, steps, seed=0, schedule=None, **settings):
     """Train as ``simulate.train`` does; gives all parameters by name, stacked, and bytes sent."""
-    batches = Batches(problem, seed)
+    batches = StackedBatches(problem, seed)
 
     def case():
         rank = bf.rank()

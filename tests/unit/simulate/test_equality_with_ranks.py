@@ -13,7 +13,7 @@ import topology
 from asyncddp import simulate
 from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
 from asyncddp.compression import COMPRESSORS
-from asyncddp.simulate.problem import Batches
+from asyncddp.simulate.problem import StackedBatches
 from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import StackedOptimizer
 from tests.unit.simulate.loopback import train_on_loopback
@@ -261,7 +261,7 @@ def test_batch_normalisation_keeps_running_means_for_each_rank():
     given = simulate.Problem(net, F.mse_loss, data)
     model = StackedModel(given, 1 << 20)
     for _ in range(2):
-        model.gradients(Batches(given, 0).of(range(3), [0] * 3))
+        model.gradients(StackedBatches(given, 0).of(range(3), [0] * 3))
     for rank, (inputs, _) in enumerate(data):
         alone = torch.nn.BatchNorm1d(3)
         alone(inputs)

@@ -11,7 +11,7 @@ import topology
 from asyncddp import simulate
 from asyncddp.algorithms.methods.adapt_then_combine import AdaptThenCombine
 from asyncddp.errors import ArgumentError, UnknownNameError
-from asyncddp.simulate.problem import Batches
+from asyncddp.simulate.problem import StackedBatches
 from topology import TopologyError
 
 
@@ -119,7 +119,7 @@ def test_batches_are_epochs_without_repetition():
     """Each sample once an epoch, in an order of its own for each rank, epoch and seed."""
     inputs = [torch.arange(float(n)) + 100 * n for n in (6, 9)]
     problem = simulate.Problem(torch.nn.Linear(1, 1), F.mse_loss, [(x,) for x in inputs], 3)
-    batches = Batches(problem, seed=0)
+    batches = StackedBatches(problem, seed=0)
     rows = [batches.of([0, 1], [k, k])[0] for k in range(6)]
     first = [torch.cat([row[0] for row in rows[k : k + 2]]) for k in (0, 2, 4)]
     second = torch.cat([row[1] for row in rows[:3]])
@@ -129,14 +129,14 @@ def test_batches_are_epochs_without_repetition():
     assert not torch.equal(first[0], first[1])
     assert torch.equal(batches.of([1], [4])[0][0], rows[4][1])  # the same whenever asked for
     assert not torch.equal(torch.stack(rows), torch.stack([
-        Batches(problem, seed=1).of([0, 1], [k, k])[0] for k in range(6)
+        StackedBatches(problem, seed=1).of([0, 1], [k, k])[0] for k in range(6)
     ]))  # fmt: skip
 
 
 def test_batches_larger_than_the_data_of_a_rank():
     """They go on with the next epoch."""
     problem = simulate.Problem(torch.nn.Linear(1, 1), F.mse_loss, [(torch.arange(3.0),)], 7)
-    (batch,) = Batches(problem, 0).of([0], [0])
+    (batch,) = StackedBatches(problem, 0).of([0], [0])
     assert sorted(batch[0].tolist())[0:7:3] == [0.0, 1.0, 2.0]
 
 

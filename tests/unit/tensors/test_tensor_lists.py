@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncddp.tensors.tensor_lists import ListLayout, describe_difference
+from asyncddp.tensors.tensor_lists import TensorListLayout, describe_difference
 
 
 def layout_of(tensors, keys=None):
-    return ListLayout.of(keys, tensors)
+    return TensorListLayout.of(keys, tensors)
 
 
 def group_of(tensors):
