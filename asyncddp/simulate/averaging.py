@@ -15,7 +15,7 @@ from typing_extensions import override
 from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
 from asyncddp.simulate.mixing_round import Mask, MixingRound
 from asyncddp.simulate.scenario import Scenario
-from asyncddp.simulate.stacked_bucket import SimulatedBucket, StackedReceived
+from asyncddp.simulate.stacked_bucket import SimulatedBucket, StackedExchangeResult
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.tensors.dtypes import DTYPES
 from topology import Schedule
@@ -123,7 +123,7 @@ class NeighborAveraging(AveragingScheme):
             mixed += own * (sent - decoded)  # a rank has its own tensor as it is
         states = bucket.averaged_states
         mixed_states = {name: mixing.mix(one) for name, one in states.items()}
-        bucket.incoming(StackedReceived(decoded, mixed, mixed_states, mixing))
+        bucket.incoming(StackedExchangeResult(decoded, mixed, mixed_states, mixing))
         return nbytes + _row_bytes(states)
 
 
@@ -166,7 +166,7 @@ class GlobalAveraging(AveragingScheme):
             mixed = mixed.clone()
             mixed[:, :numel] = codecs.averaged(sent[:, :numel], divisor)
         mixed_states = {name: self._averaged(one) for name, one in states.items()}
-        bucket.incoming(StackedReceived(sent, mixed, mixed_states, None))
+        bucket.incoming(StackedExchangeResult(sent, mixed, mixed_states, None))
         plain = sent.shape[-1] * DTYPES[sent.dtype].accumulate.itemsize
         nbytes = bucket.bucket.message_bytes(ranks, plain)
         return nbytes + _row_bytes(states)
@@ -190,7 +190,7 @@ class NoAveraging(AveragingScheme):
             bucket.bucket.flat.copy_(bucket.outgoing(None))
         elif self._method.changes_alone:
             sent = bucket.outgoing(None)
-            bucket.incoming(StackedReceived(sent, sent, bucket.averaged_states, None))
+            bucket.incoming(StackedExchangeResult(sent, sent, bucket.averaged_states, None))
         return 0.0
 
 

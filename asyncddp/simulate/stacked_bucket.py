@@ -67,7 +67,7 @@ class SimulatedBucket(ABC):
         """Return what all ranks send, ``(n, d)``; ``mixing`` if it goes to neighbours."""
 
     @abstractmethod
-    def incoming(self, arrived: StackedReceived) -> None:
+    def incoming(self, arrived: StackedExchangeResult) -> None:
         """Update all ranks from what has arrived."""
 
     @property
@@ -86,7 +86,7 @@ class SimulatedBucket(ABC):
 
 
 @dataclass(frozen=True)
-class StackedReceived:
+class StackedExchangeResult:
     """What the exchange of one bucket has brought to all ranks.
 
     Attributes:
@@ -110,14 +110,14 @@ class StackedBucket(SimulatedBucket):
         return self.method.outgoing(self.bucket)
 
     @override
-    def incoming(self, arrived: StackedReceived) -> None:
+    def incoming(self, arrived: StackedExchangeResult) -> None:
         self.method.incoming(self.bucket, _StackedReceived(arrived))
 
 
 class _StackedReceived(Received):
     """What all ranks have received, stacked."""
 
-    def __init__(self, arrived: StackedReceived) -> None:
+    def __init__(self, arrived: StackedExchangeResult) -> None:
         self._decoded, self._mixed, self.states = arrived.decoded, arrived.mixed, arrived.states
 
     @property
@@ -183,7 +183,7 @@ class PerRankBucket(SimulatedBucket):
         return torch.stack(sent)
 
     @override
-    def incoming(self, arrived: StackedReceived) -> None:
+    def incoming(self, arrived: StackedExchangeResult) -> None:
         for rank, row in enumerate(self._rows):
             sources = () if row.row is None else row.row.sources
             received = _RowReceived(arrived, rank, sources, self._to_each)
@@ -206,7 +206,7 @@ class _RowReceived(Received):
 
     def __init__(
         self,
-        arrived: StackedReceived,
+        arrived: StackedExchangeResult,
         rank: int,
         sources: Sequence[int],
         to_each: Sequence[Mapping[int, torch.Tensor] | None],
