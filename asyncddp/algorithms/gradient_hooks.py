@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from asyncddp.torch_modes import uncompiled
+
 
 class WeakMethodHook:
     """Hook that calls a method by weak reference; does nothing if the object is gone.
@@ -24,7 +26,7 @@ class WeakMethodHook:
         self._method = None if method is None else WeakMethod(method)
         self._bound = bound
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def __call__(self, *args: Any) -> None:
         """Call the method, if its object is still there."""
         method = None if self._method is None else self._method()

@@ -25,16 +25,16 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group("facts", 4, ("facts",)),
-    Group("handles", 7, ("ipc", "nccl_alone")),
-    Group("doctor-check", 13, ("doctor",)),
-    Group("opening", 10, ("opening", "threads", "memory")),
+    Group("facts", 8, ("facts",)),
+    Group("handles", 14, ("ipc", "nccl_alone")),
+    Group("doctor-check", 20, ("doctor",)),
+    Group("opening", 14, ("opening", "threads", "memory")),
     Group("transports", 24, ("transports", "nccl", "eight_ranks")),
     Group("weighted-sum", 5, ("weighted_sum",)),
     Group("staged", 7, ("staged",)),
     Group("windows", 5, ("windows",)),
     Group("others", 5, ()),
-    Group("whole", 8, ("whole",)),
+    Group("whole", 12, ("whole",)),
 )
 """In the order in which they run; what is in none of them is in ``others``."""
 

@@ -51,7 +51,8 @@ def test_what_no_rank_refuses_opens_and_passes_its_trial(world, transport):
 @pytest.mark.parametrize("per_machine", [None, 1, 2])
 def test_ranks_of_a_host_take_gpus_in_turn(world, per_machine):
     """Simulated machines leave each rank the GPU of its number on the host."""
-    _, gpus = ask(world, "cuda_staged", ranks_per_machine=per_machine)
+    machines = {} if per_machine is None else {"ranks_per_machine": per_machine}
+    _, gpus = ask(world, "cuda_staged", **machines)
     assert gpus == [rank % torch.cuda.device_count() for rank in range(world.size)]
 
 

@@ -88,10 +88,12 @@ class _HostDevice(Device):
 
 @contextmanager
 def open_device(*, pretend: bool) -> Iterator[Device]:
-    """This rank's device; with ``pretend`` what stands in for one, while this is entered."""
+    """Initialise asyncddp; this rank's device, with ``pretend`` what stands in for one meanwhile."""
     if not pretend:
+        bf.init()  # which tells the rank its GPU
         yield _GPU()
         return
     streams = HostStreams()
     with use_streams_on_cpu(streams):
+        bf.init()
         yield _HostDevice(streams)

@@ -60,7 +60,6 @@ def main(transport: str, rounds: int, quick: bool, pretend: bool, out: Path) -> 
     """Measure a transport; rank 0 writes what was found."""
     with ExitStack() as stack:
         device = stack.enter_context(open_device(pretend=pretend))
-        bf.init()
         found = _found(device, transport, rounds, quick=quick, pretend=pretend)
         if bf.rank() == 0:
             out.write_text(json.dumps(found), encoding="utf-8")
