@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, ClassVar
 
@@ -31,20 +31,23 @@ class MachineLayout:
     members: tuple[tuple[int, ...], ...]  # machines by their first rank, their ranks ascending
     recording: tuple[int, ...] = ()  # ranks that have a timeline, ascending
     rank_on_host: int = 0  # ranks before this one that share its host, also where it simulates some
+    all_see_gpus: bool = False
 
     @classmethod
     def of(cls, transport: Transport, config: Config) -> MachineLayout:
-        """Gather from all ranks which machine each is on, and whether it records; collective."""
+        """Gather each rank's machine, and whether it records and sees a GPU; collective."""
         per, rank, host = config.ranks_per_machine, transport.rank, transport.machine_id()
-        mine = rank // per if per is not None else host
-        facts = make_tensor([mine, int(config.timeline is not None), host], torch.int64)
-        found = transport.allgather(facts, [3] * transport.size, config.timeout).tolist()
+        machine_id = rank // per if per is not None else host
+        mine = (machine_id, host, config.timeline is not None, torch.cuda.device_count() > 0)
+        facts = make_tensor([int(fact) for fact in mine], torch.int64)
+        found = transport.allgather(facts, [4] * transport.size, config.timeout)
+        machines, hosts, record, gpus = found.reshape(-1, 4).T.tolist()
         members: dict[int, list[int]] = {}
-        for other, machine in enumerate(found[::3]):
+        for other, machine in enumerate(machines):
             members.setdefault(machine, []).append(other)
-        recording = tuple(compress(range(transport.size), found[1::3]))
-        rank_on_host = found[2 : 3 * rank : 3].count(host)
-        return cls(tuple(map(tuple, members.values())), recording, rank_on_host)
+        recording = tuple(compress(range(transport.size), record))
+        before = hosts[:rank].count(host)
+        return cls(tuple(map(tuple, members.values())), recording, before, all(gpus))
 
     def restricted_to(self, ranks: Sequence[int]) -> MachineLayout:
         """Return the layout of some of the ranks, which are numbered anew from 0.
@@ -55,7 +58,8 @@ class MachineLayout:
         """
         place = {rank: number for number, rank in enumerate(ranks)}
         machines = [tuple(place[rank] for rank in m if rank in place) for m in self.members]
-        return MachineLayout(tuple(filter(None, machines)), (), self.rank_on_host)
+        machines = [ranks for ranks in machines if ranks]
+        return replace(self, members=tuple(machines), recording=())
 
     @property
     def homogeneous(self) -> bool:
@@ -108,6 +112,7 @@ class Context:
             config,
             machine=self.machine_rank,
             rank_on_host=self.machines.rank_on_host,
+            all_see_gpus=self.machines.all_see_gpus,
             part=self.local_transport,
         )
         self.topologies = Topologies(self.size, self.machine_size, self.rank)

@@ -37,5 +37,8 @@ DEVICE_TRANSPORTS: PluginRegistry[type[DeviceTransport]] = PluginRegistry(
     group="asyncddp.device_wires",
 )
 
+DEFAULT_DEVICE_TRANSPORTS = ("cuda_ipc",)
+"""Names of the transports that are tried where the user names none, and every rank sees a GPU."""
+
 PREFERRED_DEVICE_TRANSPORTS = tuple(_PREFERRED)
 """Names of the transports for which ``ASYNCDDP_DEVICE_WIRES=auto`` stands, the best first."""

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.transport import DEFAULT_TRANSPORT, DEVICE_TRANSPORTS, TRANSPORTS
-from asyncddp.transport.base import Transport
+from asyncddp.transport import (
+    DEFAULT_DEVICE_TRANSPORTS,
+    DEFAULT_TRANSPORT,
+    DEVICE_TRANSPORTS,
+    TRANSPORTS,
+)
+from asyncddp.transport.base import Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.device_transport_selection import FALLBACK, select_for_group
 from asyncddp.transport.startup_deadline import StartupDeadline
@@ -54,13 +59,21 @@ class TransportRoute:
 
 
 def select_route(
-    device: str, same_machine: bool, transport: str = DEFAULT_TRANSPORT
+    device: str,
+    same_machine: bool,
+    transport: str = DEFAULT_TRANSPORT,
+    device_transports: Sequence[str] = (),
 ) -> TransportRoute:
     """Select the route of a kind of tensor to a peer, where a transport connects all ranks.
+
+    ``device_transports`` are those in use for tensors on GPUs, the best first; what goes by none of
+    them is staged.
 
     Example:
         >>> select_route("cuda", same_machine=True).how
         'in pieces through pinned host memory, mixed on the GPU'
+        >>> select_route("cuda", same_machine=True, device_transports=["cuda_ipc"]).transport
+        'cuda_ipc'
         >>> select_route("cpu", same_machine=False).transport
         'mpi'
     """
@@ -69,7 +82,10 @@ def select_route(
     name = chosen.name if same_machine else messages
     how = chosen.local_path if same_machine else chosen.remote_path
     if device == "cuda":
-        name, how = f"{FALLBACK} over {messages}", DEVICE_TRANSPORTS[FALLBACK].local_path
+        serving = [DEVICE_TRANSPORTS[name] for name in (*device_transports, FALLBACK)]
+        first = next(one for one in serving if same_machine or one.scope is Scope.ANY)
+        name = f"{FALLBACK} over {messages}" if first.name == FALLBACK else first.name
+        how = first.local_path
     elif device != "cpu":
         how = "copied to host memory, sent, copied back"
     return TransportRoute(device, "same machine" if same_machine else "other machine", name, how)
@@ -90,7 +106,7 @@ def list_device_transports(
     """List the status of each GPU transport between this rank and similar ones.
 
     The others are on this machine, with a GPU of their own or this rank's, or on another machine.
-    ``wanted`` are the transports in ``ASYNCDDP_DEVICE_WIRES``.
+    ``wanted`` are the transports in ``ASYNCDDP_DEVICE_WIRES``, or of the default.
     """
     other = replace(mine, rank=mine.rank + 1, gpu=f"{mine.gpu}, the next one" if mine.gpu else "")
     sharing, far = replace(other, gpu=mine.gpu), replace(other, machine=mine.machine + 1)
@@ -107,7 +123,9 @@ def list_device_transports(
         elif name not in used:
             state, why = "can be asked for", f"ASYNCDDP_DEVICE_WIRES={name}{doubt}"
         elif name in wanted:
-            state, why = "in use", f"asked for by ASYNCDDP_DEVICE_WIRES{doubt}"
+            default = name in DEFAULT_DEVICE_TRANSPORTS
+            reason = "by default" if default else "asked for by ASYNCDDP_DEVICE_WIRES"
+            state, why = "in use", f"{reason}{doubt}"
         else:
             state, why = "in use", "needs nothing of MPI or of the peer's GPU"
         rows.append(DeviceTransportStatus(name, state, why))

@@ -12,6 +12,7 @@ import torch
 
 import asyncddp as bf
 import topology
+from asyncddp.algorithms import ALGORITHMS
 from tests.support.oracle import held, options
 
 SHAPES = [(), (0,), (1,), (5,), (3, 4), (70_001,), (3_000_000,)]
@@ -171,19 +172,23 @@ def each_verb_once(place, watch):
             del result
 
 
-METHODS = {
-    "adapt_then_combine": {},
-    "adapt_with_combine": {},
-    "adapt_then_combine in backward": {"update_in_backward": True},
-    "gradient_allreduce": {},
-}
 COMPRESSED = {
     "bytegrad": {},
     "choco_sgd": {"compression": "sign"},
+    "deepsqueeze": {},
+    "demo": {},
     "gradient_allreduce compressed": {"compression": "power_sgd"},
     "low_precision_decentralized": {},
+    "sparse_loco": {},
 }
-"""Where a last bit may decide on a level of quantisation."""
+"""Where a last bit may decide on a level of quantisation, or on what is largest."""
+APART = {"async_model_average", "pull_get", "push_sum", "qadam", "win_put", *COMPRESSED}
+WITH_MOMENTUM = {"decentlam", "edm", "momentum_tracking", "quasi_global_momentum"}
+METHODS = {
+    "adapt_then_combine in backward": {"update_in_backward": True},
+    **{name: {} for name in ALGORITHMS if name not in APART},
+}
+"""Methods whose weights are the same on every device, up to rounding."""
 
 
 def trains(place, method, steps):
@@ -191,6 +196,11 @@ def trains(place, method, steps):
     with place.there():
         there = _trained(method, steps)
     return there, _trained(method, steps)
+
+
+def trains_by_each(place, steps):
+    """``trains`` by every method, one after the other."""
+    return {method: trains(place, method, steps) for method in METHODS}
 
 
 def _trained(method, steps):
@@ -203,8 +213,9 @@ def _trained(method, steps):
     )
     flat = 0.1 * held(0, (1490,), torch.float64)
     torch.nn.utils.vector_to_parameters(flat, model.parameters())
-    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     algorithm = method.partition(" ")[0]
+    momentum = 0.0 if algorithm in WITH_MOMENTUM else 0.9
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
     graph = {"topology": topology.one_peer_exponential(bf.size())}
     given = graph if algorithm.startswith("adapt") else {}
     options = {**METHODS, **COMPRESSED}[method]

@@ -102,6 +102,7 @@ def behind_a_busy_gpu(bindings, streams):
     end(collectives, collectives.warm_up())
     x = on_device(streams, [1.0, 2.0], torch.float32)
     with streams.stream_context(StreamRole.COMPUTE):
+        x.add_(0.0)  # the kernel's first call loads it, which waits for the GPU
         torch.cuda._sleep(200_000_000)
         x.add_(1.0)
     request = collectives.reduce("allreduce", x, x)
@@ -124,7 +125,7 @@ def independent_streams():
     ]
     for number, busy in enumerate(contexts):
         with busy():
-            torch.cuda._sleep(1_000_000_000)
+            torch.cuda._sleep(400_000_000)
             held = streams.record_event(StreamRole.CALLER)
         for other in contexts[:number] + contexts[number + 1 :]:
             with other():

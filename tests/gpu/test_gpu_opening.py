@@ -48,6 +48,16 @@ def test_what_no_rank_refuses_opens_and_passes_its_trial(world, transport):
 
 
 @on("mpi-2", "mpi-4")
+def test_without_the_variable_ranks_of_a_machine_read_each_other_s_gpu(world):
+    """The default is ``cuda_ipc``, which serves all ranks whose GPUs see each other."""
+    found = world.run(chosen, GPU(), limit=LIMIT)
+    refused = found[0][3]
+    if refused:
+        pytest.skip(f"these ranks cannot read each other's GPU: {refused}")
+    assert {told[1] for told in found} == {"cuda_ipc"}
+
+
+@on("mpi-2", "mpi-4")
 @pytest.mark.parametrize("per_machine", [None, 1, 2])
 def test_ranks_of_a_host_take_gpus_in_turn(world, per_machine):
     """Simulated machines leave each rank the GPU of its number on the host."""
@@ -101,7 +111,7 @@ detect = negotiation.detect_capabilities
 negotiation.detect_capabilities = lambda *given: replace(detect(*given), gpu=f"GPU-{rank}")
 import torch
 import asyncddp as bf
-bf.init(timeout=20.0)
+bf.init(timeout=8.0)
 choice = bf.current().device_choice
 total = bf.allreduce(torch.ones(3, device=f"cuda:{bf.current().default_gpu}"), average=False)
 if rank == 0:

@@ -49,13 +49,15 @@ def _report_machine() -> None:
         from asyncddp.transport.selection import select_route
 
         devices, by_mpi = _list_devices(), "problem" not in answer["mpi"]
+        rows = _list_device_transports() if "cuda" in devices else []
+        used = [row["transport"] for row in rows if row["state"] == "in use"]
         answer["routes"] = [
-            dataclasses.asdict(select_route(device, same_machine, transport))
+            dataclasses.asdict(select_route(device, same_machine, transport, used))
             for transport in ([DEFAULT_TRANSPORT] if by_mpi else []) + [C10D]
             for device in devices
             for same_machine in (True, False)
         ]
-        answer["device_wires"] = _list_device_transports() if "cuda" in devices else []
+        answer["device_wires"] = rows
     print_answer(answer)
 
 
@@ -84,8 +86,7 @@ def _list_device_transports() -> list[dict[str, Any]]:
     from asyncddp.transport.cuda.negotiation import detect_capabilities
     from asyncddp.transport.selection import list_device_transports
 
-    asked = Config.from_environment().device_wires
-    names = parse_transport_names(asked) if asked else ()
+    names = parse_transport_names(Config.from_environment().device_wires)
     rows = list_device_transports(detect_capabilities(0, 0, 0), names)
     return [dataclasses.asdict(row) for row in rows]
 
@@ -104,8 +105,9 @@ def _report_ranks() -> None:
     }
     ranks = gather_records(me, dict[str, Any], "doctor")
     if asyncddp.rank() == 0:
-        transport = asyncddp.current().transport.name
-        print_answer({"ranks": ranks, "routes": _rank_pairs(ranks, transport)})
+        context = asyncddp.current()
+        used = context.device_choice.transport.split("+")
+        print_answer({"ranks": ranks, "routes": _rank_pairs(ranks, context.transport.name, used)})
     asyncddp.shutdown()
 
 
@@ -113,14 +115,17 @@ def _describe_gpu(index: int | None) -> str:
     return "none" if index is None else f"{index} of {len(list_gpus())} by local_rank"
 
 
-def _rank_pairs(ranks: Sequence[Mapping[str, Any]], transport: str) -> list[dict[str, Any]]:
+def _rank_pairs(
+    ranks: Sequence[Mapping[str, Any]], transport: str, device_transports: Sequence[str]
+) -> list[dict[str, Any]]:
     from asyncddp.transport.selection import select_route
 
     found = []
     for one, other in itertools.combinations(ranks, 2):
         for device in one["devices"]:
             if device in other["devices"]:
-                row = select_route(device, one["machine"] == other["machine"], transport)
+                near = one["machine"] == other["machine"]
+                row = select_route(device, near, transport, device_transports)
                 pair = f"{one['rank']} and {other['rank']}"
                 found.append({"ranks": pair, **dataclasses.asdict(row)})
     return found

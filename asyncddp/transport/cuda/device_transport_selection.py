@@ -12,7 +12,11 @@ from itertools import combinations, takewhile
 
 from asyncddp.errors import MismatchError, UnknownNameError
 from asyncddp.rank_list_text import list_ranks
-from asyncddp.transport import DEVICE_TRANSPORTS, PREFERRED_DEVICE_TRANSPORTS
+from asyncddp.transport import (
+    DEFAULT_DEVICE_TRANSPORTS,
+    DEVICE_TRANSPORTS,
+    PREFERRED_DEVICE_TRANSPORTS,
+)
 from asyncddp.transport.base import Scope
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.device_transport import DeviceTransport
@@ -22,15 +26,18 @@ FALLBACK = CudaStagedTransport.name
 """Name of the transport that has no conditions."""
 
 
-def parse_transport_names(text: str) -> tuple[str, ...]:
+def parse_transport_names(text: str | None) -> tuple[str, ...]:
     """Parse the names of transports in ``ASYNCDDP_DEVICE_WIRES``: comma-separated, the best first.
 
-    ``auto`` stands for all of them: ``cuda_ipc,nccl,mpi_cuda``.
+    ``auto`` stands for all of them: ``cuda_ipc,nccl,mpi_cuda``. None, where the variable is not
+    set, gives those that are tried by default.
 
     Example:
         >>> parse_transport_names("mpi_cuda, cuda_staged")
         ('mpi_cuda', 'cuda_staged')
     """
+    if text is None:
+        return DEFAULT_DEVICE_TRANSPORTS
     if text.strip() == "auto":
         return PREFERRED_DEVICE_TRANSPORTS
     names = tuple(name.strip() for name in text.split(",") if name.strip())

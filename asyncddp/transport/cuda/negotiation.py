@@ -1,6 +1,6 @@
 """Agreement of all ranks on the transports for GPU tensors, from those that the user allows.
 
-Without ``ASYNCDDP_DEVICE_WIRES`` nothing is sent, and tensors are staged through host memory.
+Without ``ASYNCDDP_DEVICE_WIRES`` those of the default are tried where every rank sees a GPU.
 """
 
 from __future__ import annotations
@@ -62,16 +62,17 @@ def negotiate_from_config(
     *,
     machine: int,
     rank_on_host: int,
+    all_see_gpus: bool = False,
     part: Transport | None = None,
 ) -> TransportChoice:
-    """Negotiate the transport if ``ASYNCDDP_DEVICE_WIRES`` is set; collective.
+    """Negotiate the transport where ranks have GPUs, or one is asked for; collective.
 
     Ranks that are threads stage in any case. ``part`` connects the ranks of this machine; nobody
     else uses the transports meanwhile. Raises the same as :func:`negotiate_transport`, and
     UnknownNameError where there is no transport of that name.
     """
-    wanted = () if config.device_wires is None else parse_transport_names(config.device_wires)
-    if not wanted or transport.scope is Scope.PROCESS:
+    wanted, asked = parse_transport_names(config.device_wires), config.device_wires is not None
+    if transport.scope is Scope.PROCESS or not (asked or all_see_gpus):
         return TransportChoice(FALLBACK, {})
     if "nccl" in wanted:
         prepare_cuda()
@@ -80,7 +81,7 @@ def negotiate_from_config(
     streams = None if index is None else streams_of_device(torch.device("cuda", index))
     timeout = min(config.timeout, _TIMEOUT)
     with torch.cuda.device(-1 if index is None else index):  # opening makes no other context
-        return negotiate_transport(transport, wanted, mine, streams, timeout, part)
+        return negotiate_transport(transport, wanted, mine, streams, timeout, part, asked=asked)
 
 
 def negotiate_transport(
@@ -90,13 +91,16 @@ def negotiate_transport(
     streams: DeviceStreams | None,
     timeout: float,
     part: Transport | None = None,
+    *,
+    asked: bool = True,
 ) -> TransportChoice:
     """Negotiate the transport between all ranks from their capabilities; collective.
 
     The choice is the same on all ranks. It is installed in ``transport``, and in ``part``, which
     connects some of the ranks, where the chosen transport can serve subgroups. What one rank
     cannot open, or what fails in a trial, is freed on all ranks, and the next best is chosen. Ranks
-    with and without GPUs are a MismatchError.
+    with and without GPUs are a MismatchError. Rank 0 warns of what cannot be used if the user has
+    ``asked`` for it.
     """
     group = gather_records(transport, mine, DeviceCapabilities, timeout)
     require_same_device_kind(group)
@@ -128,18 +132,12 @@ def negotiate_transport(
         _install(transport, whole)
         _open_for_subgroup(part, whole, timeout)
     choice = TransportChoice("+".join(used) or FALLBACK, refused | failed, tuple(failed))
-    _log_choice(transport.rank, choice, [opened[name].doubt(mine) for name in used])
+    log = logger.warning if asked else logger.info
+    for name, reason in choice.refused.items() if transport.rank == 0 else ():
+        log("tensors on GPUs do not go by %s: %s; they go by %s", name, reason, choice.transport)
+    for doubt in filter(None, [opened[name].doubt(mine) for name in used]):
+        logger.warning("rank %d: %s", transport.rank, doubt)
     return choice
-
-
-def _log_choice(rank: int, choice: TransportChoice, doubts: Sequence[str]) -> None:
-    """Warn of requested transports that are not used, and of doubts about those in use."""
-    for name, reason in choice.refused.items() if rank == 0 else ():
-        logger.warning(
-            "tensors on GPUs do not go by %s: %s; they go by %s", name, reason, choice.transport
-        )
-    for doubt in filter(None, doubts):
-        logger.warning("rank %d: %s", rank, doubt)
 
 
 def _install(transport: Transport, opened: DeviceTransport) -> None:

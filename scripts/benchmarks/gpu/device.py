@@ -88,7 +88,7 @@ class _HostDevice(Device):
 
 @contextmanager
 def open_device(*, pretend: bool) -> Iterator[Device]:
-    """Initialise asyncddp; this rank's device, with ``pretend`` what stands in for one meanwhile."""
+    """Initialise asyncddp; this rank's device, or with ``pretend`` what stands in for one."""
     if not pretend:
         bf.init()  # which tells the rank its GPU
         yield _GPU()

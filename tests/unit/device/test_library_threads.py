@@ -108,7 +108,7 @@ def test_transports_are_opened_on_the_rank_s_own_device(monkeypatch):
         "detect_capabilities": lambda *_: None,
         "default_device_index": lambda *_: 1,
         "streams_of_device": lambda device: device,
-        "negotiate_transport": lambda *_: log.append("negotiated"),
+        "negotiate_transport": lambda *_, **__: log.append("negotiated"),
     }.items():
         monkeypatch.setattr(negotiation, name, value)
     monkeypatch.setattr(torch.cuda, "device", Entered)

@@ -44,6 +44,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
 
     name = "cuda_ipc"
     scope = Scope.MACHINE
+    local_path = "a copy on the GPU is read where it lies; collectives are staged"
 
     def __init__(
         self,
