@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import sys
@@ -34,7 +35,9 @@ def gpus():
 
 def test_the_driver_is_new_enough_for_torch(tell):
     """The driver's CUDA has at least the major version of torch's."""
-    driver = torch._C._cuda_getDriverVersion() // 1000
+    version = ctypes.c_int()
+    assert ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0
+    driver = version.value // 1000
     tell("python", sys.version.split()[0])
     tell("torch", f"{torch.__version__}, CUDA {torch.version.cuda}")
     tell("driver", f"CUDA {driver}, {list_gpus()}")

@@ -46,9 +46,11 @@ class MemoryExporter:
 
     @property
     def busy(self) -> bool:
-        """True if peers have yet to enqueue or to finish reads."""
+        """True if peers that have not left have yet to enqueue reads, or reads have yet to end."""
         events = (event_pair.read_event for event_pair in self._made)
-        unread = any(isinstance(task, SendTask) for task in self._tasks)
+        unread = any(
+            isinstance(task, SendTask) and task.peer not in self.memory.left for task in self._tasks
+        )
         return unread or not all(event is None or event.done() for event in events)
 
     def _announce(

@@ -28,10 +28,10 @@ from asyncddp.transport.cuda.ipc.exporter import (
     MemoryExporter,
 )
 from asyncddp.transport.cuda.ipc.importer import MemoryImporter
-from asyncddp.transport.cuda.ipc.ipc_tasks import ImportTask, IPCResources
+from asyncddp.transport.cuda.ipc.ipc_tasks import ImportTask, IPCResources, SendTask
 from asyncddp.transport.cuda.pending_requests import PendingRequests
 
-_CLOSE_TIMEOUT = 1.0  # seconds for peers to read exported memory
+_LEAVE_TIMEOUT = 1.0  # seconds for peers to leave too, so that memory can be freed
 
 
 class CudaIPCTransport(CompositeTransport, DirectReadTransport):
@@ -53,8 +53,10 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         reachable: Collection[int],
         ready_transport: Transport,
         done_transport: Transport,
+        timeout: float = 60.0,
     ) -> None:
         super().__init__(base, streams)
+        self._timeout = timeout
         self._reachable, self._closed = frozenset(reachable), False
         self._ready_transport, self._done_transport = ready_transport, done_transport
         self._tasks = PendingRequests()
@@ -69,7 +71,8 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         cls, base: Transport, streams: DeviceStreams, reachable: Collection[int], timeout: float
     ) -> CudaIPCTransport:
         """Open the transport, with two more host transports for its messages; collective."""
-        return cls(base, streams, reachable, base.split(0, base.rank), base.split(0, base.rank))
+        ready, done = (base.split(0, base.rank) for _ in range(2))
+        return cls(base, streams, reachable, ready, done, timeout)
 
     @staticmethod
     def obstacle(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
@@ -133,17 +136,20 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         return super().watch(timeout)
 
     def close(self) -> None:
-        """Wait a second at most for peers to read and close memory, and close all transports."""
+        """Wait until peers have read what was sent or leave too, and close all transports.
+
+        A peer that does neither, such as one that calls fewer verbs, is waited for until the
+        timeout.
+        """
         if not self._closed:
-            deadline = time.monotonic() + _CLOSE_TIMEOUT
             with suppress(PeerError):  # an exited peer reads nothing
-                self._drive_until(
-                    lambda: not (self._exporter.busy or self._importer.busy), deadline
-                )
+                self._drive_until(lambda: not self._importer.busy, self._timeout)
+                self._tasks[:] = [task for task in self._tasks if isinstance(task, SendTask)]
+                self._importer.close(self._reachable)
+                self._drive_until(lambda: not self._exporter.busy, self._timeout)
             self._tasks.clear()
             with suppress(PeerError):
-                self._importer.close(self._reachable)
-                self._drive_until(lambda: self._reachable <= self.memory.left, deadline)
+                self._drive_until(lambda: self._reachable <= self.memory.left, _LEAVE_TIMEOUT)
             self._closed = True
             if self._reachable <= self.memory.left:
                 self.memory.close()
@@ -151,8 +157,8 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
             self._done_transport.close()
         super().close()
 
-    def _drive_until(self, condition: Callable[[], bool], deadline: float) -> None:
-        attempt = 0
+    def _drive_until(self, condition: Callable[[], bool], timeout: float) -> None:
+        attempt, deadline = 0, time.monotonic() + timeout
         self._drive_tasks()
         while not condition() and time.monotonic() < deadline:
             self.base.backoff(attempt)

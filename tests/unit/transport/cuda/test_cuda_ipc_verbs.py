@@ -21,7 +21,7 @@ from asyncddp.ops import weighted_exchange
 from asyncddp.transport.cuda.ipc import ipc_transport
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
-from tests.support import DEFAULT_SETTINGS, on
+from tests.support import BEFORE_DEADLINE, DEFAULT_SETTINGS, on
 from tests.support.simulated_streams import SimulatedStreams
 
 SIZE = 5000
@@ -197,7 +197,7 @@ def transports():
 
 
 def test_a_rank_that_leaves_waits_for_its_readers_but_not_for_long(monkeypatch):
-    """``close`` waits a second for a reader that never comes, and when called again not at all."""
+    """``close`` waits a minute for a reader that never comes, and when called again not at all."""
     now = [100.0]  # a clock that only waiting moves
 
     def wait(attempt):
@@ -209,15 +209,31 @@ def test_a_rank_that_leaves_waits_for_its_readers_but_not_for_long(monkeypatch):
         monkeypatch.setattr(transport.base, "backoff", wait)
     exported = one.export_tensor(torch.ones(10), {1: 0})[1]
     one.close()
-    assert now == [101.0]
+    assert now == [161.0], "a minute for the reader to read, and a second for it to leave"
     assert not exported.done()
     other.close()
     one.close()
-    assert now == [101.0], "the first has said that it leaves, and it does so once"
+    assert now == [161.0], "the first has said that it leaves, and it does so once"
 
 
-def test_ranks_that_leave_together_keep_what_is_read_until_then():
-    """The peer's reading is still queued when the sender has left its last verb."""
+def test_ranks_that_leave_with_unread_memory_do_not_wait_for_each_other():
+    """A rank that leaves says that it reads nothing more, before it waits for its own readers."""
+    with bf.local_world(2, **DEFAULT_SETTINGS) as world:
+        pair = transports()
+
+        def leave():
+            transport = pair[bf.rank()]
+            transport.export_tensor(torch.ones(10), {1 - bf.rank(): 0})
+            started = time.monotonic()
+            transport.close()
+            return time.monotonic() - started < BEFORE_DEADLINE
+
+        assert world.run(leave) == [True, True]
+
+
+@pytest.mark.parametrize("late", [0.0, 1.2])
+def test_ranks_that_leave_together_keep_what_is_read_until_then(late):
+    """The peer's reading is still queued, or to come, when the sender has left its last verb."""
     with bf.local_world(2, **DEFAULT_SETTINGS) as world:
         pair, out = transports(), torch.zeros(10)
 
@@ -227,6 +243,7 @@ def test_ranks_that_leave_together_keep_what_is_read_until_then():
                 transport.export_tensor(torch.ones(10), {1: 0})
                 transport.close()
                 return float(out.sum())
+            time.sleep(late)
             imported = transport.import_tensor((10,), torch.float32, 0, 0)
             while not imported.done():
                 transport.backoff(0)
