@@ -1,7 +1,7 @@
 """Composite GPU transport that sends to each peer by the transport that suits it best.
 
 Inside a machine another transport may serve best than between machines, and a third one for
-collectives. Not run on a GPU yet.
+collectives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``cuda_staged``: transport of device tensors through pinned host memory, over a host transport.
 
-The default, which always works: it needs nothing of the MPI library and nothing of the peer's
-device. Not run on a GPU yet: tests run it in full over simulated streams.
+The one that always works: it needs nothing of the MPI library and nothing of the peer's device.
+Where there is no GPU, tests run it in full over simulated streams.
 """
 
 from __future__ import annotations

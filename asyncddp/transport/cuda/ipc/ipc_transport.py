@@ -5,7 +5,7 @@ of both. The receiver makes its stream wait for that event,
 enqueues the work that reads the memory in place, records an event after it, and sends a done
 message; the sender makes its stream wait for that event before it reuses the memory. The host never
 waits for a GPU. Messages to GPUs without peer access, and collectives, use other transports or are
-staged. Not run on a GPU yet; tests run it between processes with shared host memory.
+staged. Run between processes that share a GPU; where there is none, tests share host memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``nccl``: transport of tensors on GPUs by NCCL, through the Python package cupy.
 
 :mod:`~asyncddp.transport.cuda.nccl.point_to_point` says how messages, which match by tag, use a
-library that matches by order. Not run on a GPU yet; tests run it over a simulation of NCCL that
-checks its arguments, works late, and detects deadlocks between ranks.
+library that matches by order. On a GPU a communicator of one rank has run; tests run the rest over
+a simulation of NCCL that checks its arguments, works late, and detects deadlocks between ranks.
 """
 
 from __future__ import annotations
