@@ -40,13 +40,13 @@ class Run:
 
     method: str
     parameters: dict[str, torch.Tensor] = field(repr=False)
-    steps: npt.NDArray[np.int64]
-    seconds: Numbers
-    bytes_sent: Numbers
-    loss: Numbers
-    error: Numbers
-    score: Numbers
-    consensus_distance: Numbers
+    steps: npt.NDArray[np.int64] = field(repr=False)
+    seconds: Numbers = field(repr=False)
+    bytes_sent: Numbers = field(repr=False)
+    loss: Numbers = field(repr=False)
+    error: Numbers = field(repr=False)
+    score: Numbers = field(repr=False)
+    consensus_distance: Numbers = field(repr=False)
 
     def table(self) -> dict[str, npt.NDArray[Any]]:
         """Return all that was measured, in long form: a row for each record and measure.

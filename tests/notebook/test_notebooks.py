@@ -20,8 +20,9 @@ for needed in ("nbformat", "nbclient", "sklearn"):  # importing them takes each 
 
 FOLDER = REPO / "examples" / "notebooks"
 NAMES = ("1_average_consensus", "2_designing_a_topology", "3_least_squares", "4_digits")
+NAMES += ("6_choosing_a_method",)
 NAMES += ("5_lightning",) if importlib.util.find_spec("lightning") else ()
-PICTURES = dict(zip(NAMES, (2, 6, 2, 4, 2), strict=False))
+PICTURES = dict(zip(NAMES, (2, 6, 2, 4, 3, 2), strict=False))
 LARGEST = 60_000  # bytes of a picture
 
 
@@ -49,6 +50,9 @@ QUESTIONS = {
         answer = {"curves": curves.tolist(), "rates": rates,
                   "seen": view["digits"], "known": known.tolist(),
                   "slowest": found.slowest_by_compute, "holds_up": found.holds_up}""",
+    "6_choosing_a_method": """
+        answer = {"errors": {name: run.error.tolist() for name, run in errors.items()},
+                  "sent": {run.method.split(",")[0]: run.bytes_sent[-1] for run in found.runs}}""",
     "5_lightning": """
         def listed(records):
             accuracy, distances = curves(records)
@@ -271,6 +275,14 @@ class TestOnFourEngines:
         """The last rank computes longest, and all wait for it in the end."""
         answer = ran(NAMES[3]).answer
         assert (answer["slowest"], answer["holds_up"]) == (3, 3)
+
+    def test_exact_methods_go_on_where_the_biased_one_stops(self, ran):
+        """Simulated ranks: the error of tracking ends below that of ATC; DiLoCo sends least."""
+        answer = ran("6_choosing_a_method").answer
+        last = {name: errors[-1] for name, errors in answer["errors"].items()}
+        exact = max(last["gradient_tracking"], last["exact_diffusion"])
+        assert exact < 0.5 * last["adapt_then_combine"]
+        assert answer["sent"]["diloco"] < 0.1 * answer["sent"]["adapt_then_combine"]
 
     @pytest.mark.skipif("5_lightning" not in NAMES, reason="lightning is not installed")
     def test_models_are_equal_until_the_switch_and_learn_by_both_methods(self, ran):
