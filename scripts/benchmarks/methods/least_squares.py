@@ -16,7 +16,7 @@ EXACT = 1e-11
 """Error of a method without bias, at most."""
 _ALL_RANKS = "all ranks"
 _LR, _STEPS = 0.05, 1000
-_ENOUGH = 5000  # steps where an exact method has not yet arrived
+_ENOUGH = 10_000  # steps where an exact method has not yet arrived
 _SETTLED = 500  # steps after which a bias has its digits
 _PUBLISHED = {"adapt_then_combine": 5.5332e-2, "adapt_with_combine": 7.7835e-2}
 _QUICK = ("adapt_then_combine", "adapt_with_combine", "gradient_tracking", "d2")
