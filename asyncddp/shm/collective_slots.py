@@ -15,8 +15,8 @@ import torch
 from asyncddp.shm.arena import Arena, MappedChunk, SharedMemoryHandle, handle_of_block, store_fence
 from asyncddp.torch_modes import normal_mode
 
-_CAPACITY = 1 << 17  # bytes that one rank can give at most
-_SHARED_CAPACITY = 1 << 18  # bytes that all ranks give together at most: each of them reads all
+_CAPACITY = 1 << 20  # bytes that one rank can give at most
+_SHARED_CAPACITY = 1 << 21  # bytes that all ranks give together at most: each of them reads all
 SLOTS = 4  # of a rank, used in turns
 _LINE = 8  # words of a cache line
 _HEADER_BYTES = 8 * _LINE * (1 + SLOTS)

@@ -17,6 +17,7 @@ from tests.support import FileEvent, World, on
 SHARED = on("shared_memory-2", "shared_memory-4")
 LATE = 0.3  # seconds: the engine has taken over by then
 PIECE, COPY = 1 << 17, 1 << 20  # numbers in a piece of a sum, and in one of a copy
+LARGE = COPY // 2 + 1  # more than slots take
 COUNTS = (16_500, PIECE - 1, PIECE + 1, 4 * PIECE + 5, COPY, COPY + 3, 9 * PIECE)
 
 
@@ -105,7 +106,7 @@ def test_ranks_that_give_no_rows_and_rows_without_numbers(world: World) -> None:
 
 def lists_and_new_tensors() -> None:
     rank, ranks = bf.rank(), bf.size()
-    for count in (PIECE + 1, PIECE + 1, PIECE + 2):  # the second goes the way of the first
+    for count in (LARGE, LARGE, LARGE + 1):  # the second goes the way of the first
         given = [numbers(count, rank), numbers(20_000, rank).view(100, -1)]
         mixed = {"a": given[0], "b": given[1].double()}
         mean = [numbers(one.numel(), 0).view(one.shape) * ((ranks + 1) / 2) for one in given]
@@ -116,7 +117,7 @@ def lists_and_new_tensors() -> None:
         every = bf.allgather(given)
         assert torch.equal(every[0], torch.cat([numbers(count, peer) for peer in range(ranks)]))
         assert every[1].shape == (100 * ranks, 200)
-    x = numbers(PIECE + 1, rank)
+    x = numbers(LARGE, rank)
     bf.barrier()
     alive, total = weakref.ref(x), bf.allreduce(x)
     weak = weakref.ref(total)
@@ -136,12 +137,12 @@ def test_lists_of_large_tensors_and_what_is_kept_of_them(world: World) -> None:
 
 def late_ranks() -> None:
     rank, ranks = bf.rank(), bf.size()
-    x = numbers(PIECE + 1, rank)
+    x = numbers(LARGE, rank)
     for late in range(ranks):
         for verb in (
             lambda: bf.allreduce(x)[-1].item() == x[-1].item() / (rank + 1) * (ranks + 1) / 2,
             lambda: bf.allgather(x).numel() == ranks * x.numel(),
-            lambda: torch.equal(bf.broadcast(x, 0), numbers(PIECE + 1, 0)),
+            lambda: torch.equal(bf.broadcast(x, 0), numbers(LARGE, 0)),
         ):
             if rank == late:
                 time.sleep(LATE)

@@ -215,15 +215,15 @@ def test_a_blocking_and_a_nonblocking_call_meet(world: World) -> None:
 
 def unequal_rows() -> None:
     rank, ranks = bf.rank(), bf.size()
-    for big in (1, 100_000):  # of which one fits into slots, and the other does not
+    for big in (1, 200_000):  # of which one fits into slots, and the other does not
         rows = torch.full((big if rank == 0 else 2, 2), float(rank))
         found = bf.allgather(rows)
         assert found.shape == (big + 2 * (ranks - 1), 2)
         assert found[-1].tolist() == [ranks - 1.0] * 2
         assert found[0].tolist() == [0.0, 0.0]
-    long = "x" * 200_000 if rank == 0 else "y"
-    assert bf.allgather_object(long)[:2] == ["x" * 200_000, "y"]
-    assert bf.broadcast_object(long, 0) == "x" * 200_000
+    long = "x" * 1_500_000 if rank == 0 else "y"
+    assert bf.allgather_object(long)[:2] == ["x" * 1_500_000, "y"]
+    assert bf.broadcast_object(long, 0) == "x" * 1_500_000
 
 
 @SHARED
