@@ -134,6 +134,18 @@ def _result_of_root(
     return write_result(detached_copy(own) if out is None else own, given, out)
 
 
+def broadcast_over_group(
+    op: OperationExchanges, group: ProcessGroup, root: int, own: torch.Tensor, title: str
+) -> Steps[torch.Tensor]:
+    """Broadcast a rank's contiguous tensor on the host, whose shape all know, over a group."""
+    transport = group.transport
+    if transport is None:
+        return (yield from _broadcast_in_group(op, group.ranks, root, own, title))
+    form, place = signature_of(title, own), group.ranks.index(root)
+    yield from op.collective(group.ranks, form, lambda: transport.ibroadcast(own, place))
+    return own
+
+
 def _broadcast_in_group(
     op: OperationExchanges, group: Sequence[int], root: int, own: torch.Tensor, title: str
 ) -> Steps[torch.Tensor]:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from asyncddp.context import current
 from asyncddp.engine import (
     ExchangeSignature,
     OperationExchanges,
@@ -20,8 +19,11 @@ from asyncddp.engine import (
     SlotExchange,
     Steps,
 )
+from asyncddp.ops.broadcast import broadcast_over_group
+from asyncddp.ops.group_exchange import exchange_all_gather
+from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.slot_fast_path import run_in_slots
-from asyncddp.ops.validation import check_rank
+from asyncddp.ops.validation import signature_of
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty, make_tensor
@@ -32,13 +34,18 @@ T = TypeVar("T")
 
 @blocking
 def broadcast_object(
-    obj: Any = None, root_rank: int = 0, *, name: str | None = None
+    obj: Any = None,
+    root_rank: int = 0,
+    *,
+    group: ProcessGroup | None = None,
+    name: str | None = None,
 ) -> OperationSpec[Any]:
     """Give all ranks the root's object, by pickle.
 
     Args:
         obj: The object; only the root's counts.
-        root_rank: The root, the same on all ranks.
+        root_rank: The root's rank in the world, the same on all ranks.
+        group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
 
     Returns:
@@ -46,7 +53,7 @@ def broadcast_object(
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: There is no such root.
+        ArgumentError: There is no such root; it or this rank is not in ``group``.
         MismatchError: Another rank names another root, or calls another collective.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -56,35 +63,36 @@ def broadcast_object(
         ...     world.run(lambda: bf.broadcast_object({"lr": 0.1} if bf.rank() == 0 else None))
         [{'lr': 0.1}, {'lr': 0.1}]
     """
-    context = current()
-    root = check_rank("broadcast_object", "root_rank", root_rank, context.size)
+    members = members_of("broadcast_object", group)
+    root = check_member("broadcast_object", "root_rank", root_rank, members)
     title = f"broadcast_object(root_rank={root})" + (f" {name!r}" if name else "")
     form = ExchangeSignature(title, "uint8", ())
-    here = context.rank == root
+    here, place = members.context.rank == root, members.ranks.index(root)
     data = _pickled(obj) if here else empty((0,), torch.uint8)
 
     def steps(op: OperationExchanges) -> Steps[Any]:
-        everyone, transport = range(context.size), context.transport
-        length = make_tensor([data.numel()], torch.int64)
-        yield from op.collective(everyone, form, lambda: transport.ibroadcast(length, root))
+        mine = make_tensor([data.numel()], torch.int64)
+        length = yield from broadcast_over_group(op, members, root, mine, title)
         value = data if here else empty((int(length),), torch.uint8)
-        yield from op.collective(everyone, form, lambda: transport.ibroadcast(value, root))
+        value = yield from broadcast_over_group(op, members, root, value, title)
         return obj if here else _unpickled(value)
 
     def combine(parts: Sequence[torch.Tensor], *_: object) -> Any:
-        return obj if here else _unpickled(parts[root])
+        return obj if here else _unpickled(parts[place])
 
-    exchange = SlotExchange(form, combine if _slots_take(data) else None, gives=here)
-    call = SlotCall(exchange, data)
-    return OperationSpec("broadcast_object", steps, name, ordered=True, slot_call=call)
+    exchange = SlotExchange(form, combine if _slots_take(members, data) else None, gives=here)
+    return members.operation("broadcast_object", steps, name, slot_call=SlotCall(exchange, data))
 
 
 @blocking
-def allgather_object(obj: Any, *, name: str | None = None) -> OperationSpec[list[Any]]:
+def allgather_object(
+    obj: Any, *, group: ProcessGroup | None = None, name: str | None = None
+) -> OperationSpec[list[Any]]:
     """Give all ranks the list of all ranks' objects, by pickle.
 
     Args:
         obj: This rank's object.
+        group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
 
     Returns:
@@ -92,6 +100,7 @@ def allgather_object(obj: Any, *, name: str | None = None) -> OperationSpec[list
 
     Raises:
         NotInitializedError: ``init()`` was not called.
+        ArgumentError: This rank is not in ``group``.
         MismatchError: Another rank calls another collective.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -101,7 +110,8 @@ def allgather_object(obj: Any, *, name: str | None = None) -> OperationSpec[list
         ...     world.run(lambda: bf.allgather_object("ab"[bf.rank()]))[0]
         ['a', 'b']
     """
-    return _gathering("allgather_object", name, _pickled(obj), lambda _, part: _unpickled(part))
+    members = members_of("allgather_object", group)
+    return _gathering(members, "allgather_object", name, _pickled(obj), lambda _, p: _unpickled(p))
 
 
 def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
@@ -122,35 +132,43 @@ def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
 
     packed = pack(mine)
     data = from_bytes(packed, torch.uint8, (len(packed),))
-    return run_in_slots(current().engine, _gathering(verb, None, data, read))
+    members = members_of(verb, None)
+    return run_in_slots(members.context.engine, _gathering(members, verb, None, data, read))
 
 
 def _gathering(
-    verb: str, name: str | None, data: torch.Tensor, read: Callable[[int, torch.Tensor], T]
+    members: ProcessGroup,
+    verb: str,
+    name: str | None,
+    data: torch.Tensor,
+    read: Callable[[int, torch.Tensor], T],
 ) -> OperationSpec[list[T]]:
     """Build the operation that gathers the sizes of all ranks' bytes, then the bytes."""
-    context, title = current(), verb + (f" {name!r}" if name else "")
+    title = verb + (f" {name!r}" if name else "")
+    ranks, transport = members.ranks, members.transport
 
     def steps(op: OperationExchanges) -> Steps[list[T]]:
-        everyone, transport = range(context.size), context.transport
-        lengths = empty((context.size,), torch.int64)
-        mine, ones = make_tensor([data.numel()], torch.int64), [1] * context.size
-        yield from op.collective(everyone, form, lambda: transport.iallgather(mine, lengths, ones))
+        if transport is None:
+            ragged = signature_of(title, data, ragged=True)
+            return combine((yield from exchange_all_gather(op, ranks, ragged, data)))
+        lengths = empty((len(ranks),), torch.int64)
+        mine, ones = make_tensor([data.numel()], torch.int64), [1] * len(ranks)
+        yield from op.collective(ranks, form, lambda: transport.iallgather(mine, lengths, ones))
         counts = lengths.tolist()
         whole = empty((sum(counts),), torch.uint8)
-        yield from op.collective(everyone, form, lambda: transport.iallgather(data, whole, counts))
-        return [read(peer, part) for peer, part in enumerate(torch.split(whole, counts))]
+        yield from op.collective(ranks, form, lambda: transport.iallgather(data, whole, counts))
+        return combine(torch.split(whole, counts))
 
     def combine(parts: Sequence[torch.Tensor], *_: object) -> list[T]:
-        return [read(peer, part) for peer, part in enumerate(parts)]
+        return [read(peer, part) for peer, part in zip(ranks, parts, strict=True)]
 
     form = ExchangeSignature(title, "uint8", (None,))
-    call = SlotCall(SlotExchange(form, combine if _slots_take(data) else None), data)
-    return OperationSpec(verb, steps, name, ordered=True, slot_call=call)
+    exchange = SlotExchange(form, combine if _slots_take(members, data) else None)
+    return members.operation(verb, steps, name, slot_call=SlotCall(exchange, data))
 
 
-def _slots_take(data: torch.Tensor) -> bool:
-    slots = current().transport.collective_slots
+def _slots_take(members: ProcessGroup, data: torch.Tensor) -> bool:
+    slots = members.context.engine.matcher.slots.get(members.match_name)
     return slots is not None and data.nbytes <= slots.capacity
 
 

@@ -90,9 +90,11 @@ def test_ranks_that_name_different_members_are_told_both_lists(world):
 CALLS = {
     "allreduce": lambda **more: bf.allreduce(one(), **more),
     "allgather": lambda **more: bf.allgather(one(), **more),
+    "allgather_object": lambda **more: bf.allgather_object(1, **more),
     "alltoall": lambda **more: bf.alltoall(torch.ones(6), **more),
     "barrier": lambda **more: bf.barrier(**more),
     "broadcast": lambda **more: bf.broadcast(one(), **more),
+    "broadcast_object": lambda **more: bf.broadcast_object(1, **more),
     "gather": lambda **more: bf.gather(one(), **more),
     "recv": lambda **more: bf.recv(one(), 1 - bf.rank(), **more),
     "reduce": lambda **more: bf.reduce(one(), **more),
@@ -135,7 +137,7 @@ def test_a_group_ends_with_its_world():
 def strange_roots():
     group = bf.new_group([1])
     if bf.rank() == 1:
-        for verb in ("broadcast", "gather", "reduce", "scatter"):
+        for verb in ("broadcast", "broadcast_object", "gather", "reduce", "scatter"):
             assert told_by(lambda verb=verb: getattr(bf, verb)(one(), 0, group=group)) == (
                 f"{verb}: argument root_rank: expected a rank of the world that is in the group, "
                 "got 0; its members are rank 1"
@@ -180,6 +182,12 @@ def results(group):
         parts = functools.partial(held, shape=(rank * length, 2), dtype=torch.float64)
         whole = torch.cat([held(r, (r * length, 2), torch.float64) for r in ranks])
         assert torch.equal(bf.allgather(parts(rank), group=group), whole)
+    for length in (1, 2_000_000):  # of which one fits into slots, and the other does not
+        objects = [(r, str(r) * length) for r in ranks]
+        assert bf.allgather_object((rank, str(rank) * length), group=group) == objects
+        for root, found in zip(ranks, objects, strict=True):
+            mine = found if rank == root else None
+            assert bf.broadcast_object(mine, root, group=group) == found
 
 
 def in_a_group_of_three():

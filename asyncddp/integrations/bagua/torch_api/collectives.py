@@ -7,7 +7,6 @@ shapes. They return when they are done.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -23,13 +22,12 @@ from asyncddp.ops.alltoall import alltoall as _alltoall
 from asyncddp.ops.barrier import barrier as _barrier
 from asyncddp.ops.broadcast import broadcast_
 from asyncddp.ops.gather import gather as _gather
+from asyncddp.ops.object_collectives import broadcast_object as _broadcast_object
 from asyncddp.ops.reduce import reduce as _reduce
 from asyncddp.ops.reduce_scatter import reduce_scatter as _reduce_scatter
 from asyncddp.ops.scatter import scatter as _scatter
 from asyncddp.ops.send_recv import recv as _recv
 from asyncddp.ops.send_recv import send as _send
-from asyncddp.tensors.allocation import empty, make_tensor
-from asyncddp.tensors.byte_views import as_bytes, from_bytes
 
 __all__ = [
     "allgather", "allreduce", "alltoall", "alltoall_v", "barrier", "broadcast",
@@ -100,13 +98,8 @@ def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
     members = member(comm)
     if members is None:
         return None
-    root, here = members.world_rank("broadcast_object", "src", src), members.rank() == src
-    data = pickle.dumps(obj) if here else b""
-    length = broadcast_(make_tensor([len(data)], torch.int64), root, group=members.group)
-    size = int(length)
-    content = from_bytes(data, torch.uint8, (size,)) if here else empty((size,), torch.uint8)
-    broadcast_(content, root, group=members.group)
-    return obj if here else pickle.loads(as_bytes(content).numpy().tobytes())
+    root = members.world_rank("broadcast_object", "src", src)
+    return _broadcast_object(obj, root, group=members.group)
 
 
 def reduce(
