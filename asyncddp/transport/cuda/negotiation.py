@@ -6,7 +6,7 @@ Without ``ASYNCDDP_DEVICE_WIRES`` those of the default are tried where every ran
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,11 +48,14 @@ class TransportChoice:
     failed: tuple[str, ...] = ()  # of those, what could not be opened or failed in its trial
 
 
-def detect_capabilities(rank: int, machine: int, rank_on_host: int) -> DeviceCapabilities:
-    """Detect the capabilities of this rank's device and of the libraries of all transports."""
+def detect_capabilities(
+    rank: int, machine: int, rank_on_host: int, transports: Iterable[str] | None = None
+) -> DeviceCapabilities:
+    """Detect the capabilities of this rank's device and of some transports' libraries, or all."""
     facts = detect_device(rank, machine, rank_on_host)
-    for transport in DEVICE_TRANSPORTS.values() if facts.device == "cuda" else ():
-        facts = transport.detect(facts)
+    names = DEVICE_TRANSPORTS if transports is None else transports
+    for name in names if facts.device == "cuda" else ():
+        facts = DEVICE_TRANSPORTS[name].detect(facts)
     return facts
 
 
@@ -76,7 +79,7 @@ def negotiate_from_config(
         return TransportChoice(FALLBACK, {})
     if "nccl" in wanted:
         prepare_cuda()
-    mine = detect_capabilities(transport.rank, machine, rank_on_host)
+    mine = detect_capabilities(transport.rank, machine, rank_on_host, wanted)
     index = default_device_index(rank_on_host, torch.cuda.device_count())
     streams = None if index is None else streams_of_device(torch.device("cuda", index))
     timeout = min(config.timeout, _TIMEOUT)
