@@ -109,6 +109,10 @@ class Algorithm:
         exact: Whether the ranks reach the optimum of the average loss with a constant step size
             though their data differ (with full gradients and a small enough step size); not
             unless a method says so.
+        default_graph: Makes the topology of n nodes that it uses unless the user gives one; None
+            for the context's.
+        zero_state: Names of tensors of a bucket's state that are zero at first.
+        parameter_state: Names of those that are the parameters at first.
         averaged_state: Names of tensors of a bucket's state that each round averages as well, as
             they are, without a compressor.
         state_copies: Tensors of a bucket's size that a rank keeps: what a method costs in memory.
@@ -151,6 +155,9 @@ class Algorithm:
     needs: TopologyRequirements = TopologyRequirements()
     alternative: ClassVar[str | None] = None
     exact: ClassVar[bool] = False
+    default_graph: ClassVar[Callable[[int], GraphOrSchedule] | None] = None
+    zero_state: ClassVar[tuple[str, ...]] = ()
+    parameter_state: ClassVar[tuple[str, ...]] = ()
     averaged_state: ClassVar[tuple[str, ...]] = ()
     state_copies: ClassVar[int] = 0
     state_copies_per_neighbor: ClassVar[int] = 0
@@ -203,19 +210,23 @@ class Algorithm:
 
     def default_topology(self, nodes: int) -> GraphOrSchedule | None:
         """Return the topology to use unless the user gives one; None for the context's."""
-        return None
+        graph = type(self).default_graph
+        return None if graph is None else graph(nodes)
 
     def initial_state(
         self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
     ) -> Mapping[str, torch.Tensor]:
         """Make the state of a bucket, before its first step.
 
+        Tensors of :meth:`AveragedBucket.new_state` by the names that the method declares.
+
         Args:
             bucket: The bucket, whose ``state`` is empty.
             neighbors: Returns the flat tensors of the in-neighbours, by rank; all ranks must call
                 it equally often.
         """
-        return {}
+        copies = {key: bucket.new_state().copy_(bucket.flat) for key in self.parameter_state}
+        return {**copies, **{key: bucket.new_state() for key in self.zero_state}}
 
     def before_update(self, bucket: AveragedBucket) -> None:
         """Prepare the update of a bucket: ``bucket.gradient()`` may be replaced.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing_extensions import override
-
 from asyncddp.algorithms.algorithm import (
     Algorithm,
     CommunicationPattern,
@@ -14,7 +12,7 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression.typical_contraction import typical_contraction
 from asyncddp.errors import ArgumentError
-from topology import GraphOrSchedule, symmetric_exponential
+from topology import symmetric_exponential
 
 _SAMPLE = 1 << 16  # elements that tell how much a compressor keeps
 
@@ -40,6 +38,7 @@ class CompressedGossip(Algorithm):
 
     when = CommunicationTiming.AFTER_STEP
     how = (CommunicationPattern.NEIGHBORS, CommunicationPattern.MACHINES)
+    default_graph = symmetric_exponential
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
     default_compression = "qsgd_int8"
@@ -53,10 +52,6 @@ class CompressedGossip(Algorithm):
                 f"{consensus_step!r}"
             )
         self.consensus_step = consensus_step
-
-    @override
-    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        return symmetric_exponential(nodes)
 
     def step_of(self, bucket: AveragedBucket) -> float:
         r"""Return :math:`\gamma_c` for a bucket."""

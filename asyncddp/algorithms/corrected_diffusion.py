@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -10,7 +9,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from topology import GraphOrSchedule, symmetric_exponential
+from topology import symmetric_exponential
 
 _CORRECTION = "correction"
 
@@ -37,19 +36,11 @@ class CorrectedDiffusion(Algorithm):
         CommunicationPattern.MACHINES,
         CommunicationPattern.GLOBAL,
     )
+    default_graph = symmetric_exponential
     alternative = "gradient_tracking"
     exact = True
+    zero_state: ClassVar[tuple[str, ...]] = (_CORRECTION,)
     state_copies = 1
-
-    @override
-    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        return symmetric_exponential(nodes)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_CORRECTION: bucket.new_state()}
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:

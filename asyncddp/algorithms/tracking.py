@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Literal
 
-import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
@@ -35,6 +33,7 @@ class Tracking(Algorithm):
     )
     exact = True
     averaged_state = (TRACKER,)
+    zero_state = (TRACKER, TRACKED)
     state_copies = messages = 2
 
     def __init__(self, form: Literal["atc", "diging"], beta: float) -> None:
@@ -46,12 +45,6 @@ class Tracking(Algorithm):
             self.when, lowest = CommunicationTiming.BEFORE_FORWARD, -1.0
         self.needs = TopologyRequirements(doubly_stochastic=True, min_eigenvalue=lowest)
         self.form, self.beta = form, beta
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {TRACKER: bucket.new_state(), TRACKED: bucket.new_state()}
 
     @override
     def before_update(self, bucket: AveragedBucket) -> None:

@@ -62,6 +62,11 @@ def checked_integer(
     return int(value)
 
 
+def checked_interval(steps: Any) -> int:
+    """Check that the argument communication_interval is a number of steps."""
+    return checked_integer("argument communication_interval", steps, 1)
+
+
 def require_dense(name: str, parameter: torch.Tensor) -> None:
     """Raise an error unless a parameter is a dense tensor in memory."""
     if parameter.layout != torch.strided or parameter.is_meta:

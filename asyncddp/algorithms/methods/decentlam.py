@@ -1,15 +1,12 @@
 """``decentlam``: momentum whose bias is that of decentralised SGD without any."""
 
-from collections.abc import Callable, Mapping
-
-import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_share
-from topology import GraphOrSchedule, symmetric_exponential
+from topology import symmetric_exponential
 
 _MOMENTUM, _BEFORE = "momentum", "parameters before"
 
@@ -44,23 +41,15 @@ class DecentLaM(Algorithm):
         CommunicationPattern.MACHINES,
         CommunicationPattern.GLOBAL,
     )
+    default_graph = symmetric_exponential
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
     alternative = "quasi_global_momentum"
     owns_momentum = changes_alone = True
+    zero_state = (_MOMENTUM, _BEFORE)
     state_copies = 2
 
     def __init__(self, *, beta: float = 0.9) -> None:
         self.beta = checked_share("argument beta", beta)
-
-    @override
-    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        return symmetric_exponential(nodes)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_MOMENTUM: bucket.new_state(), _BEFORE: bucket.new_state()}
 
     @override
     def before_update(self, bucket: AveragedBucket) -> None:

@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.algorithms.wrapper_setup import checked_interval
 from asyncddp.errors import ArgumentError
 from topology import GraphOrSchedule, complete, shift_one
 
@@ -59,9 +59,7 @@ class Decentralized(Algorithm):
                 f"{peer_selection_mode!r}"
             )
         self.peer_selection_mode = peer_selection_mode
-        self.communication_interval = checked_integer(
-            "argument communication_interval", communication_interval, 1
-        )
+        self.communication_interval = checked_interval(communication_interval)
         flat = "allreduce" if peer_selection_mode == "all" else "neighbor_allreduce"
         self.default_communication = "hierarchical_neighbor_allreduce" if hierarchical else flat
 

@@ -1,7 +1,5 @@
 """``deepsqueeze``: gossip of compressed models, whose errors each rank repays by itself."""
 
-from collections.abc import Callable, Mapping
-
 import torch
 from typing_extensions import override
 
@@ -40,13 +38,8 @@ class DeepSqueeze(CompressedGossip):
 
     name = "deepsqueeze"
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True)
+    zero_state = (_ERROR,)
     state_copies = 1
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_ERROR: bucket.new_state()}
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:

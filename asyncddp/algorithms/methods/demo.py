@@ -1,7 +1,5 @@
 """``demo``: all ranks step along signs of the largest parts of their momenta."""
 
-from collections.abc import Callable, Mapping
-
 import torch
 from typing_extensions import override
 
@@ -14,7 +12,7 @@ from asyncddp.algorithms.algorithm import (
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_share
-from topology import GraphOrSchedule, complete
+from topology import complete
 
 _OUTER, _MOMENTUM = "common parameters", "momentum"
 
@@ -46,23 +44,16 @@ class DeMo(Algorithm):
     name = "demo"
     when = CommunicationTiming.AFTER_STEP
     how = (CommunicationPattern.NEIGHBORS,)
+    default_graph = complete
     needs = TopologyRequirements(uniform=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
     default_compression = "dct_top_k"
+    parameter_state = (_OUTER,)
+    zero_state = (_MOMENTUM,)
     state_copies = 2
 
     def __init__(self, *, beta: float = 0.999) -> None:
         self.beta = checked_share("argument beta", beta)
-
-    @override
-    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        return complete(nodes)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_OUTER: bucket.new_state().copy_(bucket.flat), _MOMENTUM: bucket.new_state()}
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:

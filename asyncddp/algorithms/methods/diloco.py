@@ -1,13 +1,11 @@
 """``diloco``: many local steps, then a step of an outer Nesterov optimizer."""
 
-from collections.abc import Callable, Mapping
-
 import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.wrapper_setup import checked_integer, checked_positive, checked_share
+from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
 
 _OUTER, _MOMENTUM = "outer parameters", "outer momentum"
 
@@ -39,6 +37,8 @@ class DiLoCo(Algorithm):
     how = (CommunicationPattern.GLOBAL,)
     averages_first_step = False
     changes_alone = True
+    parameter_state = (_OUTER,)
+    zero_state = (_MOMENTUM,)
     state_copies = 2
 
     def __init__(
@@ -48,17 +48,9 @@ class DiLoCo(Algorithm):
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
     ) -> None:
-        self.communication_interval = checked_integer(
-            "argument communication_interval", communication_interval, 1
-        )
+        self.communication_interval = checked_interval(communication_interval)
         self.outer_lr = checked_positive("argument outer_lr", outer_lr)
         self.outer_momentum = checked_share("argument outer_momentum", outer_momentum)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_OUTER: bucket.new_state().copy_(bucket.flat), _MOMENTUM: bucket.new_state()}
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:

@@ -1,8 +1,5 @@
 """``edm``: exact diffusion with momentum."""
 
-from collections.abc import Callable, Mapping
-
-import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
@@ -37,16 +34,11 @@ class ExactDiffusionMomentum(CorrectedDiffusion):
     name = "edm"
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
     owns_momentum = changes_alone = True
+    zero_state = (*CorrectedDiffusion.zero_state, _MOMENTUM)
     state_copies = 2
 
     def __init__(self, *, beta: float = 0.9) -> None:
         self.beta = checked_share("argument beta", beta)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {**super().initial_state(bucket, neighbors), _MOMENTUM: bucket.new_state()}
 
     @override
     def before_update(self, bucket: AveragedBucket) -> None:

@@ -1,14 +1,12 @@
 """``extra``: adapt while combining, with a dual variable that ends the bias."""
 
-from collections.abc import Callable, Mapping
-
 import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from topology import GraphOrSchedule, symmetric_exponential
+from topology import symmetric_exponential
 
 _DUAL = "dual"
 
@@ -37,22 +35,14 @@ class Extra(Algorithm):
         CommunicationPattern.MACHINES,
         CommunicationPattern.GLOBAL,
     )
+    default_graph = symmetric_exponential
     needs = TopologyRequirements(
         doubly_stochastic=True, symmetric=True, static_only=True, min_eigenvalue=-1.0
     )
     alternative = "gradient_tracking"
     exact = True
+    zero_state = (_DUAL,)
     state_copies = 1
-
-    @override
-    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        return symmetric_exponential(nodes)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_DUAL: bucket.new_state()}
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:

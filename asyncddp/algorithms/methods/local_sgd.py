@@ -1,7 +1,7 @@
 """``local_sgd``: averages models over all ranks after so many local steps."""
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
-from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.algorithms.wrapper_setup import checked_interval
 
 
 class LocalSGD(Algorithm):
@@ -29,6 +29,4 @@ class LocalSGD(Algorithm):
     averages_first_step = False
 
     def __init__(self, *, communication_interval: int = 8) -> None:
-        self.communication_interval = checked_integer(
-            "argument communication_interval", communication_interval, 1
-        )
+        self.communication_interval = checked_interval(communication_interval)

@@ -13,7 +13,7 @@ from asyncddp.algorithms.algorithm import (
 )
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.algorithms.wrapper_setup import checked_interval
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import detached_copy
@@ -63,9 +63,7 @@ class LowPrecisionDecentralized(Algorithm):
     def __init__(self, *, communication_interval: int = 1, hierarchical: bool = False) -> None:
         if hierarchical:
             self.default_communication = "hierarchical_neighbor_allreduce"
-        self.communication_interval = checked_integer(
-            "argument communication_interval", communication_interval, 1
-        )
+        self.communication_interval = checked_interval(communication_interval)
 
     @override
     def default_topology(self, nodes: int) -> GraphOrSchedule | None:

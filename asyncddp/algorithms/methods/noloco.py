@@ -1,15 +1,13 @@
 """``noloco``: many local steps, then an outer step that two ranks make together."""
 
-from collections.abc import Callable, Mapping
-
 import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from asyncddp.algorithms.wrapper_setup import checked_integer, checked_positive, checked_share
-from topology import GraphOrSchedule, random_matching
+from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
+from topology import random_matching
 
 _OUTER, _MOMENTUM = "outer parameters", "outer momentum"
 
@@ -44,10 +42,13 @@ class NoLoCo(Algorithm):
     name = "noloco"
     when = CommunicationTiming.AFTER_STEP
     how = (CommunicationPattern.NEIGHBORS,)
+    default_graph = random_matching
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True)
     averages_first_step = False
     averaged_state = (_OUTER,)
     changes_alone = True
+    parameter_state = (_OUTER,)
+    zero_state = (_MOMENTUM,)
     state_copies = messages = 2
 
     def __init__(
@@ -58,22 +59,10 @@ class NoLoCo(Algorithm):
         outer_momentum: float = 0.9,
         consensus_rate: float = 0.7,
     ) -> None:
-        self.communication_interval = checked_integer(
-            "argument communication_interval", communication_interval, 1
-        )
+        self.communication_interval = checked_interval(communication_interval)
         self.outer_lr = checked_positive("argument outer_lr", outer_lr)
         self.outer_momentum = checked_share("argument outer_momentum", outer_momentum)
         self.consensus_rate = checked_share("argument consensus_rate", consensus_rate, closed=True)
-
-    @override
-    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        return random_matching(nodes)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_OUTER: bucket.new_state().copy_(bucket.flat), _MOMENTUM: bucket.new_state()}
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:

@@ -4,7 +4,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
-from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.algorithms.wrapper_setup import checked_integer, checked_interval
 
 
 class PostLocalSGD(Algorithm):
@@ -35,9 +35,7 @@ class PostLocalSGD(Algorithm):
 
     def __init__(self, *, warmup_steps: int = 0, communication_interval: int = 8) -> None:
         self.warmup_steps = checked_integer("argument warmup_steps", warmup_steps, 0)
-        self.communication_interval = checked_integer(
-            "argument communication_interval", communication_interval, 1
-        )
+        self.communication_interval = checked_interval(communication_interval)
 
     @override
     def warms_up(self, optimizer: torch.optim.Optimizer, steps: int) -> bool:

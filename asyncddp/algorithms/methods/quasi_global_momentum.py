@@ -1,7 +1,5 @@
 """``quasi_global_momentum``: momentum of how the model has moved, not of this rank's gradients."""
 
-from collections.abc import Callable, Mapping
-
 import torch
 from typing_extensions import override
 
@@ -45,17 +43,12 @@ class QuasiGlobalMomentum(Algorithm):
     )
     needs = TopologyRequirements(doubly_stochastic=True)
     owns_momentum = changes_alone = True
+    zero_state = (_MOMENTUM,)
     state_copies = 1
 
     def __init__(self, *, beta: float = 0.9, mu: float | None = None) -> None:
         self.beta = checked_share("argument beta", beta)
         self.mu = self.beta if mu is None else checked_share("argument mu", mu)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_MOMENTUM: bucket.new_state()}
 
     @override
     def before_update(self, bucket: AveragedBucket) -> None:

@@ -15,7 +15,7 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError
-from topology import GraphOrSchedule, tree
+from topology import tree
 
 _MESSAGE, _COUNT = "sum of rank {}", "count of rank {}"
 
@@ -43,6 +43,7 @@ class RelaySGD(Algorithm):
     name = "relay_sgd"
     when = CommunicationTiming.AFTER_STEP
     how = (CommunicationPattern.NEIGHBORS,)
+    default_graph = tree
     needs = TopologyRequirements(static_only=True, tree=True)
     exact = True
     compression = CompressionUse.DIFFERENCES
@@ -54,10 +55,6 @@ class RelaySGD(Algorithm):
             f"argument compression: {self.name} relays sums, in which errors would add up; "
             f"expected None, or algorithm='choco_sgd', got {compressor!r}"
         )
-
-    @override
-    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        return tree(nodes)
 
     @override
     def initial_state(

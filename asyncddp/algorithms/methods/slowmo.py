@@ -1,13 +1,10 @@
 """``slowmo``: slow momentum of how far local steps have led."""
 
-from collections.abc import Callable, Mapping
-
-import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.wrapper_setup import checked_integer, checked_positive, checked_share
+from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
 
 _OUTER, _MOMENTUM = "outer parameters", "slow momentum"
 
@@ -41,22 +38,16 @@ class SlowMo(Algorithm):
     how = (CommunicationPattern.GLOBAL,)
     averages_first_step = False
     changes_alone = True
+    parameter_state = (_OUTER,)
+    zero_state = (_MOMENTUM,)
     state_copies = 2
 
     def __init__(
         self, *, communication_interval: int = 12, beta: float = 0.5, alpha: float = 1.0
     ) -> None:
-        self.communication_interval = checked_integer(
-            "argument communication_interval", communication_interval, 1
-        )
+        self.communication_interval = checked_interval(communication_interval)
         self.beta = checked_share("argument beta", beta)
         self.alpha = checked_positive("argument alpha", alpha)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_OUTER: bucket.new_state().copy_(bucket.flat), _MOMENTUM: bucket.new_state()}
 
     @override
     def incoming(self, bucket: AveragedBucket, received: Received) -> None:

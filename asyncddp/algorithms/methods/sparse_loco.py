@@ -1,7 +1,5 @@
 """``sparse_loco``: many local steps, then the largest parts of what they have changed."""
 
-from collections.abc import Callable, Mapping
-
 import torch
 from typing_extensions import override
 
@@ -13,8 +11,8 @@ from asyncddp.algorithms.algorithm import (
 )
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from asyncddp.algorithms.wrapper_setup import checked_integer, checked_positive, checked_share
-from topology import GraphOrSchedule, complete
+from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
+from topology import complete
 
 _OUTER, _ERROR = "outer parameters", "compression error"
 
@@ -49,10 +47,13 @@ class SparseLoCo(Algorithm):
     name = "sparse_loco"
     when = CommunicationTiming.AFTER_STEP
     how = (CommunicationPattern.NEIGHBORS,)
+    default_graph = complete
     needs = TopologyRequirements(uniform=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
     default_compression = "top_k"
     averages_first_step = False
+    parameter_state = (_OUTER,)
+    zero_state = (_ERROR,)
     state_copies = 2
 
     def __init__(
@@ -62,21 +63,9 @@ class SparseLoCo(Algorithm):
         outer_lr: float = 1.0,
         error_decay: float = 0.95,
     ) -> None:
-        self.communication_interval = checked_integer(
-            "argument communication_interval", communication_interval, 1
-        )
+        self.communication_interval = checked_interval(communication_interval)
         self.outer_lr = checked_positive("argument outer_lr", outer_lr)
         self.error_decay = checked_share("argument error_decay", error_decay, closed=True)
-
-    @override
-    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        return complete(nodes)
-
-    @override
-    def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
-    ) -> Mapping[str, torch.Tensor]:
-        return {_OUTER: bucket.new_state().copy_(bucket.flat), _ERROR: bucket.new_state()}
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
