@@ -37,6 +37,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "decentlam": f"{_METHODS}.decentlam:DecentLaM",
         "deepsqueeze": f"{_METHODS}.deepsqueeze:DeepSqueeze",
         "demo": f"{_METHODS}.demo:DeMo",
+        "des_loc": f"{_METHODS}.des_loc:DesLoc",
         "diloco": f"{_METHODS}.diloco:DiLoCo",
         "edm": f"{_METHODS}.edm:ExactDiffusionMomentum",
         "exact_diffusion": f"{_METHODS}.exact_diffusion:ExactDiffusion",

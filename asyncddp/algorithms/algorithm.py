@@ -83,9 +83,10 @@ class Algorithm:
               \mathrm{incoming}\Big(x_i, s_i, \sum_j w_{ij} Q(z_j)\Big)
 
     for each flat bucket x, with s the state that the method keeps for it. With one-sided
-    communication the :math:`z_j` of neighbours are the latest that arrived. Tensors of the state
-    named in ``averaged_state`` travel along, so that a method can average several quantities in one
-    round: :math:`\sum_j w_{ij} s_j` of each is in ``received.states``.
+    communication the :math:`z_j` of neighbours are the latest that arrived. Tensors of
+    :meth:`travelling_state` travel along, so that a method can average several quantities in one
+    round: :math:`\sum_j w_{ij} s_j` of each is in ``received.states``. What :meth:`takes_part`
+    leaves out is not sent in that round.
 
     Around each update of the user's optimizer, whether a round follows or not,
     :meth:`before_update` may replace the gradient that the optimizer sees, and :meth:`after_step`
@@ -113,8 +114,7 @@ class Algorithm:
             for the context's.
         zero_state: Names of tensors of a bucket's state that are zero at first.
         parameter_state: Names of those that are the parameters at first.
-        averaged_state: Names of tensors of a bucket's state that each round averages as well, as
-            they are, without a compressor.
+        averaged_state: Names of tensors of a bucket's state that each round averages as well.
         state_copies: Tensors of a bucket's size that a rank keeps: what a method costs in memory.
         state_copies_per_neighbor: Those that it keeps for each neighbour in addition.
         messages: Tensors of a bucket's size that a round sends to each neighbour.
@@ -182,8 +182,9 @@ class Algorithm:
     def plain(self) -> bool:
         """True if no hook of a round is overridden, so that the average replaces the bucket."""
         own = type(self)
-        overridden = own.outgoing, own.incoming
-        return overridden == (Algorithm.outgoing, Algorithm.incoming) and not self.averaged_state
+        overridden = own.outgoing, own.incoming, own.takes_part
+        plain = Algorithm.outgoing, Algorithm.incoming, Algorithm.takes_part
+        return overridden == plain and not self.averaged_state
 
     @property
     def replaces_gradients(self) -> bool:
@@ -234,6 +235,18 @@ class Algorithm:
         Called in each step just before the user's optimizer, when gradients are unscaled and
         clipped; not in a step that a GradScaler skips.
         """
+
+    def takes_part(self, bucket: AveragedBucket) -> bool:
+        """Return whether a bucket is sent in round ``bucket.round``, alike on all ranks."""
+        return True
+
+    def travelling_state(self, bucket: AveragedBucket) -> Mapping[str, torch.Tensor]:
+        """Return tensors that round ``bucket.round`` averages as well, by name, alike on all ranks.
+
+        They travel as they are, without a compressor; each is of ``bucket.flat``'s size or one
+        number. Of methods without ``compression = CompressionUse.DIFFERENCES``.
+        """
+        return {key: bucket.state[key] for key in self.averaged_state}
 
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
         """Compute the tensor to send for a bucket, which stays unchanged until the result.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.compression.tensor_compressor import TensorCompressor
+from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.tensors.allocation import zeros_like
 from asyncddp.tensors.buckets import NamedFlatBucket
@@ -33,6 +34,7 @@ class AveragedBucket:
         compressor: Compressor of what is sent, with its state; None sends tensors as they are.
         row: This rank's weights in the round, where it averages with neighbours by messages.
         nodes: Number of nodes of the graph: ranks or machines.
+        round: Index of the round under way, or else of the last one; -1 before the first.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class AveragedBucket:
         self.state: dict[str, torch.Tensor] = {}
         self.compressor: TensorCompressor | None = None
         self.row: WeightRow | None = None
-        self.nodes = 1
+        self.nodes, self.round = 1, -1
         self._layout = layout
 
     @property
@@ -89,6 +91,42 @@ class AveragedBucket:
             if parameter.grad is None:
                 parameter.grad = zeros_like(parameter)
             parameter.grad.copy_(view)
+
+    def optimizer_state(self, key: str) -> torch.Tensor:
+        """Return a tensor like :meth:`new_state` with what the optimizer keeps by a name.
+
+        Such as ``exp_avg``; zero where it keeps nothing yet.
+
+        Raises:
+            ArgumentError: It keeps something of another shape than the parameter's by that name.
+        """
+        flat = self.new_state()
+        for view, kept in self._optimizer_tensors(key, flat):
+            view.copy_(kept)
+        return flat
+
+    def set_optimizer_state(self, key: str, flat: torch.Tensor) -> None:
+        """Write what :meth:`optimizer_state` gives, where the optimizer keeps such tensors."""
+        for view, kept in self._optimizer_tensors(key, flat):
+            kept.copy_(view)
+
+    def _optimizer_tensors(
+        self, key: str, flat: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield views of a flat tensor with the tensors that the optimizer keeps in their place."""
+        state = self.optimizer.state
+        for name, parameter, view in zip(
+            self.names, self.parameters, self.views_of(flat), strict=True
+        ):
+            kept = state[parameter].get(key) if parameter in state else None
+            if kept is not None:
+                if not isinstance(kept, torch.Tensor) or kept.shape != view.shape:
+                    raise ArgumentError(
+                        f"optimizer: what {type(self.optimizer).__name__} keeps of {name} as "
+                        f"{key!r} cannot be averaged with the parameters; expected a tensor of "
+                        f"shape {tuple(view.shape)}, got {kept!r}"
+                    )
+                yield view, kept
 
     def step_sizes(self) -> float | torch.Tensor:
         """Return the learning rates of now: one number, or where they differ a flat tensor.
@@ -180,7 +218,7 @@ class Received(ABC):
 
     Attributes:
         sources: Ranks from which tensors came, ascending.
-        states: :math:`\sum_j w_{ij} s_j` by name, of the tensors in ``averaged_state``.
+        states: :math:`\sum_j w_{ij} s_j` by name, of the state that travels along.
     """
 
     sources: Sequence[int] = ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -116,6 +117,11 @@ class CrossRoundState:
         self.bytes_sent += before.bytes_sent
         self.exposed_time = before.exposed_time
 
+    def number_buckets(self, number: int) -> None:
+        """Tell the buckets the index of the round that begins, or else of the last one."""
+        for bucket in self.buckets:
+            bucket.round = number
+
     def pieces(self, *, split: bool = True) -> list[BucketPiece]:
         """List what travels by itself in a round, in an order that is the same on all ranks."""
         size = self.piece_bytes
@@ -203,12 +209,15 @@ class BucketAveragingFunctions:
     fast_path: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
 
     def send_bytes(
-        self, bucket: AveragedBucket, sent: torch.Tensor, states: Sequence[str] = ()
+        self,
+        bucket: AveragedBucket,
+        sent: torch.Tensor,
+        states: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> int:
         """Compute the bytes that this rank sends of a bucket, and of its state."""
         travels = DTYPES[sent.dtype].accumulate if self.sums else sent.dtype
         message = bucket.message_bytes(self.parts, sent.numel() * travels.itemsize)
-        along = sum(bucket.state[key].nbytes for key in states)
+        along = sum(state.nbytes for state in states.values())
         return round(self.copies_sent * (message + along))
 
 
@@ -221,9 +230,11 @@ class TwoSidedRound(AveragingRound):
         self._fast_paths: dict[int, Callable[[], bool]] = {}
 
     def start(self, index: int) -> None:
-        """Send a bucket, or look up the fast path that :meth:`finish` will take."""
+        """Send a bucket that takes part, or look up the fast path that :meth:`finish` will take."""
         averager, bucket = self._averager, self._averager.buckets[index]
         method, name = averager.algorithm, averager.bucket_name(index)
+        if not method.takes_part(bucket):
+            return
         plain = method.plain and bucket.compressor is None
         with averager.exposed_time:
             if plain and not averager.overlapping:
@@ -236,12 +247,11 @@ class TwoSidedRound(AveragingRound):
             with use(averager.context), torch.no_grad():
                 if bucket.compressor is not None:
                     bucket.clear_padding()
-                sent = method.outgoing(bucket)
-                along = method.averaged_state
+                sent, along = method.outgoing(bucket), method.travelling_state(bucket)
                 averager.bytes_sent += self._plan.send_bytes(bucket, sent, along)
                 in_place = plain and averager.in_place
                 self._pending[index] = exchange_of(
-                    self._plan.start, method, bucket, sent, name, in_place=in_place
+                    self._plan.start, method, bucket, sent, along, name, in_place=in_place
                 )
 
     @override
@@ -291,12 +301,15 @@ class LocalRound(AveragingRound):
 
     def __init__(self, averager: CrossRoundState) -> None:
         self._averager = averager
-        self._sent: dict[int, torch.Tensor] = {}
+        self._sent: dict[int, ReceivedAverage] = {}
 
     @override
     def start(self, index: int) -> None:
-        with torch.no_grad():
-            self._sent[index] = self._averager.algorithm.outgoing(self._averager.buckets[index])
+        method, bucket = self._averager.algorithm, self._averager.buckets[index]
+        if method.takes_part(bucket):
+            with torch.no_grad():
+                self._sent[index] = ReceivedAverage(method.outgoing(bucket))
+                self._sent[index].states = method.travelling_state(bucket)
 
     @override
     def has_started(self, index: int) -> bool:
@@ -307,10 +320,8 @@ class LocalRound(AveragingRound):
         if before_write is not None:
             before_write(index)
         method, bucket = self._averager.algorithm, self._averager.buckets[index]
-        received = ReceivedAverage(self._sent.pop(index))
-        received.states = {key: bucket.state[key] for key in method.averaged_state}
         with torch.no_grad():
-            method.incoming(bucket, received)
+            method.incoming(bucket, self._sent.pop(index))
 
     @override
     def finish(self, before_write: BeforeWrite | None = None) -> None:

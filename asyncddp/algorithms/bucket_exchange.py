@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from typing_extensions import override
@@ -141,11 +141,11 @@ class StatefulExchange(BucketExchange):
         start: Callable[..., Handle[torch.Tensor]],
         bucket: AveragedBucket,
         sent: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
         name: str,
-        states: Sequence[str],
     ) -> None:
         self._bucket = AverageExchange(start, bucket, sent, name)
-        self._states = {key: start(bucket.state[key], name=f"{name}.{key}") for key in states}
+        self._states = {key: start(one, name=f"{name}.{key}") for key, one in states.items()}
 
     @override
     def poll(self) -> bool:
@@ -163,6 +163,7 @@ def exchange_of(
     method: Algorithm,
     bucket: AveragedBucket,
     sent: torch.Tensor,
+    states: Mapping[str, torch.Tensor],
     name: str,
     *,
     in_place: bool,
@@ -171,6 +172,6 @@ def exchange_of(
     if method.compression is CompressionUse.DIFFERENCES and bucket.row is not None:
         to_each = method.outgoing_to_each(bucket, sent)
         return MessageExchange(bucket.row, bucket, sent, name, to_each)
-    if method.averaged_state:
-        return StatefulExchange(start, bucket, sent, name, method.averaged_state)
+    if states:
+        return StatefulExchange(start, bucket, sent, states, name)
     return AverageExchange(start, bucket, sent, name, in_place=in_place)

@@ -223,6 +223,7 @@ class ModelAverager(CrossRoundState):
         if self.idle:
             return None
         begun: AveragingRound | None = None
+        self.number_buckets(self.round + ahead)
         if not self.single_rank:
             self.context.engine.ensure_open(self.label)
             self._choose_schedule()

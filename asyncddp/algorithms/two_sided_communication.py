@@ -95,15 +95,19 @@ class TwoSidedCommunication(Communication):
         if plan is None:
             return
         averager.restart_if_changed(active_ranks)
+        averager.number_buckets(averager.round)
         exchanges = []
         with use(averager.context), torch.no_grad():
             for index, name, flat in averager.pieces(split=self._splits(averager)):
                 bucket = averager.buckets[index]
+                if not method.takes_part(bucket):
+                    continue
                 sent = flat if method.plain or method.replicates_model else method.outgoing(bucket)
+                along = method.travelling_state(bucket)
                 exchanges.append(
-                    exchange_of(plan.start, method, bucket, sent, name, in_place=False)
+                    exchange_of(plan.start, method, bucket, sent, along, name, in_place=False)
                 )
-                averager.bytes_sent += plan.send_bytes(bucket, sent, method.averaged_state)
+                averager.bytes_sent += plan.send_bytes(bucket, sent, along)
         for exchange in exchanges:
             exchange.wait()
         averager.round += 1

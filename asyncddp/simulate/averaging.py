@@ -121,7 +121,7 @@ class NeighborAveraging(AveragingScheme):
         if codecs is not None and self._method.compression is not CompressionUse.DIFFERENCES:
             own = make_tensor(mixing.own_weights, sent.dtype, sent.device).unsqueeze(1)
             mixed += own * (sent - decoded)  # a rank has its own tensor as it is
-        states = bucket.averaged_states
+        states = bucket.travelling_states
         mixed_states = {name: mixing.mix(one) for name, one in states.items()}
         bucket.incoming(StackedExchangeResult(decoded, mixed, mixed_states, mixing))
         return nbytes + _row_bytes(states)
@@ -159,7 +159,7 @@ class GlobalAveraging(AveragingScheme):
         codecs, ranks = bucket.codecs, len(self.active)
         if codecs is not None:
             bucket.clear_padding()
-        sent, states = bucket.outgoing(None), bucket.averaged_states
+        sent, states = bucket.outgoing(None), bucket.travelling_states
         mixed = self._averaged(sent)
         if codecs is not None:
             numel, divisor = bucket.bucket.payload.shape[-1], self._divisor
@@ -190,7 +190,7 @@ class NoAveraging(AveragingScheme):
             bucket.bucket.flat.copy_(bucket.outgoing(None))
         elif self._method.changes_alone:
             sent = bucket.outgoing(None)
-            bucket.incoming(StackedExchangeResult(sent, sent, bucket.averaged_states, None))
+            bucket.incoming(StackedExchangeResult(sent, sent, bucket.travelling_states, None))
         return 0.0
 
 

@@ -5,7 +5,7 @@ Each communication timing is a function that makes one step, of the same parts i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -125,9 +125,12 @@ class MethodRun:
 
     def _call(self, hook: Callable[[AveragedBucket], None]) -> None:
         with torch.no_grad():
-            for bucket in self.buckets:
-                for one in bucket.each:
-                    hook(one)
+            for one in self._each_bucket():
+                hook(one)
+
+    def _each_bucket(self) -> Iterator[AveragedBucket]:
+        """Yield the buckets on which hooks run one after the other."""
+        return (one for bucket in self.buckets for one in bucket.each)
 
     def average(self) -> None:
         """Average all buckets, in one round, unless a rank alone trains as plain torch does."""
@@ -137,8 +140,11 @@ class MethodRun:
         if (self._active != averaging.active).any():
             self._call(self.method.restart)  # others take part than in the last round
         averaging.begin(self._rounds, self._active)
+        for one in self._each_bucket():
+            one.round = self._rounds
+        taking_part = [one for one in self.buckets if self.method.takes_part(one.each[0])]
         with torch.no_grad():
-            nbytes = sum(averaging.average(bucket) for bucket in self.buckets)
+            nbytes = sum(averaging.average(bucket) for bucket in taking_part)
         averaging.end()
         self._rounds += 1
         if not isinstance(averaging, NoAveraging):

@@ -71,9 +71,9 @@ class SimulatedBucket(ABC):
         """Update all ranks from what has arrived."""
 
     @property
-    def averaged_states(self) -> dict[str, torch.Tensor]:
-        """Tensors of the state that travel along, stacked, by name."""
-        return {name: self.bucket.state[name] for name in self.method.averaged_state}
+    def travelling_states(self) -> Mapping[str, torch.Tensor]:
+        """Tensors that travel along, stacked, by name."""
+        return self.method.travelling_state(self.bucket)
 
     @property
     def each(self) -> Sequence[AveragedBucket]:
@@ -191,9 +191,9 @@ class PerRankBucket(SimulatedBucket):
 
     @property
     @override
-    def averaged_states(self) -> dict[str, torch.Tensor]:
-        names = self.method.averaged_state
-        return {name: torch.stack([row.state[name] for row in self._rows]) for name in names}
+    def travelling_states(self) -> Mapping[str, torch.Tensor]:
+        every = [self.method.travelling_state(row) for row in self._rows]
+        return {name: torch.stack([one[name] for one in every]) for name in every[0]}
 
     @property
     @override

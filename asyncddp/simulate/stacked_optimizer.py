@@ -132,6 +132,15 @@ class _StackedGroups:
         self._stacked_of = {id(row): one for row, one in zip(rows, stacked, strict=True)}
 
     @property
+    def state(self) -> Any:
+        """Refuse to give what optimizers keep, of which each rank has its own."""
+        raise ArgumentError(
+            f"argument optimizer: what {type(self._optimizer).__name__} keeps is not averaged in a "
+            "simulation, which has one for each rank; expected one that treats each element by "
+            "itself, such as torch.optim.AdamW"
+        )
+
+    @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups with their options of now."""
         return [

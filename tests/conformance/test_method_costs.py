@@ -59,6 +59,26 @@ def test_memory_is_as_declared(name, dtype):
         assert kept == 4 * NUMEL * copies
 
 
+def train_by_des_loc(dtype):
+    """Bytes that travel in six rounds, of models and of Adam's moments, in the dtype of sums."""
+    model = torch.nn.Linear(64, 64, bias=False, dtype=dtype)
+    plain = torch.optim.AdamW(model.parameters())
+    optimizer = bf.DistributedOptimizer(plain, model, "des_loc", communication_interval=2)
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.ones(1, 64, dtype=dtype)).square().mean().backward()
+        optimizer.step()
+    assert not optimizer._averager.buckets[0].state
+    return optimizer.bytes_sent
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_moments_travel_as_rarely_as_declared(dtype):
+    """One and a half models a round: six models, two first moments, a second one."""
+    sent = LoopbackWorld(N).run(train_by_des_loc, dtype)
+    assert sent == [(6 + 2 + 1) * 4 * NUMEL * 2 * (N - 1) // N] * N
+
+
 @pytest.mark.parametrize("name", NEIGHBORLY)
 def test_bytes_are_as_declared_counted_and_sent(name, monkeypatch):
     """So many tensors to each neighbour in each round, and at most a number with each."""

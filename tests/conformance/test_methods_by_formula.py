@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import asyncddp as bf
 import topology
 from tests.support import LoopbackWorld, on
 from tests.support.least_squares import LeastSquares
-from tests.support.methods import FORMULAS, admits, fitting_graph
+from tests.support.methods import FORMULAS, admits, des_loc, fitting_graph
 
 STEPS = 12
 every_formula = pytest.mark.parametrize("title", list(FORMULAS))
@@ -43,12 +45,22 @@ def starts(n):
     return torch.linspace(-1, 1, 10 * n, dtype=torch.float64).view(n, 10)
 
 
-def trained(name, graph, steps, *, cap=25.0, dtype=torch.float64, closure=False, **options):
+def trained(
+    name,
+    graph,
+    steps,
+    *,
+    cap=25.0,
+    dtype=torch.float64,
+    closure=False,
+    make=torch.optim.SGD,
+    **options,
+):
     """This rank's model after each step; two groups, whose rates a scheduler changes."""
     problem = LeastSquares(bf.size())
     model = Parts(starts(bf.size())[bf.rank()]).to(dtype)
     groups = [{"params": [model.first], "lr": 1.0}, {"params": [model.second], "lr": 0.5}]
-    plain = torch.optim.SGD(groups)
+    plain = make(groups)
     optimizer = bf.DistributedOptimizer(
         plain, model, name, topology=graph, bucket_size_in_mb=cap, **options
     )
@@ -72,10 +84,10 @@ def trained(name, graph, steps, *, cap=25.0, dtype=torch.float64, closure=False,
     return torch.stack(found)
 
 
-def by_formula(title, graph, steps, n):
+def by_formula(title, graph, steps, n, formula=None):
     """All ranks' models after each step, ``[rank, step, :]``."""
     problem, schedule = LeastSquares(n), topology.as_schedule(graph)
-    formula = FORMULAS[title][1](
+    formula = (FORMULAS[title][1] if formula is None else formula)(
         starts(n).numpy(),
         lambda k: topology.mixing_matrix(schedule, k),
         problem.gradients,
@@ -84,8 +96,8 @@ def by_formula(title, graph, steps, n):
     return np.stack([next(formula) for _ in range(steps)], axis=1)
 
 
-def agree(got, title, graph, n, tolerance=1e-12):
-    expected = by_formula(title, graph, STEPS, n)
+def agree(got, title, graph, n, tolerance=1e-12, formula=None):
+    expected = by_formula(title, graph, STEPS, n, formula)
     np.testing.assert_allclose(torch.stack(got).numpy(), expected, rtol=0, atol=tolerance)
 
 
@@ -120,6 +132,25 @@ def test_a_schedule_of_graphs(title):
     name = title.partition(",")[0]
     graph = topology.one_peer_exponential(4)
     agree(LoopbackWorld(4).run(trained, name, graph, STEPS, **options), title, graph, 4)
+
+
+adam = partial(torch.optim.Adam, betas=(0.8, 0.9), eps=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("every", "moments", "options"),
+    [
+        (2, (6, 12), {}),
+        (2, (3, 4), {"state_intervals": {"exp_avg": 3, "exp_avg_sq": 4}}),
+        (4, (1, 99), {"state_intervals": {"exp_avg": 1}}),
+    ],
+)
+def test_moments_of_adam_at_intervals_of_their_own(every, moments, options):
+    """Three and six times those of the models, or what is asked for, also if none divides one."""
+    options = {"communication_interval": every, **options}
+    got = LoopbackWorld(3).run(trained, "des_loc", None, STEPS, make=adam, cap=1e-6, **options)
+    formula = partial(des_loc, every=every, moments=moments)
+    agree(got, "des_loc", topology.ring(3), 3, formula=formula)
 
 
 def test_push_diging_on_a_directed_graph():

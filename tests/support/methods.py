@@ -146,6 +146,21 @@ def local_sgd(x, w, gradient, rates, every=3):
         yield x
 
 
+def des_loc(x, w, gradient, rates, every, moments, betas=(0.8, 0.9), eps=1e-3):
+    """With Adam, whose moments are averaged every so many steps each."""
+    u, v = np.zeros_like(x), np.zeros_like(x)
+    for k in iter_steps(1):
+        g = gradient(x)
+        u, v = betas[0] * u + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g**2
+        step = (u / (1 - betas[0] ** k)) / (np.sqrt(v / (1 - betas[1] ** k)) + eps)
+        x = x - rates(k - 1) * step
+        u, v, x = (
+            np.broadcast_to(one.mean(0), one.shape) if k % interval == 0 else one
+            for one, interval in zip((u, v, x), (*moments, every), strict=True)
+        )
+        yield x
+
+
 def slowmo(x, w, gradient, rates, every=3, beta=0.5, alpha=1.0):
     outer, u = x, np.zeros_like(x)
     for k in iter_steps(1):
@@ -278,6 +293,7 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     "relay_sgd": ({}, relay_sgd),
     "local_sgd": ({"communication_interval": 3}, local_sgd),
     "post_local_sgd": ({"communication_interval": 3}, local_sgd),
+    "des_loc": ({"communication_interval": 3}, local_sgd),
     "slowmo": ({"communication_interval": 3}, slowmo),
     "diloco": ({"communication_interval": 3}, diloco),
     "choco_sgd": (

@@ -6,20 +6,24 @@ import math
 import re
 
 import pytest
+import torch
 
+import asyncddp as bf
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.errors import ArgumentError
+from tests.support import LoopbackWorld
 
 ABOVE_0 = "expected a number above 0"
 BELOW_1 = "expected a number from 0 to below 1"
 WHOLE = "expected a whole number of at least 1"
-LOCAL = ("diloco", "noloco", "sparse_loco", "slowmo", "local_sgd", "post_local_sgd")
+LOCAL = ("diloco", "noloco", "sparse_loco", "slowmo", "local_sgd", "post_local_sgd", "des_loc")
 WITH_MOMENTUM = ("slowmo", "demo", "decentlam", "edm", "momentum_tracking")
 TABLE = [
     (LOCAL[:3], "outer_lr", (0, -1.0, "0.7", True, math.inf, math.nan), ABOVE_0),
     (("slowmo",), "alpha", (0, "1", math.nan), ABOVE_0),
     (LOCAL[:2], "outer_momentum", (1.0,), BELOW_1),
     (WITH_MOMENTUM, "beta", (1, -0.1, "0.9"), BELOW_1),
+    (("des_loc",), "state_intervals", (3, ["exp_avg"]), "expected a mapping such as"),
     (LOCAL, "communication_interval", (0, 1.5, None), WHOLE),
 ]
 CASES = [
@@ -36,3 +40,21 @@ def test_an_option_out_of_range_is_named(method, argument, value, words):
     told = re.escape(f"argument {argument}: {words}") + f".*got {re.escape(repr(value))}"
     with pytest.raises(ArgumentError, match=told):
         ALGORITHMS[method](**{argument: value})
+
+
+def test_states_that_cannot_be_averaged_are_named():
+    """An interval has at least a step; Adafactor keeps sums over rows, which are no moments."""
+    with pytest.raises(ArgumentError, match="state_intervals: 'exp_avg': expected a whole number"):
+        ALGORITHMS["des_loc"](state_intervals={"exp_avg": 0})
+
+    def case():
+        model = torch.nn.Linear(3, 2)
+        plain = torch.optim.Adafactor(model.parameters())
+        options = {"communication_interval": 1, "state_intervals": {"row_var": 1}}
+        optimizer = bf.DistributedOptimizer(plain, model, "des_loc", **options)
+        model(torch.ones(1, 3)).sum().backward()
+        words = r"what Adafactor keeps of weight as 'row_var' .*expected a tensor of shape \(2, 3\)"
+        with pytest.raises(ArgumentError, match=words):
+            optimizer.step()
+
+    LoopbackWorld(2).run(case)

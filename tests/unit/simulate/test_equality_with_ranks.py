@@ -159,6 +159,20 @@ def test_both_forms_of_tracking(name, form):
     compare(name, optimizer_of(name), topology=topology.base_k(RANKS, 1), form=form)
 
 
+def adam(parameters):
+    """Its moments travel with ``des_loc``."""
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+def test_moments_that_travel():
+    """An optimizer for all ranks keeps them stacked; of one for each rank none are known."""
+    intervals = {"exp_avg": 3, "exp_avg_sq": 4}
+    compare("des_loc", adam, communication_interval=2, state_intervals=intervals)
+    own = lambda p: type("Mine", (torch.optim.Adam,), {})(p, 0.05)  # noqa: E731
+    with pytest.raises(bf.ArgumentError, match="what Mine keeps is not averaged in a simulation"):
+        simulate.train(problem(), own, "des_loc", steps=3, communication_interval=1)
+
+
 def test_force_overrules_the_check_of_the_topology():
     """D² on a graph that it is refused on, which both ways compute alike."""
     graph = topology.ring(RANKS, style="right")
