@@ -59,6 +59,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "relay_sgd": f"{_METHODS}.relay_sgd:RelaySGD",
         "slowmo": f"{_METHODS}.slowmo:SlowMo",
         "sparse_loco": f"{_METHODS}.sparse_loco:SparseLoCo",
+        "streaming_diloco": f"{_METHODS}.streaming_diloco:StreamingDiLoCo",
         "win_put": f"{_METHODS}.win_put:WinPut",
     },
     group="asyncddp.algorithms",

@@ -130,6 +130,12 @@ class Algorithm:
             another; None for the first of ``how``.
         communication_interval: Steps from one averaging to the next; None leaves it to
             ``num_steps_per_communication``.
+        fragments: Number of parts of consecutive parameters, of about equal size, of which each
+            bucket has parameters of one; see ``bucket.fragment``.
+        delay: Steps for which a round may last, with ``AFTER_STEP``: :meth:`incoming` is called at
+            the end of so many steps after that in which it began, or before, if the state is to be
+            saved. So it leaves the parameters alone, and :meth:`after_step` changes them where
+            ``bucket.steps`` says that it is time; and :meth:`outgoing` gives a new tensor.
         averages_first_step: Whether, with such an interval, the first step averages, or the last
             one of the interval.
         average: Whether a global exchange gives the average over ranks, or their sum.
@@ -169,6 +175,8 @@ class Algorithm:
     default_compression: ClassVar[str | None] = None
     default_communication: str | None = None
     communication_interval: int | None = None
+    fragments: int = 1
+    delay: int = 0
     averages_first_step: ClassVar[bool] = True
     average: bool = True
     warmup_algorithm: ClassVar[str] = "gradient_allreduce"

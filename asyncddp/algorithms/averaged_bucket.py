@@ -34,7 +34,9 @@ class AveragedBucket:
         compressor: Compressor of what is sent, with its state; None sends tensors as they are.
         row: This rank's weights in the round, where it averages with neighbours by messages.
         nodes: Number of nodes of the graph: ranks or machines.
+        fragment: Which of the method's ``fragments`` the parameters belong to.
         round: Index of the round under way, or else of the last one; -1 before the first.
+        steps: Steps since the one in which that round began, when ``after_step`` is called.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class AveragedBucket:
         self.state: dict[str, torch.Tensor] = {}
         self.compressor: TensorCompressor | None = None
         self.row: WeightRow | None = None
-        self.nodes, self.round = 1, -1
+        self.fragment, self.nodes = layout.fragment, 1
+        self.round, self.steps = -1, 0
         self._layout = layout
 
     @property

@@ -117,10 +117,10 @@ class CrossRoundState:
         self.bytes_sent += before.bytes_sent
         self.exposed_time = before.exposed_time
 
-    def number_buckets(self, number: int) -> None:
-        """Tell the buckets the index of the round that begins, or else of the last one."""
+    def number_buckets(self, number: int, steps: int = 0) -> None:
+        """Tell the buckets the index of the last round that has begun, and the steps since then."""
         for bucket in self.buckets:
-            bucket.round = number
+            bucket.round, bucket.steps = number, steps
 
     def pieces(self, *, split: bool = True) -> list[BucketPiece]:
         """List what travels by itself in a round, in an order that is the same on all ranks."""

@@ -138,6 +138,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
     @property
     def averaging_state(self) -> dict[str, Any]:
         """State of the averaging: counters, the algorithm in use, and what that remembers."""
+        self._phase.settle()
         state = {**self.counters, **self._switcher.state_dict()}
         search = None if self._autotuner is None else self._autotuner.state_dict()
         return state if search is None else {**state, "autotune": search}

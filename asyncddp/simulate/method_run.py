@@ -60,7 +60,7 @@ class MethodRun:
         kind = kind if model.ranks > 1 else NoAveraging
         self._idle = model.ranks == 1 and not method.changes_alone
         self._step = _STEPS[method.when]
-        self.hidden = method.when in _HIDDEN
+        self.hidden = method.when in _HIDDEN or method.delay > 0
         self._bucket_bytes = checked_bucket_bytes(settings.bucket_size_in_mb)
         self._interval = settings.steps_per_round(method)
         first = method.communication_interval is not None and method.averages_first_step
@@ -110,6 +110,8 @@ class MethodRun:
         due = self._steps % self._interval == self._due_at
         losses = self._step(self, batch, due)
         if not self._idle:
+            for one in self._each_bucket():
+                one.steps = 0 if due else one.steps + 1
             self._call(self.method.after_step)
         for flat, old in zip(self.model.flats, before, strict=bool(gone)):
             flat[gone] = old

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from asyncddp.errors import ArgumentError
 from asyncddp.simulate.problem import Batch, Problem
 from asyncddp.tensors.allocation import zeros
-from asyncddp.tensors.buckets import NamedFlatBucket, partition
+from asyncddp.tensors.buckets import NamedFlatBucket, fragments_of, partition
 
 Named = dict[str, torch.Tensor]
 _CONVOLUTIONS = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
@@ -26,6 +26,7 @@ class StackedModel:
         bucket_bytes: Bytes of a bucket of one rank at most.
         chunk: Ranks whose gradients are computed at once; None for all, or for one where a model
             has convolutions of large inputs: stacked, these are grouped ones, which are slow.
+        fragments: Parts of the parameters that no bucket mixes.
 
     Attributes:
         parameters: Parameters by name, ``(n, *shape)``: views of the flat tensors.
@@ -34,7 +35,9 @@ class StackedModel:
         flats: Flat tensor of each bucket, ``(n, d)``.
     """
 
-    def __init__(self, problem: Problem, bucket_bytes: int, chunk: int | None = None) -> None:
+    def __init__(
+        self, problem: Problem, bucket_bytes: int, chunk: int | None = None, fragments: int = 1
+    ) -> None:
         self.ranks, self._loss = problem.ranks, problem.loss
         given = problem.model
         models = list(given) if isinstance(given, Sequence) else [given] * self.ranks
@@ -46,10 +49,14 @@ class StackedModel:
         ]
         if not named:
             raise ArgumentError("Problem: argument model: no parameter of it requires gradients")
-        self.layouts = [
-            NamedFlatBucket([named[index] for index in part])
-            for part in partition([parameter for _, parameter in named], bucket_bytes)
-        ]
+        tensors = [parameter for _, parameter in named]
+        parts, of_each = (
+            partition(tensors, bucket_bytes, fragments),
+            fragments_of(tensors, fragments),
+        )
+        self.layouts = [NamedFlatBucket([named[index] for index in part]) for part in parts]
+        for layout, part in zip(self.layouts, parts, strict=True):
+            layout.fragment = of_each[part[0]]
         self.flats = [
             zeros((self.ranks, one.flat.numel()), one.flat.dtype, one.flat.device)
             for one in self.layouts

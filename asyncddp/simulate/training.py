@@ -88,7 +88,8 @@ def train(
     checked_integer("argument record_every", record_every, 1)
     method_settings = MethodSettings.of(algorithm, settings)
     bucket_bytes = checked_bucket_bytes(method_settings.bucket_size_in_mb)
-    model = StackedModel(problem, bucket_bytes, chunk_size)
+    fragments = method_settings.create_method().fragments
+    model = StackedModel(problem, bucket_bytes, chunk_size, fragments)
     stacked = StackedOptimizer(model, optimizer, schedule)
     training = _Training(method_settings, model, stacked, scenario)
     batches, recorder = StackedBatches(problem, seed), MetricsRecorder(problem, model)

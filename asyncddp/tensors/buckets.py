@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import torch
@@ -17,16 +17,20 @@ ALIGNMENT = 64
 """Bytes to whose multiples each tensor in a bucket is aligned."""
 
 
-def partition(tensors: Iterable[torch.Tensor], cap: int) -> list[list[int]]:
+def partition(tensors: Iterable[torch.Tensor], cap: int, fragments: int = 1) -> list[list[int]]:
     """Assign tensors to buckets of at most ``cap`` bytes, in order, by dtype and device.
 
-    A larger tensor gets a bucket of its own. Each bucket is returned as a list of indices into
-    ``tensors``, buckets in order of their first tensors.
+    A larger tensor gets a bucket of its own, and no bucket has tensors of two fragments, of
+    :func:`fragments_of`. Each bucket is returned as a list of indices into ``tensors``, buckets in
+    order of their first tensors.
     """
+    tensors = list(tensors)
     buckets: list[list[int]] = []
-    filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
-    for index, tensor in enumerate(tensors):
-        key, size = (tensor.dtype, tensor.device), tensor.numel() * tensor.element_size()
+    filling: dict[tuple[torch.dtype, torch.device, int], tuple[list[int], int]] = {}
+    for index, (tensor, part) in enumerate(
+        zip(tensors, fragments_of(tensors, fragments), strict=True)
+    ):
+        key, size = (tensor.dtype, tensor.device, part), tensor.numel() * tensor.element_size()
         bucket, used = filling.get(key, ([], cap))
         if used + size > cap:
             bucket, used = [], 0
@@ -34,6 +38,19 @@ def partition(tensors: Iterable[torch.Tensor], cap: int) -> list[list[int]]:
         bucket.append(index)
         filling[key] = bucket, used + size
     return buckets
+
+
+def fragments_of(tensors: Sequence[torch.Tensor], count: int) -> list[int]:
+    """Return the fragment of each tensor: consecutive ones, of about equally many elements.
+
+    Example:
+        >>> fragments_of([torch.empty(2)] * 4 + [torch.empty(8)], 2)
+        [0, 0, 0, 0, 1]
+    """
+    ends = list(accumulate((tensor.numel() for tensor in tensors), initial=0))
+    middles = (start + end for start, end in pairwise(ends))
+    twice = max(1, 2 * ends[-1])
+    return [min(count - 1, count * middle // twice) for middle in middles]
 
 
 def padded_nbytes(tensor: torch.Tensor) -> int:
@@ -101,7 +118,13 @@ class FlatBucket:
 
 
 class NamedFlatBucket(FlatBucket):
-    """Flat bucket with a place for each of several named parameters."""
+    """Flat bucket with a place for each of several named parameters.
+
+    Attributes:
+        fragment: Which fragment of the parameters they belong to.
+    """
+
+    fragment = 0
 
     def __init__(
         self,

@@ -98,6 +98,8 @@ COMPRESSED = [
     *(("choco_sgd", options) for options in DIFFERENCES),
     *(("qadam", {"compression": name}) for name in ("sign", "power_sgd", "random_k")),
     ("bytegrad", {"error_feedback": True}),
+    ("diloco", {"compression": "sign", "communication_interval": 2}),
+    ("streaming_diloco", {"compression": "qsgd_int4", "communication_interval": 1}),
     ("low_precision_decentralized", {"compression": "qsgd_int8"}),
     ("decentralized", {"compression": "qsgd_int8", "plain_compression": True}),
     ("adapt_then_combine", {"compression": "random_k", "plain_compression": True}),
@@ -140,6 +142,13 @@ def test_whenever_it_is_saved(method, at):
 def test_within_an_interval(method, at):
     """The count of steps since the last exchange goes on."""
     LoopbackWorld(2).run(resumed, method, at, communication_interval=3)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+def test_while_a_round_is_under_way(at):
+    """It is over for the state, and what it has brought is applied when it was to be."""
+    options = {"communication_interval": 3, "fragments": 2, "delay": 2, "cap": 600}
+    LoopbackWorld(2).run(resumed, "streaming_diloco", at, **options)
 
 
 @pytest.mark.parametrize("at", [2, 3, 5, 6, 8])

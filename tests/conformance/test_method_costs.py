@@ -79,6 +79,27 @@ def test_moments_travel_as_rarely_as_declared(dtype):
     assert sent == [(6 + 2 + 1) * 4 * NUMEL * 2 * (N - 1) // N] * N
 
 
+def train_fragments():
+    """Bytes after each step, of a model whose four layers are as many fragments."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(4)))
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = bf.DistributedOptimizer(plain, model, "streaming_diloco", communication_interval=3)
+    sent = []
+    for _ in range(9):
+        optimizer.zero_grad()
+        model(torch.ones(1, 32)).square().mean().backward()
+        optimizer.step()
+        sent.append(optimizer.bytes_sent)
+    return sent
+
+
+def test_a_fragment_travels_in_each_round():
+    """A quarter of the model in every third step."""
+    quarter = 4 * 32 * 32 * 2 * (N - 1) // N
+    rounds = (0, 0, 1, 1, 1, 2, 2, 2, 3)
+    assert LoopbackWorld(N).run(train_fragments) == [[quarter * k for k in rounds]] * N
+
+
 @pytest.mark.parametrize("name", NEIGHBORLY)
 def test_bytes_are_as_declared_counted_and_sent(name, monkeypatch):
     """So many tensors to each neighbour in each round, and at most a number with each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache, partial
 
 import numpy as np
@@ -149,6 +150,37 @@ def test_a_cycle_is_no_tree():
             solve("relay_sgd", topology.ring(4, "right"), 1, 0.1)
 
     LoopbackWorld(4).run(case)
+
+
+def test_steps_go_on_while_a_fragment_travels():
+    """Ranks wait for it in the step that applies it, or where another method takes over."""
+    ahead = threading.Event()
+
+    def case():
+        model = torch.nn.Linear(2, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"communication_interval": 5, "delay": 4, "fragments": 1}
+        with pytest.raises(bf.ArgumentError, match="lasts 4 steps more, in which buckets change"):
+            bf.DistributedOptimizer(
+                plain, model, "streaming_diloco", update_in_backward=True, **options
+            )
+        optimizer = bf.DistributedOptimizer(plain, model, "streaming_diloco", **options)
+        if bf.rank() == 0:
+            assert ahead.wait(60)
+        rounds = []
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            rounds.append(optimizer.round)
+        ahead.set()
+        optimizer.step()
+        optimizer.step()
+        assert optimizer.round == 1
+        optimizer.switch_to("local_sgd")
+        return rounds
+
+    assert LoopbackWorld(2).run(case) == [[0] * 8] * 2
 
 
 def test_sparse_loco_needs_all_ranks():

@@ -182,6 +182,24 @@ def diloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9):
         yield x
 
 
+def streaming_diloco(
+    x, w, gradient, rates, every=3, ends=(10,), delay=2, alpha=0.5, eta=0.7, mu=0.9, q=None
+):
+    """Columns up to each of ``ends`` are a fragment; ``q`` is what a compressor does."""
+    outer, m, starts = x.copy(), np.zeros_like(x), (0, *ends)
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            part = slice(*starts[(k // every - 1) % len(ends) :][:2])
+            own = (outer - x)[:, part]
+            change = own.mean(0) if q is None else q(q(own).mean(0))
+            m[:, part] = mu * m[:, part] + change
+            outer[:, part] -= eta * (change + mu * m[:, part])
+        if k >= every and k % every == delay:
+            x[:, part] = alpha * x[:, part] + (1 - alpha) * outer[:, part]
+        yield x.copy()
+
+
 def noloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9, kappa=0.7):
     phi, delta = x, np.zeros_like(x)
     for k in iter_steps(1):
@@ -296,6 +314,18 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     "des_loc": ({"communication_interval": 3}, local_sgd),
     "slowmo": ({"communication_interval": 3}, slowmo),
     "diloco": ({"communication_interval": 3}, diloco),
+    "streaming_diloco": (
+        {"communication_interval": 3, "fragments": 1, "delay": 2},
+        streaming_diloco,
+    ),
+    "streaming_diloco, fragments": (
+        {"communication_interval": 2, "fragments": 2, "mixing": 0.3},
+        partial(streaming_diloco, every=2, ends=(4, 10), delay=1, alpha=0.3),
+    ),
+    "streaming_diloco, at once": (
+        {"communication_interval": 1, "fragments": 2, "compression": "bf16"},
+        partial(streaming_diloco, every=1, ends=(4, 10), delay=0, q=bfloat16),
+    ),
     "choco_sgd": (
         {"compression": "bf16", "consensus_step": 0.6},
         partial(choco_sgd, gamma=0.6),

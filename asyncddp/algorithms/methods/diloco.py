@@ -1,16 +1,12 @@
 """``diloco``: many local steps, then a step of an outer Nesterov optimizer."""
 
-import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
-
-_OUTER, _MOMENTUM = "outer parameters", "outer momentum"
+from asyncddp.algorithms.outer_nesterov import OuterNesterov
 
 
-class DiLoCo(Algorithm):
+class DiLoCo(OuterNesterov):
     r"""DiLoCo: H local steps, whose mean change is the gradient of an outer Nesterov step.
 
     .. math:: \Delta = \theta - \frac1n \sum_j \theta_j, \qquad m \leftarrow \mu m + \Delta, \qquad
@@ -18,7 +14,8 @@ class DiLoCo(Algorithm):
 
     with :math:`\theta` the parameters that all ranks held after the last outer step. The optimizer
     of the local steps is the user's, AdamW in the paper; its state stays with each rank. It keeps
-    :math:`\theta` and m, two tensors of the model's size; all ranks must begin from one model.
+    :math:`\theta` and m, two tensors of the model's size; all ranks must begin from one model. With
+    a compressor :math:`\theta - \theta_j` travels encoded, and all ranks decode the same mean.
 
     Args:
         communication_interval: H.
@@ -33,13 +30,6 @@ class DiLoCo(Algorithm):
     """
 
     name = "diloco"
-    when = CommunicationTiming.AFTER_STEP
-    how = (CommunicationPattern.GLOBAL,)
-    averages_first_step = False
-    changes_alone = True
-    parameter_state = (_OUTER,)
-    zero_state = (_MOMENTUM,)
-    state_copies = 2
 
     def __init__(
         self,
@@ -48,18 +38,8 @@ class DiLoCo(Algorithm):
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
     ) -> None:
-        self.communication_interval = checked_interval(communication_interval)
-        self.outer_lr = checked_positive("argument outer_lr", outer_lr)
-        self.outer_momentum = checked_share("argument outer_momentum", outer_momentum)
-
-    @override
-    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
-        return bucket.state[_OUTER] - bucket.flat
+        super().__init__(communication_interval, outer_lr, outer_momentum)
 
     @override
     def incoming(self, bucket: AveragedBucket, received: Received) -> None:
-        outer, momentum = bucket.state[_OUTER], bucket.state[_MOMENTUM]
-        change, mu = received.mixed, self.outer_momentum
-        momentum.mul_(mu).add_(change)
-        outer.sub_(change, alpha=self.outer_lr).sub_(momentum, alpha=self.outer_lr * mu)
-        bucket.flat.copy_(outer)
+        bucket.flat.copy_(self.step_outer(bucket, received.mixed))

@@ -54,6 +54,11 @@ def check_update_in_backward(method: Algorithm, *, update_in_backward: bool) -> 
             f"argument update_in_backward: {method.name} averages {method.when.value}; only a "
             "method that averages after_step, such as adapt_then_combine, can update in backward"
         )
+    if update_in_backward and method.delay:
+        raise ArgumentError(
+            f"argument update_in_backward: a round of {method.name} lasts {method.delay} steps "
+            "more, in which buckets change; expected False, or delay=0"
+        )
     if update_in_backward and method.replaces_gradients:
         raise ArgumentError(
             f"argument update_in_backward: {method.name} replaces gradients when all are there; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ from asyncddp.algorithms.phases.communication_phase import (
     PhaseConfig,
     Update,
 )
+from asyncddp.errors import NotInitializedError, PeerError
 
 
 class AfterStepPhase(ParameterAveragingPhase):
     """Communication phase of ``adapt_then_combine``: averages parameters after the step.
 
     The optimizer steps as it does without the wrapper, so that clipping, scaling, accumulation and
-    closures work unchanged; then all buckets are sent at once, and averaged as messages arrive.
+    closures work unchanged; then all buckets are sent at once, and averaged as messages arrive, at
+    the end of this step or of a later one, as the method's ``delay`` says.
     """
 
     def __init__(self, config: PhaseConfig) -> None:
@@ -28,13 +31,43 @@ class AfterStepPhase(ParameterAveragingPhase):
 
     @override
     def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
-        loss = update(closure)
+        loss, delay = update(closure), self.config.averager.algorithm.delay
         if averaged:
             self._start_round()
-            pending_round, self._round = self._round, None
-            if pending_round is not None:
-                pending_round.finish()
+            if delay and self._round is not None:
+                self.config.averager.context.exit_callbacks.append(self._wait_at_exit)
+        steps = 0 if averaged else self.accumulation.carried_passes + 1
+        if steps == delay:
+            self.conclude()
+            if delay:
+                self.rebuild_if_changed()
         return loss
+
+    @override
+    def conclude(self) -> None:
+        pending_round, self._round = self._round, None
+        if pending_round is not None:
+            self._forget_exit()
+            pending_round.finish()
+
+    @override
+    def reset(self) -> None:
+        self._forget_exit()
+        super().reset()
+
+    def _wait_at_exit(self) -> None:
+        """Wait for the messages of a round that no step has ended, which peers need, too."""
+        with suppress(PeerError, NotInitializedError):
+            self.wait_for_reads()
+
+    def _forget_exit(self) -> None:
+        callbacks = self.config.averager.context.exit_callbacks
+        if self._wait_at_exit in callbacks:
+            callbacks.remove(self._wait_at_exit)
+
+    @override
+    def settle(self) -> None:
+        self.conclude()
 
 
 class PushSumPhase(AfterStepPhase):

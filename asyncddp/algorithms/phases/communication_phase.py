@@ -21,7 +21,13 @@ from asyncddp.algorithms.phases.accumulation_counter import AccumulationCounter
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.algorithms.wrapper_setup import require_dense
 from asyncddp.errors import ArgumentError, UsageError
-from asyncddp.tensors.buckets import NamedFlatBucket, ParameterBucket, padded_nbytes, partition
+from asyncddp.tensors.buckets import (
+    NamedFlatBucket,
+    ParameterBucket,
+    fragments_of,
+    padded_nbytes,
+    partition,
+)
 
 Closure: TypeAlias = Callable[[], Any]
 Update: TypeAlias = Callable[[Closure | None], Any]
@@ -120,6 +126,9 @@ class CommunicationPhase(ABC):
 
     def conclude(self) -> None:  # noqa: B027 - optional hook
         """Finish the pending round, since no step follows for now."""
+
+    def settle(self) -> None:  # noqa: B027 - of the others no round lasts from step to step
+        """Take what the pending round has brought into the state, which is to be saved."""
 
     def round_to_resume(self, saved: int) -> int:
         """Return the number of rounds with which to go on from a checkpoint."""
@@ -235,10 +244,12 @@ class ParameterAveragingPhase(CommunicationPhase):
             loss = self._run_step(update, closure, averaged=averaged)
         finally:
             self._in_step = False
-        method = self.config.averager.algorithm
+        averager, method = self.config.averager, self.config.averager.algorithm
         if self._prepared or not method.replaces_gradients:
+            steps = 0 if averaged else self.accumulation.carried_passes + 1
+            averager.number_buckets(averager.round - (self._round is None), steps)
             with torch.no_grad():
-                for bucket in self.config.averager.buckets:
+                for bucket in averager.buckets:
                     method.after_step(bucket)
         self._end_step(averaged=averaged)
         return loss
@@ -281,12 +292,16 @@ class ParameterAveragingPhase(CommunicationPhase):
         """Make the parameters views of flat buckets, in shared memory where possible."""
         averager, named = self.config.averager, self.named_parameters
         parameters, make = [parameter for _, parameter in named], averager.tensor_factory
-        parts = partition(parameters, self.config.bucket_bytes)
+        fragments = averager.algorithm.fragments
+        parts = partition(parameters, self.config.bucket_bytes, fragments)
         on_host = all(parameter.is_cpu for parameter in parameters)
         sizes = [sum(padded_nbytes(parameters[i]) for i in part) for part in parts]
         unit = averager.choose_pieces(sizes, on_host=on_host)
         with torch.no_grad():
             self.buckets = [ParameterBucket([named[i] for i in part], make, unit) for part in parts]
+        of_each = fragments_of(parameters, fragments)
+        for bucket, part in zip(self.buckets, parts, strict=True):
+            bucket.fragment = of_each[part[0]]
         averager.in_place = self.averages_in_place
         self._set_averaged_buckets(self.flat_tensors(), self.buckets)
 

@@ -17,14 +17,19 @@ ABOVE_0 = "expected a number above 0"
 BELOW_1 = "expected a number from 0 to below 1"
 WHOLE = "expected a whole number of at least 1"
 LOCAL = ("diloco", "noloco", "sparse_loco", "slowmo", "local_sgd", "post_local_sgd", "des_loc")
+OUTER = (*LOCAL[:3], "streaming_diloco")
 WITH_MOMENTUM = ("slowmo", "demo", "decentlam", "edm", "momentum_tracking")
 TABLE = [
-    (LOCAL[:3], "outer_lr", (0, -1.0, "0.7", True, math.inf, math.nan), ABOVE_0),
+    (OUTER, "outer_lr", (0, -1.0, "0.7", True, math.inf, math.nan), ABOVE_0),
     (("slowmo",), "alpha", (0, "1", math.nan), ABOVE_0),
-    (LOCAL[:2], "outer_momentum", (1.0,), BELOW_1),
+    ((*LOCAL[:2], OUTER[-1]), "outer_momentum", (1.0,), BELOW_1),
+    (OUTER[-1:], "mixing", (1.0, -0.1), BELOW_1),
+    (OUTER[-1:], "fragments", (0, 1.5), WHOLE),
+    (OUTER[-1:], "delay", (-1, 0.5), "expected a whole number of at least 0"),
+    (OUTER[-1:], "delay", (25, 30), "expected less than communication_interval=25, so that"),
     (WITH_MOMENTUM, "beta", (1, -0.1, "0.9"), BELOW_1),
     (("des_loc",), "state_intervals", (3, ["exp_avg"]), "expected a mapping such as"),
-    (LOCAL, "communication_interval", (0, 1.5, None), WHOLE),
+    ((*LOCAL, OUTER[-1]), "communication_interval", (0, 1.5, None), WHOLE),
 ]
 CASES = [
     (method, argument, value, words)

@@ -173,6 +173,13 @@ def test_moments_that_travel():
         simulate.train(problem(), own, "des_loc", steps=3, communication_interval=1)
 
 
+@pytest.mark.parametrize("compression", [None, "qsgd_int4"])
+def test_fragments_that_arrive_later(compression):
+    """Each has its turn; outer gradients are encoded as on real ranks."""
+    options = {"communication_interval": 2, "fragments": 3, "compression": compression}
+    compare("streaming_diloco", sgd, problem(start=0.0), **options)
+
+
 def test_force_overrules_the_check_of_the_topology():
     """D² on a graph that it is refused on, which both ways compute alike."""
     graph = topology.ring(RANKS, style="right")

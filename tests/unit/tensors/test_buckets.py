@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asyncddp.tensors.buckets import ALIGNMENT, FlatBucket, ParameterBucket, partition
+from asyncddp.tensors.buckets import ALIGNMENT, FlatBucket, ParameterBucket, fragments_of, partition
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex128]
 
@@ -154,3 +154,13 @@ def test_versions_grow_with_changes_in_place():
     after = bucket.versions()
     assert after[0] == before[0]
     assert after[1] > before[1]
+
+
+def test_fragments_are_consecutive_and_no_bucket_mixes_them():
+    """Each has about its share of the elements; one without tensors has no bucket."""
+    tensors = [torch.empty(size) for size in (30, 10, 20, 1, 19, 40)]
+    of_each = fragments_of(tensors, 3)
+    assert of_each == [0, 0, 1, 1, 1, 2]
+    assert partition(tensors, 1 << 20, 3) == [[0, 1], [2, 3, 4], [5]]
+    assert partition(tensors, 80, 3) == [[0], [1], [2], [3, 4], [5]]
+    assert fragments_of(tensors[:1], 3) == [1]
