@@ -30,6 +30,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "adapt_then_combine": f"{_METHODS}.adapt_then_combine:AdaptThenCombine",
         "adapt_with_combine": f"{_METHODS}.adapt_with_combine:AdaptWithCombine",
         "async_model_average": f"{_METHODS}.async_model_average:AsyncModelAverage",
+        "beer": f"{_METHODS}.beer:Beer",
         "bytegrad": f"{_METHODS}.bytegrad:ByteGrad",
         "choco_sgd": f"{_METHODS}.choco_sgd:ChocoSGD",
         "d2": f"{_METHODS}.d2:D2",

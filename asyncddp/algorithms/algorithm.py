@@ -260,7 +260,8 @@ class Algorithm:
         """Compute the tensor to send for a bucket, which stays unchanged until the result.
 
         Returns:
-            A tensor of ``bucket.flat``'s size.
+            A tensor of ``bucket.flat``'s size; or several, stacked before its last dimension, which
+            are then encoded each by itself, with ``compression = CompressionUse.DIFFERENCES``.
         """
         return bucket.flat
 

@@ -65,16 +65,20 @@ class AveragedBucket:
         """Return the rest of the flat tensor, such as which parameters have gradients."""
         return self.flat[..., self.payload.shape[-1] :]
 
-    def message_bytes(self, parts: int, plain: int) -> int:
-        """Compute the bytes of a rank's message with this bucket, encoded in equal parts if at all.
+    def message_bytes(self, parts: int, sent: torch.Tensor, dtype: torch.dtype) -> int:
+        """Compute the bytes of a message with this bucket.
 
-        Otherwise it has ``plain`` bytes.
+        Args:
+            parts: Equal parts in which a row is encoded, if there is a compressor.
+            sent: What is sent by a rank: a row like ``flat``, or several.
+            dtype: In which it travels otherwise.
         """
         if self.compressor is None:
-            return plain
+            return sent.numel() * dtype.itemsize
         numel, encoder = self.payload.shape[-1], self.compressor.compressor
-        tail = self.tail.shape[-1] * self.flat.element_size()
-        return tail + parts * encoder.encoded_size(-(-numel // parts), self.flat.dtype)
+        rows = sent.numel() // sent.shape[-1]
+        tail = self.tail.shape[-1] * sent.element_size()
+        return tail + rows * parts * encoder.encoded_size(-(-numel // parts), sent.dtype)
 
     def new_state(self) -> torch.Tensor:
         """Make a tensor of zeros for the state, like ``flat`` but in float32 if that is a half."""

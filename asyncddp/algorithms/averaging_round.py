@@ -216,7 +216,7 @@ class BucketAveragingFunctions:
     ) -> int:
         """Compute the bytes that this rank sends of a bucket, and of its state."""
         travels = DTYPES[sent.dtype].accumulate if self.sums else sent.dtype
-        message = bucket.message_bytes(self.parts, sent.numel() * travels.itemsize)
+        message = bucket.message_bytes(self.parts, sent, travels)
         along = sum(state.nbytes for state in states.values())
         return round(self.copies_sent * (message + along))
 

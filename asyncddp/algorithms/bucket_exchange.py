@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received, ReceivedAverage
+from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.engine import Handle
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.neighbor_exchange import ExchangedTensors, exchange_with_neighbors_nonblocking
@@ -79,7 +80,7 @@ class MessageExchange(BucketExchange):
         name: str,
         to_each: Mapping[int, torch.Tensor] | None,
     ) -> None:
-        self._row, self._bucket = row, bucket
+        self._row, self._bucket, self._sent = row, bucket, sent
         self._handle: Handle[ExchangedTensors] = exchange_with_neighbors_nonblocking(
             sent,
             row,
@@ -95,14 +96,21 @@ class MessageExchange(BucketExchange):
 
     @override
     def wait(self) -> Received:
-        return ReceivedMessages(self._row, self._bucket, self._handle.wait())
+        return ReceivedMessages(self._row, self._bucket.compressor, self._sent, self._handle.wait())
 
 
 class ReceivedMessages(Received):
     """Encoded tensors of this rank and its neighbours, decoded into what they are added to."""
 
-    def __init__(self, row: WeightRow, bucket: AveragedBucket, tensors: ExchangedTensors) -> None:
-        self.sources, self._row, self._bucket, self._tensors = row.sources, row, bucket, tensors
+    def __init__(
+        self,
+        row: WeightRow,
+        codec: TensorCompressor | None,
+        sent: torch.Tensor,
+        tensors: ExchangedTensors,
+    ) -> None:
+        self.sources, self._row, self._tensors = row.sources, row, tensors
+        self._codec, self._plain = codec, sent
 
     @property
     @override
@@ -111,7 +119,7 @@ class ReceivedMessages(Received):
         weights = {own: row.self_weight, **row.src_weights}
         if row.is_uniform:  # so that ranks that sum the same tensors get the same bits
             weights = dict.fromkeys(weights, 1.0)
-        total = zeros_like(self._bucket.flat)
+        total = zeros_like(self._plain)
         for rank in sorted(weights):
             message = self._tensors.sent if rank == own else self._tensors.received[rank]
             self._add(message, total, weights[rank])
@@ -126,11 +134,11 @@ class ReceivedMessages(Received):
         self._add(self._tensors.sent, target, weight)
 
     def _add(self, message: torch.Tensor, target: torch.Tensor, weight: float) -> None:
-        codec, flat = self._bucket.compressor, self._bucket.flat
-        if codec is None:
+        if self._codec is None:
             target.add_(message, alpha=weight)
         else:
-            codec.decode_add(message, target.view(1, -1), weight, flat.dtype)
+            rows, dtype = target.view(len(message), -1), self._plain.dtype
+            self._codec.decode_add(message, rows, weight, dtype)
 
 
 class StatefulExchange(BucketExchange):

@@ -37,7 +37,10 @@ class CompressedGossip(Algorithm):
     """
 
     when = CommunicationTiming.AFTER_STEP
-    how = (CommunicationPattern.NEIGHBORS, CommunicationPattern.MACHINES)
+    how: tuple[CommunicationPattern, ...] = (
+        CommunicationPattern.NEIGHBORS,
+        CommunicationPattern.MACHINES,
+    )
     default_graph = symmetric_exponential
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
     compression = CompressionUse.DIFFERENCES

@@ -36,7 +36,7 @@ def exchange_with_neighbors(
     describe: Callable[[], str] = str,
     to_each: Mapping[int, torch.Tensor] | None = None,
 ) -> OperationSpec[ExchangedTensors]:
-    """Send a flat tensor, encoded if there is a compressor, and return what neighbours sent.
+    """Send a tensor, its rows encoded if there is a compressor; return what neighbours sent.
 
     ``describe`` tells, for the error of a tensor that is not finite, whose values it holds. Where
     neighbours get different tensors, which are like ``tensor``, ``to_each`` has them by rank.
@@ -51,7 +51,7 @@ def exchange_with_neighbors(
             if not is_finite(tensor):  # before the compressor remembers anything
                 op.exchange(signature_of(title, tensor), row.sources, row.targets)
                 raise NonFiniteError(f"rank {op.rank}: {describe()}")
-            sent = codec.encode(dense(tensor).reshape(1, -1))
+            sent = codec.encode(dense(tensor).reshape(-1, tensor.shape[-1]))
         form = encoded_signature(title, tensor, sent)
         parts = dict.fromkeys(row.targets, sent)
         if to_each is not None:

@@ -115,7 +115,7 @@ class NeighborAveraging(AveragingScheme):
         if codecs is not None:
             bucket.clear_padding()
         sent = bucket.outgoing(mixing)
-        nbytes = bucket.bucket.message_bytes(1, sent[0].nbytes)
+        nbytes = bucket.bucket.message_bytes(1, sent[0], sent.dtype)
         decoded = sent if codecs is None else codecs.decoded(sent)
         mixed = mixing.mix(decoded)
         if codecs is not None and self._method.compression is not CompressionUse.DIFFERENCES:
@@ -167,8 +167,7 @@ class GlobalAveraging(AveragingScheme):
             mixed[:, :numel] = codecs.averaged(sent[:, :numel], divisor)
         mixed_states = {name: self._averaged(one) for name, one in states.items()}
         bucket.incoming(StackedExchangeResult(sent, mixed, mixed_states, None))
-        plain = sent.shape[-1] * DTYPES[sent.dtype].accumulate.itemsize
-        nbytes = bucket.bucket.message_bytes(ranks, plain)
+        nbytes = bucket.bucket.message_bytes(ranks, sent[0], DTYPES[sent.dtype].accumulate)
         return nbytes + _row_bytes(states)
 
     @property

@@ -42,12 +42,13 @@ class MixingRound:
         return cls(matrix_of(schedule, number))
 
     def mix(self, stacked: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sums of stacked tensors, ``(n, d)``, in their dtype."""
-        weights = self._weights(stacked)
+        """Return the weighted sums of stacked tensors, ``(n, …)``, in their dtype."""
+        weights, rows = self._weights(stacked), stacked.flatten(1)
         if weights.layout == torch.sparse_coo:
-            product: torch.Tensor = torch.sparse.mm(weights, stacked)
-            return product
-        return weights @ stacked
+            product: torch.Tensor = torch.sparse.mm(weights, rows)
+        else:
+            product = weights @ rows
+        return product.view(stacked.shape)
 
     @cached_property
     def own_weights(self) -> npt.NDArray[np.float64]:

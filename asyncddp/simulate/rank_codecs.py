@@ -23,10 +23,10 @@ class RankCodecs:
         self.each = [TensorCompressor(compressor, rank + index * ranks) for rank in range(ranks)]
 
     def decoded(self, sent: torch.Tensor) -> torch.Tensor:
-        """Return what receivers decode of each rank's row, ``(n, d)``."""
-        found = empty_like(sent)
-        for codec, row, decoded in zip(self.each, _rows(sent), _rows(found), strict=True):
-            codec.decode(codec.encode(row.contiguous()), decoded)
+        """Return what receivers decode of what each rank sends, ``(n, d)`` or ``(n, k, d)``."""
+        found, width = empty(sent.shape, sent.dtype, sent.device), sent.shape[-1]
+        for codec, own, decoded in zip(self.each, sent, found, strict=True):
+            codec.decode(codec.encode(own.reshape(-1, width)), decoded.view(-1, width))
         return found
 
     def averaged(self, sent: torch.Tensor, divisor: float) -> torch.Tensor:

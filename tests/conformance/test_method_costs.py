@@ -9,6 +9,7 @@ import torch
 
 import asyncddp as bf
 from asyncddp.algorithms import ALGORITHMS, AveragedQuantity, CommunicationPattern
+from asyncddp.compression import COMPRESSORS
 from asyncddp.engine.send_queue import SendQueue
 from tests.support import LoopbackWorld
 from tests.support.methods import every_step, fitting_graph, sgd_for
@@ -21,6 +22,11 @@ NEIGHBORLY = [
     for name in METHODS
     if CommunicationPattern.NEIGHBORS in ALGORITHMS[name].how
     and ALGORITHMS[name].default_compression is None
+]
+COMPRESSED = [
+    name
+    for name in METHODS
+    if CommunicationPattern.NEIGHBORS in ALGORITHMS[name].how and name not in NEIGHBORLY
 ]
 
 
@@ -100,9 +106,9 @@ def test_a_fragment_travels_in_each_round():
     assert LoopbackWorld(N).run(train_fragments) == [[quarter * k for k in rounds]] * N
 
 
-@pytest.mark.parametrize("name", NEIGHBORLY)
-def test_bytes_are_as_declared_counted_and_sent(name, monkeypatch):
-    """So many tensors to each neighbour in each round, and at most a number with each."""
+@pytest.fixture
+def bytes_of_buckets(monkeypatch):
+    """Bytes that travel of the first bucket, by rank; a single number may travel uncounted."""
     sent = Counter()
     announce = SendQueue._announce_tensor
 
@@ -113,9 +119,24 @@ def test_bytes_are_as_declared_counted_and_sent(name, monkeypatch):
         return announce(queue, exchange, peer, tensor, **how)
 
     monkeypatch.setattr(SendQueue, "_announce_tensor", counted)
-    for rank, (_, counted_bytes, neighbors) in enumerate(
-        LoopbackWorld(N).run(train, name, torch.float64)
-    ):
+    return sent
+
+
+@pytest.mark.parametrize("name", NEIGHBORLY)
+def test_bytes_are_as_declared_counted_and_sent(name, bytes_of_buckets):
+    """So many tensors to each neighbour in each round, and at most a number with each."""
+    found = LoopbackWorld(N).run(train, name, torch.float64)
+    for rank, (_, counted, neighbors) in enumerate(found):
         declared = ALGORITHMS[name].messages * 8 * NUMEL * neighbors * STEPS
-        # a single number may travel without an announcement, by which bytes are measured here
-        assert declared <= sent[rank] <= counted_bytes <= declared + 8 * neighbors * STEPS
+        sent = bytes_of_buckets[rank]
+        assert declared <= sent <= counted <= declared + 8 * neighbors * STEPS
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_encoded_bytes_are_as_declared_counted_and_sent(name, bytes_of_buckets):
+    """So many encoded tensors to each neighbour in each round, and nothing else."""
+    size = COMPRESSORS[ALGORITHMS[name].default_compression]().encoded_size(NUMEL, torch.float32)
+    found = LoopbackWorld(N).run(train, name, torch.float32)
+    for rank, (_, counted, neighbors) in enumerate(found):
+        declared = ALGORITHMS[name].messages * size * neighbors * STEPS
+        assert declared == counted == bytes_of_buckets[rank]

@@ -266,6 +266,16 @@ def choco_sgd(x, w, gradient, rates, gamma):
         yield x
 
 
+def beer(x, w, gradient, rates, gamma):
+    h = v = g = public = np.zeros_like(x)
+    for k in iter_steps():
+        before, g = g, gradient(x)
+        v = v + gamma * (w(k) @ public - public) + g - before
+        x = x - rates(k) * v + gamma * (w(k) @ h - h)
+        h, public = h + bfloat16(x - h), public + bfloat16(v - public)
+        yield x
+
+
 def deepsqueeze(x, w, gradient, rates, gamma):
     delta = np.zeros_like(x)
     for k in iter_steps():
@@ -330,6 +340,7 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
         {"compression": "bf16", "consensus_step": 0.6},
         partial(choco_sgd, gamma=0.6),
     ),
+    "beer": ({"compression": "bf16", "consensus_step": 0.6}, partial(beer, gamma=0.6)),
     "deepsqueeze": (
         {"compression": "bf16", "consensus_step": 0.6},
         partial(deepsqueeze, gamma=0.6),

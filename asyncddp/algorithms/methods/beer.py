@@ -1,0 +1,87 @@
+"""``beer``: gradient tracking by compressed differences of models and of trackers."""
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import CommunicationPattern
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.compressed_gossip import CompressedGossip
+from asyncddp.tensors.allocation import zeros_like
+
+_MODEL, _MIXED_MODEL = "public model", "mixed public models"
+_TRACKER, _TRACKED = "tracker", "tracked"
+_PUBLIC_TRACKER, _MIXED_TRACKER = "public tracker", "mixed public trackers"
+
+
+class Beer(CompressedGossip):
+    r"""BEER: gradient tracking with any compressor, and so without a bias.
+
+    .. math:: V^{k} &= V^{k-1} + \gamma_c (W - I) \hat V^{k-1} + G(X^{k}) - G(X^{k-1}) \\
+              X^{k+1} &= X^{k} - U(V^{k}) + \gamma_c (W - I) \hat X^{k} \\
+              \hat X^{k+1} &= \hat X^{k} + Q(X^{k+1} - \hat X^{k}), \qquad
+              \hat V^{k} = \hat V^{k-1} + Q(V^{k} - \hat V^{k-1})
+
+    with U the update of the wrapped optimizer, which sees :math:`v_i` in place of the gradient, and
+    zeros before the first step. Two encoded differences travel in one message, each encoded by
+    itself. The mean of the trackers is that of the gradients in every step, whatever the
+    compressor, so that ranks reach the optimum of the mean loss however their data differ. A rank
+    keeps six tensors of the model's size, in float32 where parameters are halves: its public model
+    and tracker, those mixed, the tracker and the last gradient. Trackers are sent a step earlier
+    than in the paper, which leaves out the first. Local steps are rounds with W = I.
+
+    Args:
+        consensus_step: :math:`\gamma_c` in (0, 1]; None takes half of the share of the squared norm
+            that the compressor keeps of normally distributed numbers.
+
+    Raises:
+        ArgumentError: A step outside of (0, 1].
+
+    References:
+        Zhao, Li, Li, Richtárik, Chi, "BEER: fast O(1/T) rate for decentralized nonconvex
+        optimization with communication compression", NeurIPS 2022.
+    """
+
+    name = "beer"
+    how = (CommunicationPattern.NEIGHBORS,)
+    exact = True
+    zero_state = (_MODEL, _MIXED_MODEL, _PUBLIC_TRACKER, _MIXED_TRACKER, _TRACKER, _TRACKED)
+    state_copies = 6
+    messages = 2
+
+    def __init__(self, *, consensus_step: float | None = None) -> None:
+        super().__init__(consensus_step=consensus_step)
+
+    @override
+    def before_update(self, bucket: AveragedBucket) -> None:
+        tracker, before = bucket.state[_TRACKER], bucket.state[_TRACKED]
+        gradient = bucket.gradient()
+        tracker.add_(gradient).sub_(before)
+        before.copy_(gradient)
+        bucket.set_gradient(tracker)
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        state = bucket.state
+        model = bucket.flat + self._pull(bucket, _MODEL, _MIXED_MODEL) - state[_MODEL]
+        return torch.stack([model, state[_TRACKER] - state[_PUBLIC_TRACKER]], dim=-2)
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        state, mixed = bucket.state, received.mixed
+        bucket.flat.add_(self._pull(bucket, _MODEL, _MIXED_MODEL))
+        own = zeros_like(mixed)
+        received.add_own_to(own)
+        pairs = (_MODEL, _MIXED_MODEL), (_PUBLIC_TRACKER, _MIXED_TRACKER)
+        for place, (public, public_mixed) in enumerate(pairs):
+            state[public].add_(own.select(-2, place))
+            state[public_mixed].add_(mixed.select(-2, place))
+        state[_TRACKER].add_(self._pull(bucket, _PUBLIC_TRACKER, _MIXED_TRACKER))
+
+    def _pull(self, bucket: AveragedBucket, public: str, mixed: str) -> torch.Tensor:
+        """Return by how much gossip of public tensors moves a rank's own."""
+        return (bucket.state[mixed] - bucket.state[public]).mul_(self.step_of(bucket))
+
+    @override
+    def step_of(self, bucket: AveragedBucket) -> float:
+        step = super().step_of(bucket)
+        return step if self.consensus_step is not None else step / 2
