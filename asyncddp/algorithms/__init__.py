@@ -50,6 +50,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
             f"{_METHODS}.low_precision_decentralized:LowPrecisionDecentralized"
         ),
         "momentum_tracking": f"{_METHODS}.momentum_tracking:MomentumTracking",
+        "moniqua": f"{_METHODS}.moniqua:Moniqua",
         "noloco": f"{_METHODS}.noloco:NoLoCo",
         "post_local_sgd": f"{_METHODS}.post_local_sgd:PostLocalSGD",
         "pull_get": f"{_METHODS}.pull_get:PullGet",

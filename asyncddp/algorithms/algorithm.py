@@ -118,6 +118,8 @@ class Algorithm:
         state_copies: Tensors of a bucket's size that a rank keeps: what a method costs in memory.
         state_copies_per_neighbor: Those that it keeps for each neighbour in addition.
         messages: Tensors of a bucket's size that a round sends to each neighbour.
+        by_neighbor: Whether its hooks look at what single neighbours have sent, or keep something
+            for each; where models of many ranks are stacked, they are called rank by rank.
         owns_momentum: Whether it keeps momentum itself, so that the optimizer must have none.
         changes_alone: Whether a rank that averages with nobody trains otherwise than the plain
             optimizer, as with momentum of the method's own: it then has rounds by itself.
@@ -168,6 +170,7 @@ class Algorithm:
     state_copies: ClassVar[int] = 0
     state_copies_per_neighbor: ClassVar[int] = 0
     messages: ClassVar[int] = 1
+    by_neighbor: ClassVar[bool] = False
     owns_momentum: ClassVar[bool] = False
     changes_alone: ClassVar[bool] = False
     scales_steps: ClassVar[bool] = False
@@ -232,7 +235,7 @@ class Algorithm:
         Args:
             bucket: The bucket, whose ``state`` is empty.
             neighbors: Returns the flat tensors of the in-neighbours, by rank; all ranks must call
-                it equally often.
+                it equally often, with ``by_neighbor``.
         """
         copies = {key: bucket.new_state().copy_(bucket.flat) for key in self.parameter_state}
         return {**copies, **{key: bucket.new_state() for key in self.zero_state}}

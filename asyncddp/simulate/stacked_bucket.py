@@ -10,10 +10,10 @@ what it receives, with the same factors on all ranks. So they run unchanged on s
 ``bucket.gradient()`` and ``received.mixed``. A state that is one number a rank, such as a push-sum
 weight, is ``(n, 1)``.
 
-A method that keeps something for each of its neighbours is not of that kind, and says so by asking
-for them in ``initial_state``. Its hooks are called for one rank after the other, with the rank's
-row of the stacked tensors as the bucket, its weights as ``bucket.row``, and what its neighbours
-sent in ``received``, as on real ranks.
+A method that looks at what single neighbours have sent, or keeps something for each, is not of that
+kind, and says so by ``by_neighbor``. Its hooks are called for one rank after the other, with the
+rank's row of the stacked tensors as the bucket, its weights as ``bucket.row``, and what its
+neighbours sent in ``received``, as on real ranks.
 
 A compressor encodes each rank's row by itself, in both cases.
 """
@@ -35,10 +35,6 @@ from asyncddp.simulate.mixing_round import MixingRound
 from asyncddp.simulate.rank_codecs import RankCodecs
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.buckets import NamedFlatBucket
-
-
-class _AsksForNeighbors(Exception):  # noqa: N818 - a signal, not an error
-    """Signal: a method keeps something for each neighbour."""
 
 
 class SimulatedBucket(ABC):
@@ -102,6 +98,9 @@ class StackedExchangeResult:
     mixing: MixingRound | None
 
 
+_UNDECLARED = "what single neighbours have sent is for methods that declare by_neighbor = True"
+
+
 class StackedBucket(SimulatedBucket):
     """Bucket on which hooks run once, for all ranks."""
 
@@ -127,7 +126,7 @@ class _StackedReceived(Received):
 
     @override
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
-        raise TypeError("what single neighbours have sent is for methods that ask for them first")
+        raise TypeError(_UNDECLARED)
 
     @override
     def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
@@ -239,17 +238,15 @@ def bucket_of_ranks(
     first: MixingRound | None,
 ) -> SimulatedBucket:
     """Make the bucket of all ranks, with the method's state, for the kind of hooks that it has."""
+    if method.by_neighbor and first is not None:
+        return PerRankBucket(method, bucket, compressor, first, layout)
 
     def neighbors() -> Mapping[int, torch.Tensor]:
-        if first is not None:
-            raise _AsksForNeighbors
+        if not method.by_neighbor:
+            raise TypeError(_UNDECLARED)
         return {}
 
-    try:
-        state = dict(method.initial_state(bucket, neighbors))
-    except _AsksForNeighbors:
-        assert first is not None
-        return PerRankBucket(method, bucket, compressor, first, layout)
+    state = dict(method.initial_state(bucket, neighbors))
     ranks = len(bucket.flat)
     bucket.state.update(
         {key: one if one.dim() else one.expand(ranks, 1).clone() for key, one in state.items()}

@@ -38,6 +38,7 @@ BIASES = {
     "deepsqueeze": 1.26520e-1,
     "decentralized": 2.87860e-1,
     "low_precision_decentralized": 2.87860e-1,
+    "moniqua": 1.26520e-1,
     "pull_get": 2.87860e-1,
     "push_sum": 1.26520e-1,
     "quasi_global_momentum": 1.26520e-1,
@@ -49,7 +50,7 @@ Momentum leaves the fixed points where they are. Where ranks meet in each round,
 methods are one of the two synchronous ones; so are those that send differences, whose compression
 errors vanish, and nearly those that send models.
 """
-NEAR_THE_BIAS = {"deepsqueeze": 1e-2}
+NEAR_THE_BIAS = {"deepsqueeze": 1e-2, "moniqua": 2e-2}
 """Relative distance to it that compression errors, which do not vanish, leave."""
 NEARLY_EXACT = {"bytegrad": 5e-3, "demo": 0.5, "qadam": 1e-2}
 """Largest distance that compression of replicated tensors, or steps along signs, leave."""

@@ -152,6 +152,45 @@ def test_a_cycle_is_no_tree():
     LoopbackWorld(4).run(case)
 
 
+@pytest.mark.parametrize("compression", ["sign", "top_k", "random_k", "power_sgd", "dct_top_k"])
+def test_moniqua_needs_small_errors(compression):
+    """A remainder is an element by itself, with an error far below one half: refused by name."""
+
+    def case():
+        with pytest.raises(bf.ArgumentError, match="moniqua needs each element by itself"):
+            solve("moniqua", topology.ring(2), 1, 0.1, compression=compression)
+
+    LoopbackWorld(2).run(case)
+
+
+def gossip(name, graph, apart, steps, **options):
+    """Without gradients, from models that are so far apart in each element."""
+    model = torch.nn.Linear(6, 5, bias=False, dtype=torch.float64)
+    torch.manual_seed(bf.rank())
+    torch.nn.init.uniform_(model.weight, -apart / 2, apart / 2)
+    start = model.weight.detach().clone().numpy()
+    plain = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = bf.DistributedOptimizer(plain, model, name, topology=graph, **options)
+    for _ in range(steps):
+        model.weight.grad = torch.zeros_like(model.weight)
+        optimizer.step()
+    return start, model.weight.detach().numpy()
+
+
+@pytest.mark.parametrize("compression", ["minmax_uint8", "qsgd_int4"])
+def test_moniqua_keeps_the_mean_of_ranks_that_are_near(compression):
+    """Within θ all decode a rank alike, up to B δ; beyond it they do not come together."""
+    options = {"theta": 1.0, "compression": compression}
+    spreads = []
+    for apart in (1.0, 8.0):
+        found = LoopbackWorld(4).run(gossip, "moniqua", topology.ring(4), apart, 9, **options)
+        start, end = (np.stack(one) for one in zip(*found, strict=True))
+        np.testing.assert_allclose(end.mean(0), start.mean(0), rtol=0, atol=1e-13)
+        spreads.append(np.ptp(end, 0).max())
+    assert spreads[0] < {"minmax_uint8": 0.02, "qsgd_int4": 0.5}[compression]
+    assert spreads[1] > 1.0
+
+
 def test_steps_go_on_while_a_fragment_travels():
     """Ranks wait for it in the step that applies it, or where another method takes over."""
     ahead = threading.Event()

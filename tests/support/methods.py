@@ -16,6 +16,8 @@ import torch
 
 import topology
 from asyncddp.algorithms import ALGORITHMS
+from asyncddp.compression.bf16 import BF16
+from asyncddp.compression.largest_error import largest_error
 from topology import GraphOrSchedule, TopologyError
 
 Matrix = np.ndarray
@@ -286,6 +288,18 @@ def deepsqueeze(x, w, gradient, rates, gamma):
         yield x
 
 
+def moniqua(x, w, gradient, rates, theta, gamma):
+    modulus = 2 * theta / (1 - 2 * largest_error(BF16()))
+    for k in iter_steps():
+        h = x - rates(k) * gradient(x)
+        q = bfloat16(h / modulus - np.round(h / modulus))
+        apart = q[None, :, :] - h[:, None, :] / modulus  # by receiver and sender
+        apart = modulus * (apart - np.round(apart))
+        own = np.einsum("iid->id", apart)
+        x = h + gamma * (np.einsum("ij,ijd->id", w(k), apart) - own)
+        yield x
+
+
 def bfloat16(x: Matrix) -> Matrix:
     """Round to 8 significant bits, ties to even, as the compressor of this name does."""
     mantissa, exponent = np.frexp(x)
@@ -344,6 +358,10 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     "deepsqueeze": (
         {"compression": "bf16", "consensus_step": 0.6},
         partial(deepsqueeze, gamma=0.6),
+    ),
+    "moniqua": (
+        {"compression": "bf16", "theta": 1.6, "consensus_step": 0.8},
+        partial(moniqua, theta=1.6, gamma=0.8),
     ),
     "demo": ({"beta": 0.9, "compression": "bf16"}, demo),
     "noloco": ({"communication_interval": 3}, noloco),

@@ -57,6 +57,7 @@ class LowPrecisionDecentralized(Algorithm):
     how = (CommunicationPattern.NEIGHBORS, CommunicationPattern.MACHINES)
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
+    by_neighbor = True
     default_compression = "minmax_uint8"
     state_copies = state_copies_per_neighbor = 1
 

@@ -47,6 +47,7 @@ class RelaySGD(Algorithm):
     needs = TopologyRequirements(static_only=True, tree=True)
     exact = True
     compression = CompressionUse.DIFFERENCES
+    by_neighbor = True
     state_copies_per_neighbor = 1
 
     @override
