@@ -53,6 +53,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "moniqua": f"{_METHODS}.moniqua:Moniqua",
         "noloco": f"{_METHODS}.noloco:NoLoCo",
         "post_local_sgd": f"{_METHODS}.post_local_sgd:PostLocalSGD",
+        "power_gossip": f"{_METHODS}.power_gossip:PowerGossip",
         "pull_get": f"{_METHODS}.pull_get:PullGet",
         "push_diging": f"{_METHODS}.push_diging:PushDIGing",
         "push_sum": f"{_METHODS}.push_sum:PushSum",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import ClassVar
 
@@ -117,7 +117,8 @@ class Algorithm:
         averaged_state: Names of tensors of a bucket's state that each round averages as well.
         state_copies: Tensors of a bucket's size that a rank keeps: what a method costs in memory.
         state_copies_per_neighbor: Those that it keeps for each neighbour in addition.
-        messages: Tensors of a bucket's size that a round sends to each neighbour.
+        messages: Tensors of a bucket's size that a round sends to each neighbour, unless
+            :meth:`messages_of` says otherwise.
         by_neighbor: Whether its hooks look at what single neighbours have sent, or keep something
             for each; where models of many ranks are stacked, they are called rank by rank.
         owns_momentum: Whether it keeps momentum itself, so that the optimizer must have none.
@@ -202,6 +203,14 @@ class Algorithm:
         """True if the method has a hook before the optimizer's update."""
         return type(self).before_update is not Algorithm.before_update
 
+    def messages_of(self, shape: Sequence[int]) -> float:
+        """Return how many tensors of a parameter's size a round sends to a neighbour, on average.
+
+        Args:
+            shape: Shape of the parameter.
+        """
+        return self.messages
+
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise an ArgumentError for an optimizer that the method cannot work with."""
         groups = optimizer.param_groups
@@ -273,7 +282,8 @@ class Algorithm:
     ) -> Mapping[int, torch.Tensor] | None:
         """Compute what each out-neighbour gets, by rank, where that differs; None if it does not.
 
-        Of methods with ``compression = CompressionUse.DIFFERENCES`` alone.
+        Of methods with ``compression = CompressionUse.DIFFERENCES`` and without a compressor alone.
+        These tensors may be of any size that is the same on all ranks, with which nothing is mixed.
 
         Args:
             bucket: The bucket.

@@ -17,6 +17,9 @@ from asyncddp.tensors.allocation import zeros_like
 from asyncddp.tensors.buckets import NamedFlatBucket
 from asyncddp.tensors.dtypes import DTYPES
 
+_VECTOR = "vector: "
+"""Begins the names of vectors in checkpoints."""
+
 
 class AveragedBucket:
     """Flat bucket of parameters or gradients that a method averages, with the method's state.
@@ -31,7 +34,10 @@ class AveragedBucket:
         state: Tensors that the method keeps by name, each of ``flat``'s size, or one number without
             dimensions that is the same in all buckets. Checkpoints hold them parameter by
             parameter.
+        vectors: Tensors of any size that the method keeps by name and parameter, such as small ones
+            for single neighbours. Checkpoints hold them as well.
         compressor: Compressor of what is sent, with its state; None sends tensors as they are.
+        rank: This rank.
         row: This rank's weights in the round, where it averages with neighbours by messages.
         nodes: Number of nodes of the graph: ranks or machines.
         fragment: Which of the method's ``fragments`` the parameters belong to.
@@ -49,9 +55,10 @@ class AveragedBucket:
         self.index, self.flat, self.optimizer = index, flat, optimizer
         self.names, self.parameters = layout.names, layout.parameters
         self.state: dict[str, torch.Tensor] = {}
+        self.vectors: dict[str, dict[str, torch.Tensor]] = {}
         self.compressor: TensorCompressor | None = None
         self.row: WeightRow | None = None
-        self.fragment, self.nodes = layout.fragment, 1
+        self.fragment, self.rank, self.nodes = layout.fragment, 0, 1
         self.round, self.steps = -1, 0
         self._layout = layout
 
@@ -200,6 +207,9 @@ class AveragedBucket:
         for key, flat in self.state.items():
             for name, view in zip(self.names, self._state_views(flat), strict=True):
                 by_parameter[name][key] = view
+        for key, of_each in self.vectors.items():
+            for name, vector in of_each.items():
+                by_parameter[name][_VECTOR + key] = vector
         found: dict[str, Any] = {"parameters": by_parameter}
         if self.compressor is not None:
             found["compressor"] = self.compressor.state_dict()
@@ -216,6 +226,12 @@ class AveragedBucket:
             for name, view in zip(self.names, self._state_views(flat), strict=True):
                 if key in by_parameter.get(name, ()):
                     view.copy_(by_parameter[name][key])
+        self.vectors, wide = {}, DTYPES[self.flat.dtype].accumulate
+        for name in self.names:
+            for key, vector in by_parameter.get(name, {}).items():
+                if key.startswith(_VECTOR):
+                    of_each = self.vectors.setdefault(key.removeprefix(_VECTOR), {})
+                    of_each[name] = vector.to(self.flat.device, wide, copy=True)
         if self.compressor is not None and "compressor" in saved:
             self.compressor.load_state_dict(saved["compressor"])
 
@@ -226,10 +242,12 @@ class Received(ABC):
     Attributes:
         sources: Ranks from which tensors came, ascending.
         states: :math:`\sum_j w_{ij} s_j` by name, of the state that travels along.
+        sent_to_each: What out-neighbours got, by rank, where that differed.
     """
 
     sources: Sequence[int] = ()
     states: Mapping[str, torch.Tensor] = MappingProxyType({})
+    sent_to_each: Mapping[int, torch.Tensor] = MappingProxyType({})
 
     @property
     @abstractmethod

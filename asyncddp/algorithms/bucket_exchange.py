@@ -81,6 +81,7 @@ class MessageExchange(BucketExchange):
         to_each: Mapping[int, torch.Tensor] | None,
     ) -> None:
         self._row, self._bucket, self._sent = row, bucket, sent
+        self._to_each = to_each or {}
         self._handle: Handle[ExchangedTensors] = exchange_with_neighbors_nonblocking(
             sent,
             row,
@@ -96,7 +97,10 @@ class MessageExchange(BucketExchange):
 
     @override
     def wait(self) -> Received:
-        return ReceivedMessages(self._row, self._bucket.compressor, self._sent, self._handle.wait())
+        tensors = self._handle.wait()
+        received = ReceivedMessages(self._row, self._bucket.compressor, self._sent, tensors)
+        received.sent_to_each = self._to_each
+        return received
 
 
 class ReceivedMessages(Received):

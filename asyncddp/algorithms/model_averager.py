@@ -176,6 +176,7 @@ class ModelAverager(CrossRoundState):
         """Begin the state of method and compressors, from what buckets hold now; collective."""
         nodes = self.communication.nodes
         for bucket in self.buckets:
+            bucket.rank = self.context.rank
             bucket.nodes = self.context.size if nodes is None else self._node_count(nodes)
             if self.compressor is not None:
                 seed = self.context.rank + bucket.index * self.context.size

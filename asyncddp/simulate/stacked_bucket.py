@@ -158,7 +158,7 @@ class PerRankBucket(SimulatedBucket):
         self._to_each: list[Mapping[int, torch.Tensor] | None] = []
         for rank, flat in enumerate(bucket.flat):
             row = AveragedBucket(bucket.index, flat, layout, bucket.optimizer)
-            row.nodes = bucket.nodes
+            row.rank, row.nodes = rank, bucket.nodes
             row.compressor = None if self.codecs is None else self.codecs.each[rank]
             near = {source: stacked[source] for source in first.weight_rows[rank].sources}
             row.state.update(method.initial_state(row, partial(dict, near)))
@@ -213,6 +213,7 @@ class _RowReceived(Received):
         self._to_each = to_each
         self._decoded, self._mixed = arrived.decoded, arrived.mixed[rank]
         self._rank, self.sources = rank, sources
+        self.sent_to_each = to_each[rank] or {}
         self.states = {name: one[rank] for name, one in arrived.states.items()}
 
     @property

@@ -39,6 +39,7 @@ BIASES = {
     "decentralized": 2.87860e-1,
     "low_precision_decentralized": 2.87860e-1,
     "moniqua": 1.26520e-1,
+    "power_gossip": 1.26520e-1,
     "pull_get": 2.87860e-1,
     "push_sum": 1.26520e-1,
     "quasi_global_momentum": 1.26520e-1,

@@ -127,7 +127,7 @@ def test_bytes_are_as_declared_counted_and_sent(name, bytes_of_buckets):
     """So many tensors to each neighbour in each round, and at most a number with each."""
     found = LoopbackWorld(N).run(train, name, torch.float64)
     for rank, (_, counted, neighbors) in enumerate(found):
-        declared = ALGORITHMS[name].messages * 8 * NUMEL * neighbors * STEPS
+        declared = ALGORITHMS[name]().messages_of((64, 64)) * 8 * NUMEL * neighbors * STEPS
         sent = bytes_of_buckets[rank]
         assert declared <= sent <= counted <= declared + 8 * neighbors * STEPS
 

@@ -26,7 +26,7 @@ BAGUA = [
     "qadam",
 ]
 DIFFERENCES = ["choco_sgd", "deepsqueeze", "low_precision_decentralized"]
-UNJOINED = [*DIFFERENCES, "beer", "moniqua"]
+UNJOINED = [*DIFFERENCES, "beer", "moniqua", "power_gossip"]
 BATCHES = (2, 5, 3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from functools import cache, partial
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
+from asyncddp.compression.counter_random import normal, random_words
 from tests.support import LoopbackWorld, on
 from tests.support.least_squares import LeastSquares
 from tests.support.methods import FORMULAS, admits, fitting_graph
@@ -189,6 +191,75 @@ def test_moniqua_keeps_the_mean_of_ranks_that_are_near(compression):
         spreads.append(np.ptp(end, 0).max())
     assert spreads[0] < {"minmax_uint8": 0.02, "qsgd_int4": 0.5}[compression]
     assert spreads[1] > 1.0
+
+
+def power_gossip(models, w, first, steps):
+    """Matrices of all ranks, ``[rank, row, column]``, after so many rounds of power iterations."""
+    p = dict(first)
+    for k in range(steps):
+        x = models if k % 2 == 0 else models.transpose(0, 2, 1)
+        change = np.zeros_like(x)
+        for i, j in p:
+            d = (x[j] - x[i]) @ p[i, j]
+            change[i] += w[i, j] * np.outer(d, p[i, j])
+            change[j] -= w[i, j] * np.outer(d, p[i, j])
+            p[i, j] = d / np.linalg.norm(d)
+        models = x + change if k % 2 == 0 else (x + change).transpose(0, 2, 1)
+    return models
+
+
+def direction(low, high, size):
+    """The first direction of an edge, of which both ends know without a message."""
+    seed = zlib.crc32(f"{low} {high} weight".encode())
+    drawn = normal(random_words(seed, size, torch.device("cpu"))).numpy()
+    return drawn / np.linalg.norm(drawn)
+
+
+@on("loopback-4", "mpi-4")
+def test_power_gossip_by_its_formula(world):
+    """Rows and columns by turns; the mean is kept, and ranks of one matrix come together."""
+    graph = topology.ring(4)
+    found = world.run(gossip, "power_gossip", graph, 1.0, 7)
+    start, end = (np.stack(one) for one in zip(*found, strict=True))
+    edges = [(0, 1), (1, 2), (2, 3), (0, 3)]
+    first = {edge: direction(*edge, 6) for edge in edges}
+    expected = power_gossip(start, topology.mixing_matrix(graph), first, 7)
+    np.testing.assert_allclose(end, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(end.mean(0), start.mean(0), rtol=0, atol=1e-14)
+    _, end = (
+        np.stack(one)
+        for one in zip(*world.run(gossip, "power_gossip", graph, 1.0, 400), strict=True)
+    )
+    assert np.ptp(end, 0).max() < 1e-3
+
+
+def test_power_gossip_takes_no_compressor():
+    """It is one: refused by name."""
+
+    def case():
+        with pytest.raises(bf.ArgumentError, match="power_gossip compresses by itself"):
+            solve("power_gossip", topology.ring(2), 1, 0.1, compression="bf16")
+
+    LoopbackWorld(2).run(case)
+
+
+def small_state():
+    """Numbers that a rank keeps, of a net with matrices, a bias and a kernel."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4, 6))
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = bf.DistributedOptimizer(
+        plain, model, "power_gossip", topology=topology.ring(4), num_steps_per_communication=2
+    )
+    for _ in range(4):
+        model(torch.ones(1, 2, 3, 3)).sum().backward()
+        optimizer.step()
+    (bucket,) = optimizer._averager.buckets
+    return [sum(one.numel() for one in kept.values()) for kept in bucket.vectors.values()]
+
+
+def test_power_gossip_keeps_a_vector_for_each_neighbour_and_matrix():
+    """After an even number of rounds as long as rows are: 2 · 3 · 3 of the kernel, and 4."""
+    assert LoopbackWorld(4).run(small_state) == [[18 + 4, 18 + 4]] * 4
 
 
 def test_steps_go_on_while_a_fragment_travels():

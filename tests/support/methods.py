@@ -332,6 +332,7 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
         partial(quasi_global_momentum, beta=0.7, mu=0.8),
     ),
     "decentlam": ({"beta": 0.7}, partial(decentlam, beta=0.7)),
+    "power_gossip": ({}, adapt_then_combine),  # of vectors
     "relay_sgd": ({}, relay_sgd),
     "local_sgd": ({"communication_interval": 3}, local_sgd),
     "post_local_sgd": ({"communication_interval": 3}, local_sgd),

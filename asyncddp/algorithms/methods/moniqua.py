@@ -25,9 +25,9 @@ class Moniqua(CompressedGossip):
     with :math:`h_i` the parameters after the optimizer's step, remainders that are at most half of
     the divisor, of either sign, and :math:`\delta` the largest error of Q on those by 1. As long as
     no parameter of two neighbours differs by more than :math:`\theta`, which you know or guess,
-    :math:`h_i + r_{ij}` is :math:`h_j` up to :math:`B \delta`, and ranks come as near to each other;
-    beyond that they stay multiples of B apart. The mean over ranks moves by the optimizers' steps
-    alone. It keeps nothing. Its errors do not vanish: ranks stay apart by some :math:`B \delta`.
+    :math:`h_i + r_{ij}` is :math:`h_j` up to :math:`B \delta`, and the ranks come so near to each
+    other; beyond that they stay multiples of B apart. The mean over ranks moves by the optimizers'
+    steps alone. It keeps nothing. Errors do not vanish: ranks stay some :math:`B \delta` apart.
 
     Args:
         theta: :math:`\theta` above 0.

@@ -1,5 +1,7 @@
 """``streaming_diloco``: DiLoCo of one part of the model at a time, while training goes on."""
 
+from collections.abc import Sequence
+
 from typing_extensions import override
 
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
@@ -65,6 +67,10 @@ class StreamingDiLoCo(OuterNesterov):
                 f"fragment arrives before the next is sent, got {delay!r}"
             )
         self.mixing = checked_share("argument mixing", mixing)
+
+    @override
+    def messages_of(self, shape: Sequence[int]) -> float:
+        return 1.0 / self.fragments
 
     @override
     def takes_part(self, bucket: AveragedBucket) -> bool:

@@ -1,0 +1,179 @@
+"""``power_gossip``: neighbours find where their matrices differ most, by a vector each round."""
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import (
+    Algorithm,
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from asyncddp.compression import Compressor
+from asyncddp.compression.counter_random import normal, random_words
+from asyncddp.errors import ArgumentError
+from topology import symmetric_exponential
+
+_DIRECTION = "direction of rank {}"
+
+
+class PowerGossip(Algorithm):
+    r"""PowerGossip: each edge averages what differs along one direction, which follows differences.
+
+    .. math:: d_{ij} = (X_j - X_i)\, p_{ij}, \qquad
+              X_i \leftarrow X_i + \sum_j w_{ij}\, d_{ij}\, p_{ij}^\top, \qquad
+              p_{ij} \leftarrow \frac{d_{ij}}{\lVert d_{ij} \rVert}
+
+    for each matrix X after the optimizer's step, and with the transposed matrices in every second
+    round: a power iteration, in which :math:`p_{ij}` comes near to the direction in which the two
+    ranks differ most. An edge carries :math:`X_i p_{ij}` there and :math:`X_j p_{ij}` back, one
+    column or row of the matrix; tensors with one dimension, or of a single row or column, travel
+    whole, as with ``adapt_then_combine``. More dimensions are taken for one. There is nothing to
+    tune. A rank keeps :math:`p_{ij}` for each neighbour, which both ends know; the first ones are
+    random. The mean over ranks moves by the optimizers' steps alone.
+
+    Args:
+        hierarchical: Whether the graph's nodes are machines, whose ranks average first and hold one
+            model after each exchange.
+
+    References:
+        Vogels, Karimireddy, Jaggi, "Practical low-rank communication compression in decentralized
+        deep learning", NeurIPS 2020.
+    """
+
+    name = "power_gossip"
+    when = CommunicationTiming.AFTER_STEP
+    how = (CommunicationPattern.NEIGHBORS, CommunicationPattern.MACHINES)
+    default_graph = symmetric_exponential
+    needs = TopologyRequirements(doubly_stochastic=True, symmetric=True, static_only=True)
+    compression = CompressionUse.DIFFERENCES
+    by_neighbor = True
+
+    def __init__(self, *, hierarchical: bool = False) -> None:
+        if hierarchical:
+            self.default_communication = "hierarchical_neighbor_allreduce"
+
+    @override
+    def messages_of(self, shape: Sequence[int]) -> float:
+        rows, columns = _matrix_of(shape)
+        return (rows + columns) / (2 * rows * columns) if columns > 1 else 1.0
+
+    @override
+    def check_compressor(self, compressor: Compressor) -> None:
+        raise ArgumentError(
+            f"argument compression: {self.name} compresses by itself, to a row or column of each "
+            f"matrix; expected None, or algorithm='choco_sgd', got {compressor!r}"
+        )
+
+    @override
+    def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
+        return bucket.new_state().new_empty(sum(one.sent for one in _places(bucket)))
+
+    @override
+    def outgoing_to_each(
+        self, bucket: AveragedBucket, sent: torch.Tensor
+    ) -> Mapping[int, torch.Tensor] | None:
+        row = bucket.row
+        assert row is not None
+        return {rank: self._message(bucket, rank, sent) for rank in row.targets}
+
+    def _message(self, bucket: AveragedBucket, rank: int, like: torch.Tensor) -> torch.Tensor:
+        """Compute the products with the directions of an edge, one after the other."""
+        message, at = like.new_empty(like.shape), 0
+        for place in _places(bucket):
+            part = message[at : (at := at + place.sent)]
+            matrix = place.matrix.to(part.dtype)
+            if place.whole:
+                part.copy_(matrix.flatten())
+            else:
+                torch.mv(matrix, _direction(bucket, rank, place, part), out=part)
+        return message
+
+    @override
+    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
+        row = bucket.row
+        assert row is not None
+        for rank in received.sources:
+            own = received.sent_to_each[rank]
+            apart = own.new_zeros(own.shape)
+            received.add_to(apart, rank)
+            apart.sub_(own)
+            places, at = list(_places(bucket)), 0
+            for place in places:
+                part = apart[at : (at := at + place.sent)]
+                self._apply(bucket, rank, place, part, row.src_weights[rank])
+
+    def _apply(
+        self, bucket: AveragedBucket, rank: int, place: "_Place", apart: torch.Tensor, weight: float
+    ) -> None:
+        """Move one matrix by an edge's difference, whose direction is that of the next round."""
+        if place.whole:
+            place.view.add_(apart.view(place.view.shape), alpha=weight)
+            return
+        direction = _direction(bucket, rank, place, apart)
+        change = torch.outer(apart, direction)
+        change = change.t() if place.transposed else change
+        place.view.add_(change.reshape(place.view.shape), alpha=weight)
+        length = float(apart.norm())
+        if bucket.rank > rank:
+            apart = -apart  # both ends go on with the same one
+        known = bucket.vectors[_DIRECTION.format(rank)]
+        if 0.0 < length < math.inf:
+            known[place.name] = apart / length
+        else:
+            del known[place.name]  # a random one follows
+
+
+class _Place(NamedTuple):
+    """One parameter in a round: a view of it, and the matrix that is multiplied by a vector."""
+
+    name: str
+    view: torch.Tensor
+    matrix: torch.Tensor
+    whole: bool
+    transposed: bool
+
+    @property
+    def sent(self) -> int:
+        """Numbers that travel."""
+        return self.matrix.numel() if self.whole else len(self.matrix)
+
+
+def _places(bucket: AveragedBucket) -> Iterator[_Place]:
+    transposed = bucket.round % 2 == 1
+    for name, view in zip(bucket.names, bucket.views_of(bucket.flat), strict=True):
+        rows, columns = _matrix_of(view.shape)
+        matrix = view.reshape(rows, columns)
+        whole = columns == 1
+        yield _Place(
+            name, view, matrix.t() if transposed and not whole else matrix, whole, transposed
+        )
+
+
+def _matrix_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Return rows and columns of a tensor; one column if it travels whole."""
+    numel = math.prod(shape)
+    rows = shape[0] if len(shape) > 1 else numel
+    columns = numel // rows
+    return (rows, columns) if min(rows, columns) > 1 else (numel, 1)
+
+
+def _direction(
+    bucket: AveragedBucket, rank: int, place: _Place, like: torch.Tensor
+) -> torch.Tensor:
+    """Return the direction of an edge for a matrix: of the last round, or else a random one."""
+    known = bucket.vectors.setdefault(_DIRECTION.format(rank), {})
+    size = place.matrix.shape[1]
+    if place.name not in known or len(known[place.name]) != size:
+        low, high = sorted((bucket.rank, rank))
+        seed = zlib.crc32(f"{low} {high} {place.name}".encode())
+        drawn = normal(random_words(seed, size, like.device))
+        known[place.name] = (drawn / drawn.norm()).to(like.dtype)
+    return known[place.name]
