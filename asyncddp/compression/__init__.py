@@ -22,6 +22,7 @@ COMPRESSORS: PluginRegistry[type[Compressor]] = PluginRegistry(
         "random_k": "asyncddp.compression.random_k:RandomK",
         "sign": "asyncddp.compression.sign:Sign",
         "top_k": "asyncddp.compression.top_k:TopK",
+        "top_k_int2": "asyncddp.compression.top_k_int2:TopKInt2",
     },
     group="asyncddp.compressors",
 )

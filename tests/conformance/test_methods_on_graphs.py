@@ -307,7 +307,7 @@ def test_sparse_loco_needs_all_ranks():
 @pytest.mark.parametrize(("decay", "least", "most"), [(1.0, 0.0, 0.02), (0.0, 0.5, 1.0)])
 def test_sparse_loco_holds_one_model_bit_for_bit(decay, least, most):
     """All ranks sum the same messages in one order; what top_k leaves out is repaid, or lost."""
-    options = {"communication_interval": 2, "error_decay": decay}
+    options = {"communication_interval": 2, "error_decay": decay, "compression": "top_k"}
     found = LoopbackWorld(5).run(solve, "sparse_loco", None, 1500, 0.004, **options)
     assert all(np.array_equal(one, found[0]) for one in found)
     assert least <= error(found) <= most

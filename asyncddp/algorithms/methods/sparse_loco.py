@@ -25,11 +25,12 @@ class SparseLoCo(Algorithm):
               \qquad \theta_i \leftarrow \theta
 
     with :math:`\theta` the parameters that all ranks held after the last outer step. What Q leaves
-    out is remembered, and serves as momentum. Q is ``top_k`` of a hundredth of the elements unless
-    you name another compressor. Each rank sends its :math:`s_i` to each other, as sparse sums would
-    not stay sparse: n - 1 small messages. A rank keeps :math:`\theta` and :math:`e_i`, two tensors
-    of the model's size; all ranks must begin from one model. The optimizer of the local steps is
-    the user's, and its state stays with each rank; a rank alone trains as with it.
+    out is remembered, and serves as momentum. Q is ``top_k_int2`` unless you name another
+    compressor: 64 of 4096 elements, each in 14 bits. Each rank sends its :math:`s_i` to each other,
+    as sparse sums would not stay sparse: n - 1 small messages. A rank keeps :math:`\theta` and
+    :math:`e_i`, two tensors of the model's size; all ranks must begin from one model. The optimizer
+    of the local steps is the user's, and its state stays with each rank; a rank alone trains as
+    with it.
 
     Args:
         communication_interval: H; 15 to 250 in the paper.
@@ -50,7 +51,7 @@ class SparseLoCo(Algorithm):
     default_graph = complete
     needs = TopologyRequirements(uniform=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
-    default_compression = "top_k"
+    default_compression = "top_k_int2"
     averages_first_step = False
     parameter_state = (_OUTER,)
     zero_state = (_ERROR,)
