@@ -239,7 +239,7 @@ class Algorithm:
     ) -> Mapping[str, torch.Tensor]:
         """Make the state of a bucket, before its first step.
 
-        Tensors of :meth:`AveragedBucket.new_state` by the names that the method declares.
+        Tensors as ``bucket.new_state()`` makes them, by the names that the method declares.
 
         Args:
             bucket: The bucket, whose ``state`` is empty.

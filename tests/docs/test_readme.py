@@ -32,14 +32,13 @@ def test_graphs_in_the_table_exist():
 
 
 def test_methods_in_the_table_exist():
-    """Every method of the table is a registered algorithm."""
+    """The table has every registered algorithm, and no other."""
     from asyncddp.algorithms import ALGORITHMS
 
     table = TEXT.split("| `algorithm` |")[1].split("\n\n")[0]
     cells = re.findall(r"^\|([^|]*)\|", table, flags=re.MULTILINE)
     named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
-    assert len(named) == 30
-    assert set(named) <= set(ALGORITHMS)
+    assert sorted(named) == sorted(ALGORITHMS)
 
 
 def test_links_and_commands_lead_somewhere():
