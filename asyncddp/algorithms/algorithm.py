@@ -260,6 +260,10 @@ class Algorithm:
         """Return whether a bucket is sent in round ``bucket.round``, alike on all ranks."""
         return True
 
+    def averages_all(self, number: int) -> bool:
+        """Return whether round ``number`` is an average over all ranks, not with neighbours."""
+        return False
+
     def travelling_state(self, bucket: AveragedBucket) -> Mapping[str, torch.Tensor]:
         """Return tensors that round ``bucket.round`` averages as well, by name, alike on all ranks.
 

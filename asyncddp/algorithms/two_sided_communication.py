@@ -143,6 +143,8 @@ class NeighborAllreduceCommunication(TwoSidedCommunication):
     def plan_round(
         self, averager: CrossRoundState, number: int, active_ranks: Collection[int] | None = None
     ) -> BucketAveragingFunctions | None:
+        if averager.algorithm.averages_all(number):
+            return AllreduceCommunication().plan_round(averager, number, active_ranks)
         context, given = averager.context, self.relevant_overrides(averager.overrides)
         if active_ranks is not None and context.rank not in active_ranks:
             return BucketAveragingFunctions(skip_round_nonblocking, 0)

@@ -15,7 +15,13 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes
 from asyncddp.compression import Compressor
 from asyncddp.optim.method_settings import MethodSettings
-from asyncddp.simulate.averaging import AveragingScheme, NeighborAveraging, NoAveraging, Traffic
+from asyncddp.simulate.averaging import (
+    AveragingScheme,
+    GlobalAveraging,
+    NeighborAveraging,
+    NoAveraging,
+    Traffic,
+)
 from asyncddp.simulate.method_checks import averaging_of, checked_topology
 from asyncddp.simulate.mixing_round import Mask
 from asyncddp.simulate.problem import Batch
@@ -69,6 +75,7 @@ class MethodRun:
         if issubclass(kind, NeighborAveraging):
             schedule = as_schedule(checked_topology(settings, method, model.ranks))
         self.averaging: AveragingScheme = kind(method, model.ranks, schedule, scenario)
+        self._over_all = GlobalAveraging(method, model.ranks, None, scenario)
         compressor = settings.compressor_for(method)
         self._copies: list[torch.Tensor] = []
         self._copied = False
@@ -141,6 +148,9 @@ class MethodRun:
             return
         if (self._active != averaging.active).any():
             self._call(self.method.restart)  # others take part than in the last round
+            averaging.active = self._active
+        if isinstance(averaging, NeighborAveraging) and self.method.averages_all(self._rounds):
+            averaging = self._over_all
         averaging.begin(self._rounds, self._active)
         for one in self._each_bucket():
             one.round = self._rounds

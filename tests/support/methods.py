@@ -173,6 +173,18 @@ def slowmo(x, w, gradient, rates, every=3, beta=0.5, alpha=1.0):
         yield x
 
 
+def slowmo_over_gossip(x, w, gradient, rates, every=3, beta=0.5, alpha=1.0):
+    outer, u = x, np.zeros_like(x)
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            u = beta * u + (outer - x.mean(0)) / rates(k - 1)
+            x = outer = outer - alpha * rates(k - 1) * u
+        else:
+            x = w(k - 1) @ x
+        yield x
+
+
 def diloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9):
     outer, m = x, np.zeros_like(x)
     for k in iter_steps(1):
@@ -338,6 +350,10 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     "post_local_sgd": ({"communication_interval": 3}, local_sgd),
     "des_loc": ({"communication_interval": 3}, local_sgd),
     "slowmo": ({"communication_interval": 3}, slowmo),
+    "slowmo, gossip": (
+        {"communication_interval": 3, "base": "adapt_then_combine"},
+        slowmo_over_gossip,
+    ),
     "diloco": ({"communication_interval": 3}, diloco),
     "streaming_diloco": (
         {"communication_interval": 3, "fragments": 1, "delay": 2},

@@ -173,6 +173,13 @@ def test_moments_that_travel():
         simulate.train(problem(), own, "des_loc", steps=3, communication_interval=1)
 
 
+def test_neighbours_and_all_by_turns():
+    """SlowMo over gossip: two rounds with neighbours, one with all ranks."""
+    options = {"communication_interval": 3, "base": "adapt_then_combine"}
+    compare("slowmo", sgd, topology=topology.base_k(RANKS, 1), **options)
+    compare("slowmo", sgd, communication="empty", **options)
+
+
 @pytest.mark.parametrize("compression", [None, "qsgd_int4"])
 def test_fragments_that_arrive_later(compression):
     """Each has its turn; outer gradients are encoded as on real ranks."""
