@@ -544,3 +544,50 @@ def test_a_method_of_ones_own_is_a_class_with_data_and_a_hook():
     torch.testing.assert_close(damped, (start + w @ start) / 2)
     rounded = torch.stack(run(fit, Rounded, topology.ring(4), 1, start=0.3, lr=0.0))
     torch.testing.assert_close(rounded, w @ start.round())
+
+
+class Turns(Algorithm):
+    """Buckets take turns; where the models began travels along in every second round of each."""
+
+    name, when = "turns", CommunicationTiming.AFTER_STEP
+    how = (CommunicationPattern.NEIGHBORS, CommunicationPattern.GLOBAL)
+    parameter_state = averaged_state = ("start",)
+
+    def takes_part(self, bucket):
+        return bucket.round % 2 == bucket.index
+
+    def travelling_state(self, bucket):
+        return {} if bucket.round < 2 else super().travelling_state(bucket)
+
+    def averages_all(self, number):
+        return number == 3
+
+
+def test_a_method_says_what_travels_in_a_round():
+    """Of two parameters in a bucket each: one at a time, with the state or without, or over all."""
+
+    def case(rounds):
+        model = torch.nn.Linear(1, 1).double()
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, bf.rank())
+        plain = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = bf.DistributedOptimizer(
+            plain, model, Turns, topology=topology.ring(4), bucket_size_in_mb=1e-6
+        )
+        for _ in range(rounds):
+            optimizer.step()
+        starts = [bucket.state["start"][0] for bucket in optimizer._averager.buckets]
+        return torch.stack([*(one.detach().view(()) for one in model.parameters()), *starts])
+
+    w = torch.from_numpy(topology.mixing_matrix(topology.ring(4)))
+    ranks = torch.arange(4.0, dtype=torch.float64)
+    once, mean = w @ ranks, torch.full((4,), 1.5, dtype=torch.float64)
+    expected = [
+        (once, ranks, ranks, ranks),
+        (once, once, ranks, ranks),
+        (w @ once, once, once, ranks),
+        (w @ once, mean, once, mean),
+    ]
+    for rounds, columns in enumerate(expected, 1):
+        got = torch.stack(LoopbackWorld(4).run(case, rounds))
+        torch.testing.assert_close(got, torch.stack(columns, 1))
