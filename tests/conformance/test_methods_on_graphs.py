@@ -233,14 +233,19 @@ def test_power_gossip_by_its_formula(world):
     assert np.ptp(end, 0).max() < 1e-3
 
 
-def test_power_gossip_takes_no_compressor():
-    """It is one: refused by name."""
+def test_power_gossip_takes_no_compressor_and_no_edge_of_one_way():
+    """It is one, and a difference has two ends: refused by name, also where a graph is forced."""
 
     def case():
+        graph = topology.ring(4, "right")
+        with pytest.raises(topology.TopologyError, match="its weights are not symmetric"):
+            solve("power_gossip", graph, 1, 0.1)
+        with pytest.raises(bf.ArgumentError, match=r"edges that go both ways.* rank \d that does"):
+            solve("power_gossip", graph, 1, 0.1, force=True)
         with pytest.raises(bf.ArgumentError, match="power_gossip compresses by itself"):
-            solve("power_gossip", topology.ring(2), 1, 0.1, compression="bf16")
+            solve("power_gossip", topology.ring(4), 1, 0.1, compression="bf16")
 
-    LoopbackWorld(2).run(case)
+    LoopbackWorld(4).run(case)
 
 
 def small_state():

@@ -43,6 +43,7 @@ class Beer(CompressedGossip):
 
     name = "beer"
     how = (CommunicationPattern.NEIGHBORS,)
+    alternative = "gradient_tracking"
     exact = True
     zero_state = (_MODEL, _MIXED_MODEL, _PUBLIC_TRACKER, _MIXED_TRACKER, _TRACKER, _TRACKED)
     state_copies = 6

@@ -82,6 +82,13 @@ class PowerGossip(Algorithm):
     ) -> Mapping[int, torch.Tensor] | None:
         row = bucket.row
         assert row is not None
+        one_way = sorted({*row.sources} ^ {*row.targets})
+        if one_way:
+            raise ArgumentError(
+                f"arguments topology, src_weights, dst_weights: {self.name} needs edges that go "
+                f"both ways, as a difference is found by its two ends; rank {bucket.rank} has one "
+                f"with rank {one_way[0]} that does not"
+            )
         return {rank: self._message(bucket, rank, sent) for rank in row.targets}
 
     def _message(self, bucket: AveragedBucket, rank: int, like: torch.Tensor) -> torch.Tensor:

@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
-    ParameterAveragingPhase,
     PhaseConfig,
     Update,
 )
+from asyncddp.algorithms.phases.parameter_averaging import ParameterAveragingPhase
 from asyncddp.errors import NotInitializedError, PeerError
 
 

@@ -11,22 +11,16 @@ from weakref import finalize
 
 import torch
 from torch.utils.hooks import RemovableHandle
-from typing_extensions import override
 
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
-from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_gradients, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases.accumulation_counter import AccumulationCounter
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.algorithms.wrapper_setup import require_dense
-from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.errors import ArgumentError
 from asyncddp.tensors.buckets import (
     NamedFlatBucket,
-    ParameterBucket,
-    fragments_of,
-    padded_nbytes,
-    partition,
 )
 
 Closure: TypeAlias = Callable[[], Any]
@@ -209,107 +203,3 @@ class CommunicationPhase(ABC):
             for parameter in group["params"]
             if parameter.requires_grad and parameter.numel()
         ]
-
-
-class ParameterAveragingPhase(CommunicationPhase):
-    """Part of a training step that averages the parameters held in flat buckets (base class)."""
-
-    averages_in_place: ClassVar[bool] = True
-    """Whether nobody reads the buckets from the start of a round to its end."""
-
-    def __init__(self, config: PhaseConfig) -> None:
-        super().__init__(config)
-        self.buckets: list[ParameterBucket] = []
-        self._prepared = False
-        self._round: AveragingRound | None = None
-        self._start()
-
-    @override
-    def wait_for_reads(self) -> None:
-        if self._round is not None:
-            self._round.wait_for_reads()
-
-    @override
-    def reset(self) -> None:
-        if self._round is not None:
-            self._round.wait_for_reads()
-        self._round = None
-        self._end_step(averaged=True)
-
-    @override
-    def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        averaged = self._averages_in_step()
-        self._in_step, self._prepared = True, False
-        try:
-            loss = self._run_step(update, closure, averaged=averaged)
-        finally:
-            self._in_step = False
-        averager, method = self.config.averager, self.config.averager.algorithm
-        if self._prepared or not method.replaces_gradients:
-            steps = 0 if averaged else self.accumulation.carried_passes + 1
-            averager.number_buckets(averager.round - (self._round is None), steps)
-            with torch.no_grad():
-                for bucket in averager.buckets:
-                    method.after_step(bucket)
-        self._end_step(averaged=averaged)
-        return loss
-
-    @override
-    def before_update(self) -> None:
-        method = self.config.averager.algorithm
-        if not method.replaces_gradients or self.config.averager.idle:
-            return
-        if self._prepared:
-            raise UsageError(
-                f"{method.name} replaces gradients once a step, but the closure was evaluated "
-                "again; use an optimizer that evaluates it once, which LBFGS does not, or "
-                "algorithm='adapt_then_combine'"
-            )
-        self._prepared = True
-        self.rebuild_if_changed()
-        with torch.no_grad():
-            for bucket in self.config.averager.buckets:
-                method.before_update(bucket)
-
-    @abstractmethod
-    def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
-        """Run the optimizer's step, and average the parameters if ``averaged``."""
-
-    def _averages_in_step(self) -> bool:
-        return self.accumulation.due()
-
-    def _end_step(self, *, averaged: bool) -> None:
-        self.accumulation.end(averaged=averaged)
-
-    def _start_round(self) -> None:
-        self.rebuild_if_changed()
-        self._round = self.config.averager.begin_round()
-        if self._round is not None:
-            for index in range(len(self.buckets)):
-                self._round.start(index)
-
-    def build_buckets(self) -> None:
-        """Make the parameters views of flat buckets, in shared memory where possible."""
-        averager, named = self.config.averager, self.named_parameters
-        parameters, make = [parameter for _, parameter in named], averager.tensor_factory
-        fragments = averager.algorithm.fragments
-        parts = partition(parameters, self.config.bucket_bytes, fragments)
-        on_host = all(parameter.is_cpu for parameter in parameters)
-        sizes = [sum(padded_nbytes(parameters[i]) for i in part) for part in parts]
-        unit = averager.choose_pieces(sizes, on_host=on_host)
-        with torch.no_grad():
-            self.buckets = [ParameterBucket([named[i] for i in part], make, unit) for part in parts]
-        of_each = fragments_of(parameters, fragments)
-        for bucket, part in zip(self.buckets, parts, strict=True):
-            bucket.fragment = of_each[part[0]]
-        averager.in_place = self.averages_in_place
-        self._set_averaged_buckets(self.flat_tensors(), self.buckets)
-
-    def flat_tensors(self) -> list[torch.Tensor]:
-        """Return the flat tensors that rounds average."""
-        return [bucket.flat for bucket in self.buckets]
-
-    def repair_buckets(self) -> bool:
-        """Make detached parameters views again; returns False where that needs new buckets."""
-        with torch.no_grad():
-            return all([bucket.reattach() for bucket in self.buckets])

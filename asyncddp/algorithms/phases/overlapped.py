@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.phases.communication_phase import Closure, ParameterAveragingPhase, Update
+from asyncddp.algorithms.phases.communication_phase import Closure, Update
+from asyncddp.algorithms.phases.parameter_averaging import ParameterAveragingPhase
 from asyncddp.errors import UsageError
 from asyncddp.tensors.allocation import empty_like
 

@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
-    ParameterAveragingPhase,
     PhaseConfig,
     Update,
 )
+from asyncddp.algorithms.phases.parameter_averaging import ParameterAveragingPhase
 from asyncddp.errors import UsageError
 
 _INSTEAD = "use update_in_backward=False, which makes the whole update in step()"
