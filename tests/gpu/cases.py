@@ -173,12 +173,15 @@ def each_verb_once(place, watch):
 
 
 COMPRESSED = {
+    "beer": {},
     "bytegrad": {},
     "choco_sgd": {"compression": "sign"},
     "deepsqueeze": {},
     "demo": {},
     "gradient_allreduce compressed": {"compression": "power_sgd"},
     "low_precision_decentralized": {},
+    "moniqua": {},
+    "power_gossip": {},
     "sparse_loco": {},
 }
 """Where a last bit may decide on a level of quantisation, or on what is largest."""
