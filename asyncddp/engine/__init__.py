@@ -5,6 +5,7 @@ the rank that receives it checks that header against its own exchange request.
 """
 
 from asyncddp.engine.chunked_exchange import ChunkedExchange, RaggedExchange
+from asyncddp.engine.deferred_calls import DeferredCalls
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import AnyTensorSignature, ExchangeSignature
 from asyncddp.engine.operation_exchanges import OperationExchanges, PeerExchanges
@@ -16,6 +17,7 @@ from asyncddp.engine.work import OperationSpec, Steps
 __all__ = [
     "AnyTensorSignature",
     "ChunkedExchange",
+    "DeferredCalls",
     "ExchangeSignature",
     "Handle",
     "OperationExchanges",

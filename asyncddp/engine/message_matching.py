@@ -50,7 +50,7 @@ class MessageMatcher:
 
     Messages that no request expects yet are kept; those that contradict a request fail the exchange
     on both sides. It is not thread-safe: the engine's lock guards it. ``uses`` tells how often each
-    name was used on this rank.
+    name was used on this rank, and ``refused`` has refusals of exchanges that are yet to be opened.
     """
 
     def __init__(
@@ -76,16 +76,12 @@ class MessageMatcher:
         self._posted: dict[MatchKey, ExchangeRequest] = {}
         self._finished: OrderedDict[MatchKey, _ExchangeRecord] = OrderedDict()
         self._unexpected: dict[MatchKey, dict[int, TensorMessage]] = defaultdict(dict)
-        self._early_nacks: dict[MatchKey, tuple[int, Nack]] = {}
+        self.refused: dict[MatchKey, tuple[int, Nack]] = {}
         self._acknowledged: set[tuple[int, ExchangeSignature]] = set()
-
-    def is_refused(self, name: str) -> bool:
-        """Tell whether a peer has refused, in advance, the next exchange of a name."""
-        return self.is_refused_at(name, self._use_counts.get(name, 0))
 
     def is_refused_at(self, name: str, step: int) -> bool:
         """Tell whether a peer has refused, in advance, the exchange of a name's use."""
-        return bool(self._early_nacks) and MatchKey(name, step) in self._early_nacks
+        return bool(self.refused) and MatchKey(name, step) in self.refused
 
     # exchanges
 
@@ -106,8 +102,8 @@ class MessageMatcher:
             or self.channels.ring_to_offer(exchange.channel, peer) is not None
         }
         self._posted[key] = exchange
-        if key in self._early_nacks:
-            self._fail_by_nack(exchange, *self._early_nacks.pop(key))
+        if key in self.refused:
+            self._fail_by_nack(exchange, *self.refused.pop(key))
         for peer, message in self._unexpected.pop(key, {}).items():
             self._match(exchange, peer, message)
 
@@ -245,7 +241,7 @@ class MessageMatcher:
         elif nack.key in self._posted:
             self._fail_by_nack(self._posted[nack.key], peer, nack)
         elif finished is None:
-            self._early_nacks[nack.key] = (peer, nack)
+            self.refused[nack.key] = (peer, nack)
         elif finished.error is None:
             self._fail_finished(nack.key, nack.to_error(self.rank, f"{nack.key}", peer))
 

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -102,6 +102,8 @@ class ProgressEngine(ProgressLoop):
 
     def _enqueue(self, spec: OperationSpec[R], key: MatchKey | None = None) -> Work[R]:
         name, rounds = spec.match_name, 0
+        if self.deferred.unsent:
+            self.deferred.send()
         if not name.isascii():
             _check_name(spec.verb, name)
         with self.submit_lock:
@@ -134,16 +136,30 @@ class ProgressEngine(ProgressLoop):
 
         It is None where the name is in use by something that must end first.
         """
+        if self.deferred.unsent:
+            self.deferred.send()
+        self.enter(verb)
+        return self.count_uses([(verb, name, in_flight)])[0]
+
+    def count_uses(self, calls: Iterable[tuple[str, str, deque[int]]]) -> list[int | None]:
+        """Count a use of each of several names, for calls that have begun by :meth:`enter`."""
+        counts, rounds, refused = self._use_counts, self._round_counts, self.matcher.refused
+        steps: list[int | None] = []
         with self.submit_lock:
-            if self.queue or self.active:
+            busy: Collection[str] = ()
+            if self.queue or self.active:  # from the former to the latter, where it is in both
                 every = (*list(self.active), *list(self.queue), *list(self.active))
-                if any(work.key.name == name for work in every):
-                    return None
-            if self.matcher.is_refused(name):
-                return None
-            step = self.count(verb, name, name)[0]
-            in_flight.append(step)
-            return step
+                busy = {work.key.name for work in every}
+            for verb, name, in_flight in calls:
+                step = counts[name]
+                if name in busy or (refused and MatchKey(name, step) in refused):
+                    steps.append(None)
+                    continue
+                counts[name] = step + 1
+                rounds[verb, name] += 1
+                in_flight.append(step)
+                steps.append(step)
+        return steps
 
     def use_count(self, name: str) -> int:
         """Return how often a name was used, which is its next step."""
@@ -151,14 +167,17 @@ class ProgressEngine(ProgressLoop):
 
     def use_counts(self) -> dict[str, int]:
         """Return how often each name was used; ranks whose counts are equal are in step."""
+        self.deferred.send()
         return {name: count for name, count in self._use_counts.items() if count}
 
     def round_count(self, verb: str, name: str) -> int:
         """Return how often an operation type was used under a name."""
+        if name in self.deferred.names:
+            self.deferred.send()
         return self._round_counts[verb, name]
 
-    def count(self, verb: str, label: str, name: str) -> tuple[int, int]:
-        """Count a use of a name, and return its step and the verb's earlier uses of the name."""
+    def enter(self, verb: str) -> None:
+        """Begin a call of a verb; raise if there can be none, or what an earlier call failed by."""
         thread = threading.get_ident()
         if thread != self._last_caller:
             self.watchdog.callers.add(threading.current_thread())
@@ -167,6 +186,10 @@ class ProgressEngine(ProgressLoop):
             self.ensure_open(verb)
         if self._channels.late_error is not None:
             self._channels.raise_late_error()
+
+    def count(self, verb: str, label: str, name: str) -> tuple[int, int]:
+        """Count a use of a name, and return its step and the verb's earlier uses of the name."""
+        self.enter(verb)
         step, rounds = self._use_counts[name], self._round_counts[verb, label]
         self._use_counts[name] = step + 1
         self._round_counts[verb, label] = rounds + 1
@@ -200,6 +223,7 @@ class ProgressEngine(ProgressLoop):
 
     def announce_exit(self, reason: str) -> None:
         """Tell all peers that this rank submits nothing more, so that none of them waits for it."""
+        self.deferred.send()
         with self.lock:
             self.progress()
             uses = list(self._use_counts.items())
@@ -228,9 +252,8 @@ class ProgressEngine(ProgressLoop):
         )
         for work in (*self.active, *self.queue):
             work.end_after_fork(NotInitializedError(f"{work.describe()}: {why}"))
-        for handle in list(self.deferred.values()):
-            handle.end_after_fork(NotInitializedError(f"{handle!r}: {why}"))
-        for pending in (self.active, self.queue, self.deferred, self.hooks):
+        self.deferred.end_after_fork(why)
+        for pending in (self.active, self.queue, self.hooks):
             pending.clear()
 
     def close(self, reason: str) -> None:
@@ -243,7 +266,7 @@ class ProgressEngine(ProgressLoop):
         with self.lock:
             if self.closed:
                 return
-            self.submit_deferred(0.0)
+            self.deferred.hand_to_engine(0.0)
             self.announce_exit(reason)
             if not self.closed:
                 self._end("shut down before its end")

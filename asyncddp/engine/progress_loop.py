@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncddp.config import Config
 from asyncddp.device.stream_interfaces import mark_library_thread
+from asyncddp.engine.deferred_calls import DeferredCalls
 from asyncddp.engine.lost_peers import LostPeers
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import DECODE_ERRORS, ExitAnnouncement
@@ -36,8 +37,8 @@ _SUBMIT_WINDOW = 0.0001  # seconds in which a caller may submit more before the 
 class ProgressLoop:
     """Loop that advances all operations of one rank; a thread that waits for any of them runs it.
 
-    ``hooks`` are called in every round until they return True, ``deferred`` handles have no thread
-    that drives them, and ``closed_because`` says why nothing can be submitted once ``closed``.
+    ``hooks`` are called in every round until they return True, no thread drives ``deferred`` calls,
+    and ``closed_because`` says why nothing can be submitted once ``closed``.
     """
 
     def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
@@ -51,7 +52,7 @@ class ProgressLoop:
         self.watchdog = Watchdog(config, self.matcher, self.lost_peers)
         self.has_exited = self.lost_peers.has_exited
         self.hooks: deque[Callable[[], bool]] = deque()
-        self.deferred: dict[int, Any] = {}
+        self.deferred = DeferredCalls()
         self.idle_interval = _IDLE_INTERVAL  # seconds between polls while nothing is in progress
         self._next_scan, self._timeout = 0.0, config.timeout
         self.closed = False
@@ -94,6 +95,8 @@ class ProgressLoop:
             try:
                 if scan:
                     self._scan()
+                if self.deferred.unsent:
+                    self.deferred.send()
                 moved = False
                 for peer, bundle in self.transport.poll():
                     moved = True
@@ -121,19 +124,12 @@ class ProgressLoop:
         if (now := time.monotonic()) >= self._next_scan:
             self.matcher.scan_rings()
             self._next_scan = now + 50 * (time.monotonic() - now)  # 2 % of the time at most
-        self.submit_deferred(_MAX_DEFERRED_AGE)
+        self.deferred.hand_to_engine(_MAX_DEFERRED_AGE)
 
     def progress_unthreaded(self) -> None:
         """Make one round of progress where there is no progress thread."""
         if self.thread is None:
             self.progress()
-
-    def submit_deferred(self, age: float) -> None:
-        """Submit deferred handles that are older than so many seconds."""
-        oldest = time.monotonic() - age
-        for handle in list(self.deferred.values()):
-            if handle.since <= oldest:
-                handle.hand_to_engine()
 
     def _receive(self, peer: int, bundle: bytes) -> None:
         """Handle a peer's messages; unreadable ones fail all operations that need this peer."""
@@ -265,7 +261,7 @@ class ProgressThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Wake the thread, since an operation or hook was added."""
+        """Wake the thread, since an operation, hook or deferred call was added."""
         self._awake.set()
 
     def stop(self) -> None:
@@ -279,19 +275,23 @@ class ProgressThread:
         mark_library_thread()
         if self._tracer is not None:
             self._tracer.mark_progress_thread()
-        attempt, least_pause = 0, self._transport.least_pause
+        attempt, least_pause, last_round = 0, self._transport.least_pause, time.monotonic()
         while not self._stopping:
             loop = self._loop()
             if loop is None or loop.closed:
                 return
-            idle = loop.watchdog.has_driver or not loop.busy
+            idle, woken = loop.watchdog.has_driver or not loop.busy, False
             if idle:
                 attempt = 0
-                if self._awake.wait(max(loop.idle_interval, least_pause)) and not self._stopping:
+                woken = self._awake.wait(max(loop.idle_interval, least_pause))
+                if woken and not self._stopping:
                     time.sleep(_SUBMIT_WINDOW)
                 self._awake.clear()
-            if loop.watchdog.has_driver or self._stopping:
+            needless = woken and not (loop.busy or loop.deferred.unsent)  # the caller was faster
+            needless = needless and time.monotonic() < last_round + loop.idle_interval
+            if needless or loop.watchdog.has_driver or self._stopping:
                 continue
+            last_round = time.monotonic()
             scan = idle or attempt % _SCAN_EVERY == _SCAN_EVERY - 1
             moved = False
             with suppress(PeerLeftError):  # raised where somebody waits

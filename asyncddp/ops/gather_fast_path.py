@@ -41,10 +41,10 @@ class GatherFastPath(FastPath):
     def run(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | None:
-        channel = self._channel
+        channel = self.channel
         if profiler._is_profiler_enabled or not row.sources or not self.is_ready(row):
             return None
-        step = self._engine.count_use(self._verb, self._name, channel.in_flight)
+        step = self._engine.count_use(self.verb, self.name, channel.in_flight)
         if step is None:
             return None
         found: torch.Tensor | Handle[torch.Tensor] | None = None
@@ -64,7 +64,7 @@ class GatherFastPath(FastPath):
     def _gather(
         self, step: int, row: WeightRow, own: torch.Tensor
     ) -> torch.Tensor | Handle[torch.Tensor]:
-        channel, send_ring = self._channel, self._channel.send_ring
+        channel, send_ring = self.channel, self.channel.send_ring
         rings = [channel.receive_rings[peer] for peer in row.sources]
 
         def all_published() -> bool:
@@ -83,7 +83,7 @@ class GatherFastPath(FastPath):
 
     @override
     def _make_exchange(self, step: int, row: WeightRow, sent_chunks: int) -> ChunkedExchange:
-        channel, key = self._channel, MatchKey(self._name, step)
+        channel, key = self.channel, MatchKey(self.name, step)
         form = replace(channel.signature, shape=(None, *channel.signature.shape[1:]))
         facts = key, form, row.sources, row.targets
         return RaggedExchange(self._channels, channel, *facts, begun=True, published=sent_chunks)

@@ -21,8 +21,10 @@ from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.average_queue import AverageQueue
 from asyncddp.ops.deferred_average import DeferredAverageHandle, SentAverage, detached
-from asyncddp.ops.weighted_exchange import average_chunks
+from asyncddp.ops.weighted_exchange import average_chunks, exchange_and_average
+from asyncddp.shm.ring_buffer import SendRingBuffer
 from asyncddp.tensors.allocation import empty
 from asyncddp.timeline.profiler_range import ProfilerRange
 from topology import Schedule
@@ -36,11 +38,16 @@ class FastPath:
     Its persistent channel belongs to a verb, the name that neighbours match, a dtype and a shape.
     """
 
+    fuses = True
     _profiled = False
 
     def __init__(self, context: Context, channel: PersistentChannel) -> None:
-        self._engine, self._channel, self._rank = context.engine, channel, context.rank
-        self._verb, self._name = channel.signature.verb, channel.name
+        self._engine, self.channel, self._rank = context.engine, channel, context.rank
+        self.verb, self.name = channel.signature.verb, channel.name
+        self.use = self.verb, self.name, channel.in_flight
+        self.is_large = channel.layout.num_chunks > 1
+        self._served: tuple[WeightRow, SendRingBuffer | None] | None = None
+        self._queue = AverageQueue.of(context.engine)
         self._channels = context.engine.matcher.channels
         self._schedule: Schedule | None = None
         self._rows: dict[int, WeightRow] = {}
@@ -51,7 +58,7 @@ class FastPath:
     def weight_row(self, schedule: Schedule, number: int | None) -> WeightRow:
         """Return the weights of a round, by default of the next one."""
         if number is None:
-            number = self._engine.round_count(self._verb, self._name)
+            number = self._engine.round_count(self.verb, self.name)
         if schedule is not self._schedule:
             self._schedule, self._rows = schedule, {}
         if schedule.period is not None:
@@ -67,9 +74,11 @@ class FastPath:
 
     def is_ready(self, row: WeightRow) -> bool:
         """Return True if ring buffers lead to all neighbours, and no exchange is in flight."""
-        channel = self._channel
+        channel, queue = self.channel, self._queue
+        if queue.unsent:
+            queue.send()
         if channel.in_flight and channel.deferred:
-            channel.deferred[-1].complete()
+            queue.complete(channel.deferred[-1])
         return (
             not channel.in_flight
             and row.common_factor is not None
@@ -85,11 +94,11 @@ class FastPath:
         """
         if profiler._is_profiler_enabled and not self._profiled:
             return self._run_profiled(self.run, row, tensor, out)
-        channel = self._channel
+        channel = self.channel
         if not self.is_ready(row):
             return None
         own, into = detached(tensor), None if out is None else detached(out)
-        step = self._engine.count_use(self._verb, self._name, channel.in_flight)
+        step = self._engine.count_use(self.verb, self.name, channel.in_flight)
         if step is None:
             return None
         found: torch.Tensor | Handle[torch.Tensor] | None = None
@@ -112,56 +121,44 @@ class FastPath:
     def start(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> Handle[torch.Tensor] | None:
-        """Send a tensor and defer its average to the handle's wait; return None if it cannot.
-
-        The engine sends one of several chunks.
-        """
+        """Begin an average that the handle's wait completes; return None if it cannot."""
         if profiler._is_profiler_enabled and not self._profiled:
             return self._run_profiled(self.start, row, tensor, out)
-        channel, send_ring = self._channel, self._channel.send_ring
-        late = out is not None and out.is_inference()  # it must be written in this mode, not later
-        free = not late and self._can_start(row)
-        step = self._engine.count_use(self._verb, self._name, channel.in_flight) if free else None
-        if step is None:
-            for earlier in list(channel.deferred):
-                earlier.hand_to_engine()
+        if out is not None and out.is_inference():  # it must be written in this mode, not later
+            self._queue.send()
+            self._queue.hand_over(self.channel)
             return None
+        self._engine.enter(self.verb)
         own, into = detached(tensor), None if out is None else detached(out)
-        if channel.layout.num_chunks > 1:  # it takes longer to send than the caller has time
-            return self._hand_to_engine((step, row, own, into, 0))
-        sent_chunks = int(send_ring is None or send_ring.try_send(step, row.targets, own))
-        average = step, row, own, into, sent_chunks
-        handles = self._engine.deferred
-        return DeferredAverageHandle(
-            channel, handles, average, out, self.finish, self._hand_to_engine
-        )
+        handle = DeferredAverageHandle(self._queue, self, row, own, into, out)
+        self._queue.add(handle)
+        return handle
 
     def _run_profiled(self, path: Callable[..., R], *args: Any) -> R:
         self._profiled = True
         try:
-            with ProfilerRange(f"ENQUEUE_{self._verb.upper()}"):
+            with ProfilerRange(f"ENQUEUE_{self.verb.upper()}"):
                 return path(*args)
         finally:
             self._profiled = False
 
-    def _can_start(self, row: WeightRow) -> bool:
-        """Return True if a tensor can be sent, and its neighbours' received, without the engine."""
-        channel, send_ring = self._channel, self._channel.send_ring
-        return (
-            row.common_factor == 1.0
-            and channel.serves(row.sources, row.targets)
-            and len(channel.in_flight) == len(channel.deferred)
-            and (
-                send_ring is None
-                or channel.layout.num_chunks > 1
-                or send_ring.has_room(self._engine.use_count(self._name))
-            )
+    def can_send(self, row: WeightRow) -> bool:
+        """Tell whether a tensor can be sent, and its neighbours' received, without the engine."""
+        channel, send_ring, served = self.channel, self.channel.send_ring, self._served
+        if served is None or served[0] is not row or served[1] is not send_ring:
+            if row.common_factor != 1.0 or not channel.serves(row.sources, row.targets):
+                return False
+            self._served = row, send_ring
+        return len(channel.in_flight) == len(channel.deferred) and (
+            send_ring is None
+            or self.is_large
+            or send_ring.has_room(self._engine.use_count(self.name))
         )
 
     def finish(self, average: SentAverage) -> torch.Tensor | Handle[torch.Tensor]:
         """Average a tensor of one chunk that was sent, or submit the rest to the engine."""
         step, row, own, out, sent_chunks = average
-        channel = self._channel
+        channel = self.channel
         if sent_chunks and row.is_pairwise:
             receive_ring = channel.receive_rings[row.sources[0]]
             other = receive_ring.read_whole(step)
@@ -177,7 +174,17 @@ class FastPath:
                 return result
         return self._average_chunked(step, row, own, out, sent_chunks=sent_chunks)
 
-    def _hand_to_engine(self, average: SentAverage) -> Handle[torch.Tensor]:
+    def submit(
+        self, row: WeightRow, own: torch.Tensor, out: torch.Tensor | None
+    ) -> Handle[torch.Tensor]:
+        """Submit an average of which nothing has begun to the engine."""
+
+        def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
+            return (yield from exchange_and_average(op, own, row, own.dtype, out))
+
+        return self._engine.submit(OperationSpec(self.verb, steps, self.name))
+
+    def hand_to_engine(self, average: SentAverage) -> Handle[torch.Tensor]:
         """Submit the rest of an average to the engine, so that neighbours need not wait for it."""
         step, row, own, out, sent_chunks = average
         exchange = self._make_exchange(step, row, sent_chunks)
@@ -192,19 +199,19 @@ class FastPath:
             op.adopt(exchange)
             return (yield from rest)
 
-        return self._engine.submit(OperationSpec(self._verb, steps, self._name), exchange.key)
+        return self._engine.submit(OperationSpec(self.verb, steps, self.name), exchange.key)
 
     def _abort(self, step: int, row: WeightRow) -> None:
         """Fail an average that was interrupted, for example by Ctrl-C, and tell the peers."""
-        if step in self._channel.in_flight:
+        if step in self.channel.in_flight:
             exchange = self._make_exchange(step, row, 0)
-            what = f"rank {self._rank}: {self._verb} {exchange.key}"
+            what = f"rank {self._rank}: {self.verb} {exchange.key}"
             self._submit_rest(exchange, _raising(PeerError(f"{what} was interrupted")))
 
     def _average_pairwise(
         self, step: int, row: WeightRow, own: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | Handle[torch.Tensor]:
-        channel = self._channel
+        channel = self.channel
         result = empty(own.shape, own.dtype) if out is None else out
         pairwise = PairwiseAveraging(
             channel.send_ring, channel.receive_rings[row.sources[0]], step, row.targets, self._pause
@@ -222,7 +229,7 @@ class FastPath:
     ) -> bool:
         """Try the pairwise exchange; return True if it has completed."""
         weight: float = row.lerp_weight  # type: ignore[assignment]  # a number where the row is pairwise
-        same, split = out.data_ptr() == own.data_ptr(), self._channel.layout.split
+        same, split = out.data_ptr() == own.data_ptr(), self.channel.layout.split
         own_handle = None if same else self._channels.handle_of(own)
         if not pairwise.begin(own_handle):
             return False
@@ -231,7 +238,7 @@ class FastPath:
         handle = pairwise.peer_handle()
         if handle is None:
             return False
-        other = self._channels.map_tensor(row.sources[0], self._channel, handle)
+        other = self._channels.map_tensor(row.sources[0], self.channel, handle)
         return pairwise.average_mapped(own.view(-1), other, out.view(-1), weight)
 
     def _average_chunked(
@@ -264,7 +271,7 @@ class FastPath:
         return poll_briefly(condition, self._pause)
 
     def _make_exchange(self, step: int, row: WeightRow, sent_chunks: int) -> ChunkedExchange:
-        key, channel = MatchKey(self._name, step), self._channel
+        key, channel = MatchKey(self.name, step), self.channel
         facts = key, channel.signature, row.sources, row.targets
         return ChunkedExchange(self._channels, channel, *facts, begun=True, published=sent_chunks)
 

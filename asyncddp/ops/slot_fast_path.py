@@ -70,6 +70,8 @@ class SlotFastPath(Generic[R]):
         engine, slots, exchange, digest = self._engine, self._slots, self._exchange, self._digest
         data = given if plain and self._as_it_is else exchange.data_of(given)
         started: StartedCollective[R] | None = None
+        if engine.deferred.unsent:
+            engine.deferred.send()
         with engine.submit_lock:  # so that no other collective of this rank begins meanwhile
             alone = engine.is_free(self._sequence)
             step, rounds = engine.count(self._verb, self._label, self._name)

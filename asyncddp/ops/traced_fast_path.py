@@ -20,6 +20,7 @@ from asyncddp.timeline.tracer import Tracer
 class TracedFastPath(FastPath):
     """Fast path of neighbour averages that records its calls and waits in the timeline."""
 
+    fuses = False  # each has spans of its own
     _profiled = True  # the tracer makes the range
 
     def __init__(self, tracer: Tracer, *details: Any) -> None:
@@ -32,7 +33,7 @@ class TracedFastPath(FastPath):
     ) -> torch.Tensor | None:
         if not self.is_ready(row):
             return None
-        with self._tracer.enqueue_span(self._verb, self._name, tensor.nbytes) as call:
+        with self._tracer.enqueue_span(self.verb, self.name, tensor.nbytes) as call:
             result = super().run(row, tensor, out)
             if result is None:
                 call.discard()
@@ -42,7 +43,7 @@ class TracedFastPath(FastPath):
     def start(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> Handle[torch.Tensor] | None:
-        with self._tracer.enqueue_span(self._verb, self._name, tensor.nbytes) as call:
+        with self._tracer.enqueue_span(self.verb, self.name, tensor.nbytes) as call:
             handle = super().start(row, tensor, out)
             if handle is None:
                 call.discard()
@@ -51,20 +52,20 @@ class TracedFastPath(FastPath):
     @override
     def finish(self, average: SentAverage) -> torch.Tensor | Handle[torch.Tensor]:
         step, row, *_ = average
-        waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
+        waiting = self._tracer.start_wait(self.verb, self.name, row.sources)
         known = waiting.mixes
         try:
             found = super().finish(average)
             receive_ring = self._receive_ring(row)
             if receive_ring and waiting.mixes == known and receive_ring.last_read[0] == step:
-                self._record_mix(row, *receive_ring.last_read[1:], self._channel.layout.numel)
+                self._record_mix(row, *receive_ring.last_read[1:], self.channel.layout.numel)
             return found
         finally:
             waiting.end()
 
     @override
     def _average_chunked(self, *args: Any, **kwargs: Any) -> torch.Tensor | Handle[torch.Tensor]:
-        waiting = self._tracer.start_wait(self._verb, self._name, args[1].sources)
+        waiting = self._tracer.start_wait(self.verb, self.name, args[1].sources)
         try:
             return super()._average_chunked(*args, **kwargs)
         finally:
@@ -74,8 +75,8 @@ class TracedFastPath(FastPath):
     def _try_pairwise(
         self, pairwise: PairwiseAveraging, row: WeightRow, own: torch.Tensor, out: torch.Tensor
     ) -> bool:
-        step, layout = self._channel.in_flight[0], self._channel.layout
-        waiting = self._tracer.start_wait(self._verb, self._name, row.sources)
+        step, layout = self.channel.in_flight[0], self.channel.layout
+        waiting = self._tracer.start_wait(self.verb, self.name, row.sources)
         try:
             moved = super()._try_pairwise(pairwise, row, own, out)
             receive_ring = self._receive_ring(row)
@@ -90,9 +91,9 @@ class TracedFastPath(FastPath):
 
     def _receive_ring(self, row: WeightRow) -> TracedReceiveRingBuffer | None:
         """Return the receive ring of the only neighbour averaged with."""
-        receive_ring = self._channel.receive_rings.get(row.sources[0]) if row.sources else None
+        receive_ring = self.channel.receive_rings.get(row.sources[0]) if row.sources else None
         return receive_ring if isinstance(receive_ring, TracedReceiveRingBuffer) else None
 
     def _record_mix(self, row: WeightRow, begun: int, over: int, count: int) -> None:
-        nbytes = count * self._channel.layout.dtype.itemsize
-        self._tracer.record_mix(self._verb, self._name, begun, over, nbytes, row.sources)
+        nbytes = count * self.channel.layout.dtype.itemsize
+        self._tracer.record_mix(self.verb, self.name, begun, over, nbytes, row.sources)

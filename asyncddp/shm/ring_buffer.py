@@ -151,9 +151,7 @@ class SendRingBuffer(_RingBufferLayout):
     def has_room(self, step: int) -> bool:
         """Tell whether all readers have read what this step's slots held before."""
         earlier, readers = self._readers[step & 1]
-        if not readers:
-            return True
-        done, words = pack_progress(earlier, self.layout.num_chunks), self.words
+        done, words = (earlier + 1) << _BITS | self.layout.num_chunks, self.words
         return all([words[index] >= done for _, index in readers])
 
     def begin(
@@ -187,24 +185,34 @@ class SendRingBuffer(_RingBufferLayout):
         return tuple(mask), tuple(zip(targets, words, strict=True))
 
     def try_send(self, step: int, targets: tuple[int, ...], tensor: torch.Tensor) -> bool:
-        """Send a tensor of one chunk if there is room: has_room, begin and publish in one call."""
-        words, half = self.words, step & 1
-        earlier, readers = self._readers[half]
-        for _, index in readers:
-            if words[index] < (earlier + 1) << _BITS | 1:
-                return False
+        """Send a tensor of one chunk if there is room."""
+        if not self.has_room(step):
+            return False
+        self.open_slot(step, targets).copy_(tensor)
+        self.publish_whole(step)
+        return True
+
+    def open_slot(self, step: int, targets: tuple[int, ...]) -> torch.Tensor:
+        """Announce a step of one chunk, for which there is room; return the slot to copy it to."""
+        half = step & 1
         known = self._masks.get(targets)
-        if known is None or known[1] is not readers or words[LINE * half + DESCRIPTOR]:
+        if (
+            known is None
+            or known[1] is not self._readers[half][1]
+            or self.words[LINE * half + DESCRIPTOR]
+        ):
             self.begin(step, targets)
         else:
-            self._readers[half] = step, readers
-        self.whole_slots[half].copy_(tensor)
+            self._readers[half] = step, known[1]
+        return self.whole_slots[half]
+
+    def publish_whole(self, step: int) -> None:
+        """Let readers read a step of one chunk."""
         if not STORES_ORDERED:
             store_fence()
-        words[LINE * half] = (step + 1) << _BITS | 1
+        self.words[LINE * (step & 1)] = (step + 1) << _BITS | 1
         if self._notify is not None:
             self._notify_readers(step)
-        return True
 
     def publish(self, step: int, chunks: int) -> None:
         """Let readers read the first ``chunks`` chunks of a step."""
@@ -277,7 +285,7 @@ class ReceiveRingBuffer(_RingBufferLayout):
         """Tell the sender that this rank has read the first ``chunks`` chunks of a step."""
         if not STORES_ORDERED:
             store_fence()
-        self.words[self._acknowledged] = pack_progress(step, chunks)
+        self.words[self._acknowledged] = (step + 1) << _BITS | chunks
         if self._notify is not None:
             self._notify()
 

@@ -473,7 +473,7 @@ def unexpected_and_nobody_comes(folder):
         return str(info.value)
     if bf.rank() == 1:
         given_up.wait()
-        until(lambda: bf.current().engine.matcher._early_nacks, "what rank 0 tells of it")
+        until(lambda: bf.current().engine.matcher.refused, "what rank 0 tells of it")
         with pytest.raises(bf.WaitTimeoutError) as info:  # what rank 0 has met, and nothing else
             send_only([])
         assert info.value.origin == 0

@@ -243,7 +243,7 @@ def unexpected_by_one_that_waits(folder):
         raised.set()
     elif bf.rank() == 2:
         raised.wait()
-        until(lambda: bf.current().engine.matcher._early_nacks, "what rank 1 tells of it")
+        until(lambda: bf.current().engine.matcher.refused, "what rank 1 tells of it")
         told = caught(lambda: alone(targets=[1]))[1]
     else:
         alone()
@@ -393,7 +393,7 @@ def comes_too_late(form, size, folder):
     go_on(SIZES[size], form=form)
     if bf.rank() == 0:
         raised.wait_for(range(1, bf.size()))
-        until(lambda: bf.current().engine.matcher._early_nacks, "what the others tell of it")
+        until(lambda: bf.current().engine.matcher.refused, "what the others tell of it")
         try:
             average(torch.ones(SIZES[size]), form)
             told = "it ended well"
