@@ -55,6 +55,9 @@ from topology.schedules.equi_dynamic import equi_dynamic as equi_dynamic
 from topology.schedules.inner_outer import inner_outer_exponential as inner_outer_exponential
 from topology.schedules.inner_outer import inner_outer_ring as inner_outer_ring
 from topology.schedules.matcha import matcha as matcha
+from topology.schedules.matching_decomposition import (
+    matching_decomposition as matching_decomposition,
+)
 from topology.schedules.one_peer_exponential import one_peer_exponential as one_peer_exponential
 from topology.schedules.one_peer_hypercube import one_peer_hypercube as one_peer_hypercube
 from topology.schedules.one_peer_of import one_peer_of as one_peer_of

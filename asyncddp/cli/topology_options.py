@@ -26,7 +26,7 @@ _FAMILY_OPTIONS = (
     click.option("--local-size", type=_COUNT, metavar="N", help="Ranks per machine [4]."),
     click.option("--seed", type=_NATURAL, metavar="N", help="Of random graphs [0]."),
     click.option("--budget", type=_REAL, metavar="X", help="matcha: part of links used [0.5]."),
-    click.option("--graph", metavar="NAME", help="What one_peer_of and matcha thin out [ring]."),
+    click.option("--graph", metavar="NAME", help="What one_peer_of, matcha … thin out [ring]."),
     click.option("--center", type=_NATURAL, metavar="RANK", help="Middle of a star."),
     click.option("--style", metavar="STYLE", help="ring: both, left or right."),
     click.option(

@@ -83,6 +83,7 @@ _ARGUMENTS: dict[str, Callable[[int], dict[str, Any] | None]] = {
         {"n": n, "local_size": _local_size(n)} if _local_size(n) else None
     ),
     "matcha": lambda n: {"graph": topology.ring(n), "budget": 0.5, "seed": 2},
+    "matching_decomposition": lambda n: {"graph": topology.ring(n)},
     "one_peer_of": lambda n: {"graph": topology.complete(n)},
 }
 

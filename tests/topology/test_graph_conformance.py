@@ -34,6 +34,7 @@ SYMMETRIC_SCHEDULES = [
     "alternating_exponential_ring",
     "base_k",
     "matcha",
+    "matching_decomposition",
     "one_peer_hypercube",
     "random_matching",
     "shift_one",

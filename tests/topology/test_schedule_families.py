@@ -315,3 +315,36 @@ def test_tree_has_one_way_between_any_two(branching, longest):
     graph = topology.tree(7, branching)
     assert sum(i < j for i, j in graph.edges) == 6
     assert nx.diameter(graph) == longest
+
+
+@pytest.mark.parametrize(
+    ("graph", "period"),
+    [
+        (topology.ring(8), 2),
+        (topology.ring(5), 3),
+        (topology.star(5), 4),
+        (topology.complete(8), 7),
+        (topology.hypercube(8), 3),
+    ],
+    ids=str,
+)
+def test_a_matching_decomposition_has_each_edge_once_in_a_period(graph, period):
+    """Every round is a matching, and all rounds together are the graph."""
+    schedule, n = topology.matching_decomposition(graph), graph.number_of_nodes()
+    assert schedule.period == period
+    edges = [
+        (rank, peer)
+        for k in range(period)
+        for rank in range(n)
+        for peer in schedule.neighbors(rank, k).dst_ranks
+    ]
+    assert sorted(edges) == sorted((i, j) for i, j in graph.edges if i != j)
+    assert all(
+        len(schedule.neighbors(rank, k).dst_ranks) <= 1 for k in range(period) for rank in range(n)
+    )
+
+
+def test_a_matching_decomposition_needs_both_directions():
+    """An edge that goes one way is no pair: the error names it."""
+    with pytest.raises(topology.TopologyError, match=r"has 0 -> 1 only; use graph\.to_un"):
+        topology.matching_decomposition(topology.ring(4, "right"))
