@@ -42,6 +42,7 @@ from topology.links import Links as Links
 from topology.matrices import mixing_matrix as mixing_matrix
 from topology.neighbors import Neighbors as Neighbors
 from topology.neighbors import neighbors_of as neighbors_of
+from topology.pair_constants import pair_constants as pair_constants
 from topology.schedule import GraphOrSchedule as GraphOrSchedule
 from topology.schedule import Schedule as Schedule
 from topology.schedule import as_schedule as as_schedule

@@ -27,6 +27,8 @@ _METHODS = "asyncddp.algorithms.methods"
 ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
     "algorithm",
     {
+        "a2cid2": f"{_METHODS}.a2cid2:A2CiD2",
+        "ad_psgd": f"{_METHODS}.ad_psgd:ADPSGD",
         "adapt_then_combine": f"{_METHODS}.adapt_then_combine:AdaptThenCombine",
         "adapt_with_combine": f"{_METHODS}.adapt_with_combine:AdaptWithCombine",
         "async_model_average": f"{_METHODS}.async_model_average:AsyncModelAverage",

@@ -12,7 +12,7 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError
-from topology import GraphOrSchedule
+from topology import GraphOrSchedule, Schedule, as_schedule
 
 
 class AveragedQuantity(Enum):
@@ -64,11 +64,18 @@ class CommunicationPattern(Enum):
     """Neighbours get tensors from each other's windows; no rank waits."""
     ACCUMULATE = "accumulate"
     """Each rank gives shares of its tensors to neighbours and collects theirs; no rank waits."""
+    PAIR = "pair"
+    """Pairs of ranks average atomically; no rank waits."""
+
+    @property
+    def windowed(self) -> bool:
+        """True if ranks communicate through windows."""
+        return self.value in ("put", "get", "accumulate")
 
     @property
     def one_sided(self) -> bool:
-        """True if ranks communicate through one-sided windows, each at its own pace."""
-        return self.value in ("put", "get", "accumulate")
+        """True if each rank goes on at its own pace."""
+        return self.windowed or self is CommunicationPattern.PAIR
 
 
 class Algorithm:
@@ -233,6 +240,10 @@ class Algorithm:
         """Return the topology to use unless the user gives one; None for the context's."""
         graph = type(self).default_graph
         return None if graph is None else graph(nodes)
+
+    def schedule_along(self, given: GraphOrSchedule) -> Schedule:
+        """Return the rounds along a topology; coefficients that depend on it may be set here."""
+        return as_schedule(given)
 
     def initial_state(
         self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]

@@ -18,6 +18,7 @@ from asyncddp.tensors.allocation import empty_like
 from asyncddp.windows import Staleness, Window, windows_of
 from asyncddp.windows.departure_detector import DepartureDetector
 from asyncddp.windows.nonblocking_handle import WindowHandle
+from asyncddp.windows.pair_averaging import PairAveraging, pair_averaging_of
 from topology import Schedule
 
 
@@ -70,6 +71,52 @@ class BucketWindow:
         window.publish()
 
 
+class BucketPairs:
+    """Averages in pairs of the flat buckets of one optimizer; all ranks free them equally often."""
+
+    def __init__(self, context: Context, label: str) -> None:
+        self._context, self._label, self._generation = context, label, 0
+        self._pairs: dict[str, PairAveraging] = {}
+
+    def __getitem__(self, index: int) -> PairAveraging:
+        return self._pairs[self._name(index)]
+
+    def _name(self, index: int) -> str:
+        return f"{self._label}.bucket{index}.{self._generation}"
+
+    def ensure_created(self, count: int) -> None:
+        """Make those of so many buckets, if there are none; collective in that case."""
+        if len(self._pairs) != count:
+            self.free()
+            self._create(count)
+            with use(self._context):
+                barrier()  # before it a rank may not know yet what it is asked for
+
+    def _create(self, count: int) -> None:
+        service = pair_averaging_of(self._context)
+        names = [self._name(index) for index in range(count)]
+        self._pairs = {name: service.add(name) for name in names}
+
+    def free(self) -> None:
+        """Forget them; what is still under way is lost on both sides."""
+        if self._pairs:
+            pair_averaging_of(self._context).remove(self._pairs)
+        self._pairs, self._generation = {}, self._generation + 1
+
+    def restart(self) -> None:
+        """Begin anew, since the parameters are about to be replaced."""
+        count = len(self._pairs)
+        self.free()
+        if count:
+            self._create(count)
+
+    def conclude(self) -> None:
+        """Average with nobody until the next round."""
+        with self._context.engine.lock:
+            for one in self._pairs.values():
+                one.conclude()
+
+
 class BucketWindowSet:
     """Set of one-sided windows for the flat buckets of one optimizer, one window per bucket.
 
@@ -92,6 +139,7 @@ class BucketWindowSet:
         self._buckets: Sequence[AveragedBucket] = ()
         self._windows: list[BucketWindow] = []
         self.departures = DepartureDetector(context.engine.has_exited)
+        self.pairs = BucketPairs(context, label)
 
     def __getitem__(self, index: int) -> BucketWindow:
         return self._windows[index]
@@ -148,6 +196,7 @@ class BucketWindowSet:
 
     def free(self) -> None:
         """Free the windows; collective if there are any."""
+        self.pairs.free()
         if not self._windows:
             return
         with use(self._context):
@@ -176,12 +225,14 @@ class BucketWindowSet:
     def reset(self) -> None:
         """Discard what has arrived so far, since the parameters are about to be replaced."""
         self.first_round = None
+        self.pairs.restart()
         for one in self._windows:
             if one.window.end is None:
                 one.reset()
 
     def conclude(self) -> None:
         """Announce that no step follows for now, so that no rank waits; publish the tensors."""
+        self.pairs.conclude()
         with use(self._context):
             for one in self._windows:
                 if one.window.end is None:

@@ -19,7 +19,7 @@ class Communication(ABC):
     Attributes:
         how: The pattern that an algorithm must allow for it; None for any algorithm.
         supports_join: Whether rounds can go on without ranks that have joined (are done).
-        uses_windows: Whether rounds go through windows, which all ranks create together.
+        asynchronous: Whether each rank goes on at its own pace, and waits for none in a round.
         nodes: What the nodes of its topology are; None if it uses no topology.
         override_names: Names of the weight overrides that it uses.
     """
@@ -27,7 +27,7 @@ class Communication(ABC):
     name: ClassVar[str]
     how: ClassVar[CommunicationPattern | None]
     supports_join: ClassVar[bool] = True
-    uses_windows: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = False
     nodes: ClassVar[Literal["ranks", "machines"] | None] = None
     override_names: ClassVar[tuple[str, ...]] = ()
 
@@ -36,6 +36,9 @@ class Communication(ABC):
     ) -> Mapping[str, float | Weights | Iterable[int] | None]:
         """Select the weight overrides that it uses, by argument name."""
         return {name: getattr(overrides, name) for name in self.override_names}
+
+    def prepare(self, averager: CrossRoundState) -> None:  # noqa: B027 - optional hook
+        """Make what rounds need for the averager's buckets; collective."""
 
     @abstractmethod
     def begin_round(self, averager: CrossRoundState, number: int) -> AveragingRound | None:
@@ -54,6 +57,7 @@ class Communication(ABC):
         """
 
 
+_PAIR = "asyncddp.algorithms.pair_communication"
 _TWO_SIDED = "asyncddp.algorithms.two_sided_communication"
 _WINDOW = "asyncddp.algorithms.window_communication"
 
@@ -67,6 +71,7 @@ COMMUNICATIONS: PluginRegistry[type[Communication]] = PluginRegistry(
             f"{_TWO_SIDED}:HierarchicalNeighborAllreduceCommunication"
         ),
         "neighbor_allreduce": f"{_TWO_SIDED}:NeighborAllreduceCommunication",
+        "pair_average": f"{_PAIR}:PairAverageCommunication",
         "win_accumulate": f"{_WINDOW}:PushSumWindowCommunication",
         "win_get": f"{_WINDOW}:WindowGetCommunication",
         "win_put": f"{_WINDOW}:WindowPutCommunication",

@@ -167,9 +167,9 @@ class ModelAverager(CrossRoundState):
             return
         before, self.buckets = self.state_dict(), buckets
         self.windows.set_buckets(buckets)
-        if self.communication.uses_windows:
+        if self.communication.asynchronous and not self.single_rank:
             self._choose_schedule()
-            self.windows.ensure_created(self.schedule_of_ranks)
+            self.communication.prepare(self)
         self.begin_state()
         self.load_state_dict(before)
 
@@ -256,7 +256,7 @@ class ModelAverager(CrossRoundState):
             )
         if not self.force:
             self.algorithm.check(given)
-        self._checked_topology, self._schedule = given, schedule
+        self._checked_topology, self._schedule = given, self.algorithm.schedule_along(given)
 
 
 class NeighborProgressMixin:

@@ -26,14 +26,17 @@ class OneSidedCommunication(Communication):
     They wait only where ``force_barrier`` or ``max_staleness`` say so.
     """
 
-    uses_windows = True
+    asynchronous = True
     nodes = "ranks"
+
+    @override
+    def prepare(self, averager: CrossRoundState) -> None:
+        averager.windows.ensure_created(averager.schedule_of_ranks)
 
     def begin_round(self, averager: CrossRoundState, number: int) -> AveragingRound | None:
         """Begin a round through windows; collective where they have to be created."""
-        schedule = averager.schedule_of_ranks
-        averager.windows.ensure_created(schedule)
-        near = schedule.neighbors(averager.context.rank, number)
+        self.prepare(averager)
+        near = averager.schedule_of_ranks.neighbors(averager.context.rank, number)
         row = self.weight_row(averager, near)
         begun = OneSidedRound(averager, self, row, number)
         if not averager.force_barrier and not averager.overlapping:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import networkx
+import numpy as np
 
 import topology
 from topology import GraphOrSchedule, Schedule, TopologyError
+from topology.matrices import rounds_of
 
 _ROUNDS = 1024  # of a schedule that are checked
 
@@ -26,6 +28,8 @@ class TopologyRequirements:
         static_only: The graph is the same in every round (no time-varying schedule).
         tree: Its edges, each in both directions, form a tree.
         uniform: Each rank averages all ranks, itself among them, with equal weights.
+        pairs: In each round of a schedule a rank has one neighbour at most; of a static graph the
+            edges are taken in turn, by :func:`pairs_along`.
 
     Example:
         >>> symmetric = TopologyRequirements(symmetric=True)
@@ -45,6 +49,7 @@ class TopologyRequirements:
     static_only: bool = False
     tree: bool = False
     uniform: bool = False
+    pairs: bool = False
 
     def check(
         self, method: str, graph_or_schedule: GraphOrSchedule, alternative: str | None = None
@@ -71,11 +76,7 @@ class TopologyRequirements:
         static = not isinstance(given, Schedule) or given.period == 1
         if self.static_only and not static:
             yield f"it changes from round to round, but {method} needs a graph that stays the same"
-        problem = _find_cycle(given) if self.tree and static else None
-        if problem is not None:
-            yield f"{problem}, but {method} needs a tree whose edges go both ways"
-        if self.uniform and static and not _is_uniform(given):
-            yield f"not every rank averages all with equal weights, but {method} needs that"
+        yield from self._shape_problems(given, method, static=static)
         if self.doubly_stochastic and not topology.is_doubly_stochastic(given):
             yield (
                 f"its weights are not doubly stochastic{_describe_worst_rank(given)}, so {method} "
@@ -100,10 +101,25 @@ class TopologyRequirements:
                     f"above {self.min_eigenvalue:.4g}"
                 )
 
+    def _shape_problems(
+        self, given: GraphOrSchedule, method: str, *, static: bool
+    ) -> Iterator[str]:
+        """Yield unmet requirements on who has which neighbours."""
+        problem = _find_cycle(given) if self.tree and static else None
+        if problem is not None:
+            yield f"{problem}, but {method} needs a tree whose edges go both ways"
+        if self.uniform and static and not _is_uniform(given):
+            yield f"not every rank averages all with equal weights, but {method} needs that"
+        crowded = _find_rank_with_neighbors(given) if self.pairs and not static else None
+        if crowded is not None:
+            yield f"rank {crowded} has several neighbours in one round, but {method} needs pairs"
+
     def _suggest_topology(self, given: GraphOrSchedule) -> str:
         """Name a graph of the same size that fits: the given one reweighted, or a known family."""
         if isinstance(given, Schedule):
             n = given.n
+            if self.pairs:
+                return f"topology.random_matching({n})"
         else:
             n = given.number_of_nodes()
             if all(given.has_edge(j, i) for i, j in given.edges):
@@ -120,6 +136,22 @@ class TopologyRequirements:
             if not any(self.problems(topology.lazy_weights(graph))):
                 return f"topology.lazy_weights({name})"
         return "another method"
+
+
+def pairs_along(given: GraphOrSchedule) -> Schedule:
+    """Return rounds of pairs: a schedule as it is, and the edges of a static graph in turn."""
+    if isinstance(given, Schedule):
+        return given if given.period != 1 else topology.matching_decomposition(given.graph(0))
+    return topology.matching_decomposition(given)
+
+
+def _find_rank_with_neighbors(given: GraphOrSchedule) -> int | None:
+    """Find a rank with more than one neighbour in a round; None if there is none."""
+    for matrix in rounds_of(given):
+        count = np.bincount(matrix.rows, minlength=matrix.n)  # with the diagonal entry
+        if count.max() > 2:
+            return int(count.argmax())
+    return None
 
 
 def _is_uniform(given: GraphOrSchedule) -> bool:

@@ -43,11 +43,12 @@ def checked_share(name: str, value: Any, *, closed: bool = False) -> float:
     return float(value)
 
 
-def checked_positive(name: str, value: Any) -> float:
-    """Check that a coefficient is a finite number above 0."""
+def checked_positive(name: str, value: Any, *, or_zero: bool = False) -> float:
+    """Check that a coefficient is a finite number above 0, or of at least 0."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0.0 < value < math.inf:
-        raise ArgumentError(f"{name}: expected a number above 0, got {value!r}")
+    if not number or not (0.0 < value < math.inf or (or_zero and value == 0)):
+        least = "of at least 0" if or_zero else "above 0"
+        raise ArgumentError(f"{name}: expected a number {least}, got {value!r}")
     return float(value)
 
 

@@ -67,6 +67,10 @@ class LostPeers:
         exited = self._exited.get(peer)
         return exited is not None and not exited.failed
 
+    def is_lost(self, peer: int) -> bool:
+        """Tell whether a rank answers no more: it has exited, failed, or cannot be read."""
+        return peer in self._exited or peer in self._unreadable
+
     def readmit(self) -> None:
         """Forget which peers have exited, since they are back."""
         self._exited.clear()

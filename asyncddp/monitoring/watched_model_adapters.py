@@ -35,7 +35,7 @@ class MonitorTarget(ABC):
     @property
     def in_step(self) -> bool:
         """True if ranks wait for each other, so that they make the same step at about one time."""
-        return not self.averager.communication.uses_windows or self.averager.force_barrier
+        return not self.averager.communication.asynchronous or self.averager.force_barrier
 
     @property
     @abstractmethod

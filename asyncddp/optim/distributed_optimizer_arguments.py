@@ -119,10 +119,11 @@ def checked_prefix(prefix: Any, algorithm: Algorithm) -> str | None:
 
 
 def _require_windows(argument: str, algorithm: Algorithm) -> None:
-    if not any(how.one_sided for how in algorithm.how):
-        fitting = [n for n in ALGORITHMS if any(how.one_sided for how in ALGORITHMS[n].how)]
+    if not any(how.windowed for how in algorithm.how):
+        fitting = [n for n in ALGORITHMS if any(how.windowed for how in ALGORITHMS[n].how)]
+        why = "waits for nobody" if algorithm.how[0].one_sided else "waits for what it needs"
         raise ArgumentError(
-            f"argument {argument}: {algorithm.name} has no windows, and waits for what it needs; "
+            f"argument {argument}: {algorithm.name} has no windows, and {why}; "
             f"expected None, or one of {', '.join(fitting)} as algorithm"
         )
 

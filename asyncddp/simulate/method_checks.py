@@ -21,6 +21,7 @@ _AVERAGINGS: dict[str, type[AveragingScheme]] = {
     "allreduce": GlobalAveraging,
     "empty": NoAveraging,
     "neighbor_allreduce": NeighborAveraging,
+    "pair_average": NeighborAveraging,
     "win_accumulate": PushSumAveraging,
     "win_get": NeighborAveraging,
     "win_put": NeighborAveraging,

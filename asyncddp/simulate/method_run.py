@@ -31,7 +31,6 @@ from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import StackedOptimizer
 from asyncddp.tensors.allocation import detached_copy, zeros
 from asyncddp.tensors.buckets import NamedFlatBucket, partition
-from topology import as_schedule
 
 
 class MethodRun:
@@ -73,7 +72,7 @@ class MethodRun:
         self._due_at = 0 if first else self._interval - 1
         schedule = None
         if issubclass(kind, NeighborAveraging):
-            schedule = as_schedule(checked_topology(settings, method, model.ranks))
+            schedule = method.schedule_along(checked_topology(settings, method, model.ranks))
         self.averaging: AveragingScheme = kind(method, model.ranks, schedule, scenario)
         self._over_all = GlobalAveraging(method, model.ranks, None, scenario)
         compressor = settings.compressor_for(method)

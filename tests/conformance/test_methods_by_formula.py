@@ -11,14 +11,17 @@ import torch
 
 import asyncddp as bf
 import topology
+from asyncddp.algorithms import ALGORITHMS
 from tests.support import LoopbackWorld, on
 from tests.support.least_squares import LeastSquares
-from tests.support.methods import FORMULAS, admits, des_loc, fitting_graph
+from tests.support.methods import FORMULAS, admits, des_loc, fitting_graph, one_peer
 
 STEPS = 12
 every_formula = pytest.mark.parametrize("title", list(FORMULAS))
 TIME_VARYING = [
-    title for title in FORMULAS if admits(title.partition(",")[0], topology.one_peer_exponential(4))
+    title
+    for title in FORMULAS
+    if admits(title.partition(",")[0], one_peer(title.partition(",")[0], 4))
 ]
 
 
@@ -64,6 +67,7 @@ def trained(
     optimizer = bf.DistributedOptimizer(
         plain, model, name, topology=graph, bucket_size_in_mb=cap, **options
     )
+    optimizer.force_barrier = ALGORITHMS[name].how[0].one_sided
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: rates_of(k)[0])
     found = []
 
@@ -86,7 +90,8 @@ def trained(
 
 def by_formula(title, graph, steps, n, formula=None):
     """All ranks' models after each step, ``[rank, step, :]``."""
-    problem, schedule = LeastSquares(n), topology.as_schedule(graph)
+    method = ALGORITHMS[title.partition(",")[0]]()
+    problem, schedule = LeastSquares(n), method.schedule_along(graph)
     formula = (FORMULAS[title][1] if formula is None else formula)(
         starts(n).numpy(),
         lambda k: topology.mixing_matrix(schedule, k),
@@ -130,7 +135,7 @@ def test_a_schedule_of_graphs(title):
     """Another W in each round, for methods that admit it."""
     options, _ = FORMULAS[title]
     name = title.partition(",")[0]
-    graph = topology.one_peer_exponential(4)
+    graph = one_peer(name, 4)
     agree(LoopbackWorld(4).run(trained, name, graph, STEPS, **options), title, graph, 4)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import run_on_mpirun
 
-METHODS = ["async_model_average", "pull_get", "push_sum", "win_put"]
+METHODS = ["ad_psgd", "async_model_average", "pull_get", "push_sum", "win_put"]
 HEAD = """
 import os, signal, sys, time
 import torch

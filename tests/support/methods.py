@@ -38,6 +38,12 @@ def fitting_graph(name: str, n: int) -> nx.DiGraph[int]:
     raise AssertionError(f"no graph for {name}")
 
 
+def one_peer(name: str, n: int) -> topology.Schedule:
+    """Exact averages in log2(n) rounds: one-peer exponential, or pairs for who needs symmetry."""
+    symmetric = ALGORITHMS[name].needs.symmetric
+    return (topology.one_peer_hypercube if symmetric else topology.one_peer_exponential)(n)
+
+
 def every_step(name: str) -> dict[str, int]:
     """Options by which a method averages in every step, also one that rarely does."""
     rarely = not ALGORITHMS[name].averages_first_step
@@ -71,6 +77,15 @@ def adapt_then_combine(x, w, gradient, rates):
 def adapt_with_combine(x, w, gradient, rates):
     for k in iter_steps():
         x = w(k) @ x - rates(k) * gradient(x)
+        yield x
+
+
+def a2cid2(x, w, gradient, rates, eta, alpha):
+    tilde, keep = x, (1 + np.exp(-2 * eta)) / 2
+    for k in iter_steps():
+        difference, step = 2 * (x - w(k) @ x), rates(k) * gradient(x)
+        x, tilde = x - difference / 2 - step, tilde - alpha * difference - step
+        x, tilde = keep * x + (1 - keep) * tilde, keep * tilde + (1 - keep) * x
         yield x
 
 
@@ -328,6 +343,8 @@ def iter_steps(start: int = 0) -> Iterator[int]:
 FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     "adapt_then_combine": ({}, adapt_then_combine),
     "adapt_with_combine": ({}, adapt_with_combine),
+    "ad_psgd": ({}, adapt_with_combine),
+    "a2cid2": ({"rate": 0.3, "pair_step": 0.8}, partial(a2cid2, eta=0.3, alpha=0.8)),
     "gradient_tracking": ({}, gradient_tracking),
     "gradient_tracking, diging": (
         {"form": "diging"},

@@ -13,7 +13,8 @@ from tests.unit.algorithms.uneven_training import Pace, trained
 pytestmark = pytest.mark.training
 
 RANKS, TIME = 4, 600.0
-ONE_SIDED = [name for name, method in ALGORITHMS.items() if method.how[0].one_sided]
+BY_ROWS = [name for name, method in ALGORITHMS.items() if method.how[0].windowed]
+PAIRS = [name for name, method in ALGORITHMS.items() if method.needs.pairs]
 
 
 def weighted_by_rates(slow):
@@ -65,12 +66,20 @@ def test_push_sum_without_scaled_steps_tends_to_the_optimum_weighted_by_rates():
 
 
 @pytest.mark.parametrize(
-    "method", [*(name for name in ONE_SIDED if name != "push_sum"), "DecentralizedDataParallel"]
+    "method", [*(name for name in BY_ROWS if name != "push_sum"), "DecentralizedDataParallel"]
 )
 def test_methods_that_mix_by_rows_need_no_scale(method):
     """A slow rank mixes as seldom as it steps, which cancels: they reach 1.5 all the same."""
     mean, scales = trained_beside_a_straggler(10.0, method)
     assert mean == pytest.approx(1.5, abs=0.1)
+    assert scales == [1.0] * RANKS
+
+
+@pytest.mark.parametrize("method", PAIRS)
+def test_pair_averages_lead_to_the_optimum_weighted_by_rates(method):
+    """They keep the sum of all ranks, to which a fast rank adds more often."""
+    mean, scales = trained_beside_a_straggler(10.0, method)
+    assert mean == pytest.approx(weighted_by_rates(10.0), abs=0.1)
     assert scales == [1.0] * RANKS
 
 

@@ -1,0 +1,39 @@
+"""``ad_psgd``: asynchronous decentralised SGD by atomic averages of pairs of ranks."""
+
+from typing_extensions import override
+
+from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.topology_requirements import TopologyRequirements, pairs_along
+from topology import GraphOrSchedule, Schedule, random_matching
+
+
+class ADPSGD(Algorithm):
+    r"""AD-PSGD: no rank waits, and each average of two ranks is one step that keeps their sum.
+
+    .. math:: x_i, x_j \leftarrow \frac{x_i + x_j}{2} \quad \text{at any time}, \qquad
+              x_i \leftarrow x_i - U\big(g_i(\hat x_i)\big)
+
+    with :math:`\hat x_i` the parameters with which the gradient was begun, since when the rank may
+    have averaged several times, and U the optimizer's update. In its own round k a rank asks its
+    partner of that round, by default another one at random each time; the partner answers while it
+    computes. The mean over ranks is kept whatever the delays, and a slow rank holds nobody up.
+    Where all ranks meet in each round it is ``adapt_with_combine`` on pairs. Ranks that step more
+    often count more. A rank keeps one copy of its parameters, for others to average with.
+
+    References:
+        Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent",
+        ICML 2018; there a bipartite graph, of which one side asks, keeps ranks from deadlock.
+    """
+
+    name = "ad_psgd"
+    when = CommunicationTiming.BEFORE_FORWARD
+    how = (CommunicationPattern.PAIR,)
+    needs = TopologyRequirements(symmetric=True, strongly_connected=True, pairs=True)
+
+    @override
+    def default_topology(self, nodes: int) -> GraphOrSchedule | None:
+        return random_matching(nodes)
+
+    @override
+    def schedule_along(self, given: GraphOrSchedule) -> Schedule:
+        return pairs_along(given)
