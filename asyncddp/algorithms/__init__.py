@@ -54,6 +54,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "momentum_tracking": f"{_METHODS}.momentum_tracking:MomentumTracking",
         "moniqua": f"{_METHODS}.moniqua:Moniqua",
         "noloco": f"{_METHODS}.noloco:NoLoCo",
+        "overlap_sgp": f"{_METHODS}.overlap_sgp:OverlapSGP",
         "post_local_sgd": f"{_METHODS}.post_local_sgd:PostLocalSGD",
         "power_gossip": f"{_METHODS}.power_gossip:PowerGossip",
         "pull_get": f"{_METHODS}.pull_get:PullGet",

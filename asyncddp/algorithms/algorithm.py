@@ -148,6 +148,8 @@ class Algorithm:
             ``bucket.steps`` says that it is time; and :meth:`outgoing` gives a new tensor.
         averages_first_step: Whether, with such an interval, the first step averages, or the last
             one of the interval.
+        max_staleness: How many steps a neighbour may lag before a rank waits for it, unless the
+            user says otherwise; None for any number.
         average: Whether a global exchange gives the average over ranks, or their sum.
         warmup_algorithm: Name of the method that trains during its warm-up.
 
@@ -189,6 +191,7 @@ class Algorithm:
     fragments: int = 1
     delay: int = 0
     averages_first_step: ClassVar[bool] = True
+    max_staleness: int | None = None
     average: bool = True
     warmup_algorithm: ClassVar[str] = "gradient_allreduce"
 

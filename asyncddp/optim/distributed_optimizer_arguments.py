@@ -55,9 +55,9 @@ def checked_models(model: Any) -> list[torch.nn.Module]:
 
 
 def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
-    """Check that max_staleness is None or an integer of at least 0, and the algorithm one-sided."""
+    """Check that max_staleness is an integer of at least 0, or None for the algorithm's own."""
     if bound is None:
-        return None
+        return algorithm.max_staleness
     steps = checked_integer("argument max_staleness", bound, 0, "None or a whole number")
     _require_windows("max_staleness", algorithm)
     return steps

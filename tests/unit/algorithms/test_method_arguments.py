@@ -32,6 +32,7 @@ TABLE = [
     (WITH_MOMENTUM, "beta", (1, -0.1, "0.9"), BELOW_1),
     (("a2cid2",), "rate", (-0.1, "1", math.nan), "expected a number of at least 0"),
     (("a2cid2",), "pair_step", (-0.1, True), "expected a number of at least 0"),
+    (("overlap_sgp",), "staleness", (-1, 1.5), "expected a whole number of at least 0"),
     (("des_loc",), "state_intervals", (3, ["exp_avg"]), "expected a mapping such as"),
     ((*LOCAL, OUTER[-1]), "communication_interval", (0, 1.5, None), WHOLE),
 ]

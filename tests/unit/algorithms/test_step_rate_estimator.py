@@ -13,7 +13,11 @@ from tests.unit.algorithms.uneven_training import Pace, trained
 pytestmark = pytest.mark.training
 
 RANKS, TIME = 4, 600.0
-BY_ROWS = [name for name, method in ALGORITHMS.items() if method.how[0].windowed]
+BY_ROWS = [
+    name
+    for name, method in ALGORITHMS.items()
+    if method.how[0].windowed and method().max_staleness is None
+]
 PAIRS = [name for name, method in ALGORITHMS.items() if method.needs.pairs]
 
 
