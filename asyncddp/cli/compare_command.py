@@ -53,6 +53,8 @@ _SCENARIO_OPTIONS = (
                  help="Bytes and seconds as if the model had this size [its own]."),
     click.option("--slow", metavar="RANK:FACTOR", multiple=True,
                  help="Takes longer by this factor: 3:10; repeatable."),
+    click.option("--asynchronous", is_flag=True,
+                 help="Let ranks go on at their own pace, with methods that wait for nobody."),
     click.option("--loss", type=_REAL, metavar="P", default=0.0,
                  help="Probability that a message to a neighbour is lost [0]."),
 )  # fmt: skip
@@ -170,6 +172,7 @@ def _scenario_of(given: dict[str, Any]) -> Scenario:
         slowdown=dict(_slow_rank(text) for text in given["slow"]),
         links=Links(link, given["ranks_per_machine"], given["link_inside"]),
         loss=given["loss"],
+        asynchronous=given["asynchronous"],
         model_bytes=None if megabytes is None else 1e6 * megabytes,
     )
 

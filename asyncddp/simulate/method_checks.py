@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from asyncddp.algorithms.algorithm import Algorithm, CommunicationTiming, CompressionUse
 from asyncddp.algorithms.model_averager import communication_for
 from asyncddp.errors import ArgumentError
-from asyncddp.optim.distributed_optimizer_arguments import checked_force
+from asyncddp.optim.distributed_optimizer_arguments import checked_force, checked_staleness
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.averaging import (
     AveragingScheme,
@@ -57,12 +59,7 @@ def averaging_of(
     Raises:
         ArgumentError: It cannot; the message says why, and what can.
     """
-    for name in ("update_in_backward", "window_prefix", "autotune", "max_staleness"):
-        if getattr(settings, name):
-            raise ArgumentError(
-                f"argument {name}: it changes when real ranks send, not what they compute; leave "
-                "it out of a simulation"
-            )
+    _refuse_timing(settings, "update_in_backward", "window_prefix", "autotune", "max_staleness")
     if method.when is CommunicationTiming.INTERVAL:
         raise ArgumentError(
             f"argument algorithm: {method.name} averages by the clock ({method.when.value}), and a "
@@ -77,6 +74,51 @@ def averaging_of(
     kind = _AVERAGINGS[communication]
     _check_failures(method, kind, scenario, compressed=settings.compressor_for(method) is not None)
     return kind
+
+
+def asynchronous_communication(settings: MethodSettings, method: Algorithm) -> str | None:
+    """Return the communication of a method whose ranks go on at their own pace, None for others."""
+    if method.when is CommunicationTiming.INTERVAL:
+        return None  # which is refused
+    chosen = communication_for(method, settings.communication)
+    return chosen.name if chosen.asynchronous else None
+
+
+def check_asynchronous(
+    settings: MethodSettings,
+    method: Algorithm,
+    communication: str,
+    scenario: Scenario,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Raise an ArgumentError for what cannot be simulated of ranks at their own pace."""
+    _refuse_timing(settings, "update_in_backward", "window_prefix", "autotune")
+    settings.compressor_for(method)  # which refuses any
+    if method.warms_up(optimizer, 0):
+        raise ArgumentError(
+            f"argument warmup_steps: {method.name} trains in step until its end, and a scenario is "
+            "asynchronous from the first step on; expected 0"
+        )
+    bound = checked_staleness(settings.max_staleness, method)
+    if bound is not None and communication == "win_get":
+        raise ArgumentError(
+            f"argument max_staleness: {method.name} asks again until a neighbour has come so far, "
+            "which is not simulated; expected None, or a method that puts, such as 'win_put'"
+        )
+    if scenario.loss and (bound is not None or communication == "pair_average"):
+        raise ArgumentError(
+            f"Scenario: argument loss: {method.name} waits for what is lost, or keeps a sum by it; "
+            "expected 0, or an asynchronous method without a bound, such as 'win_put'"
+        )
+
+
+def _refuse_timing(settings: MethodSettings, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name):
+            raise ArgumentError(
+                f"argument {name}: it changes when real ranks send, not what they compute; leave "
+                "it out of a simulation"
+            )
 
 
 def _check_failures(

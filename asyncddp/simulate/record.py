@@ -28,7 +28,8 @@ class Run:
     Attributes:
         method: Name of the method, and what was said beside it.
         parameters: The models in the end, by name of parameter, ``(n, *shape)``.
-        steps: Steps made.
+        steps: Steps made; on average, where ranks make different numbers.
+        rank_steps: Steps that each rank has made, ``(records, n)``.
         seconds: Time until the last rank had made them, by the cost model.
         bytes_sent: Bytes that a rank has sent, on average.
         loss: Mean over ranks of the losses of their batches, since the last record.
@@ -41,6 +42,7 @@ class Run:
     method: str
     parameters: dict[str, torch.Tensor] = field(repr=False)
     steps: npt.NDArray[np.int64] = field(repr=False)
+    rank_steps: npt.NDArray[np.int64] = field(repr=False)
     seconds: Numbers = field(repr=False)
     bytes_sent: Numbers = field(repr=False)
     loss: Numbers = field(repr=False)
@@ -89,13 +91,22 @@ class MetricsRecorder:
         self._problem, self._model = problem, model
         self._rows: list[tuple[float, ...]] = []
         self._losses: list[float] = []
+        self._rank_steps: list[Sequence[int]] = []
 
     def add_losses(self, losses: torch.Tensor) -> None:
         """Note the losses of the ranks in a step."""
         self._losses.append(float(losses.double().mean()))
 
-    def record(self, step: int, seconds: float, bytes_sent: float, ranks: Sequence[int]) -> None:
+    def record(
+        self,
+        step: int,
+        seconds: float,
+        bytes_sent: float,
+        ranks: Sequence[int],
+        rank_steps: Sequence[int],
+    ) -> None:
         """Measure the models of some ranks now."""
+        self._rank_steps.append(list(rank_steps))
         rows = self._model.flat_rows()[list(ranks)]
         mean = rows.mean(dim=0)
         distance = float((rows - mean).square().sum(dim=1).mean().sqrt())
@@ -114,4 +125,5 @@ class MetricsRecorder:
         """Return the run."""
         columns = [np.array(column, dtype=np.float64) for column in zip(*self._rows, strict=True)]
         final = {name: one.detach().clone() for name, one in self._model.parameters.items()}
-        return Run(method, final, columns[0].astype(np.int64), *columns[1:])
+        steps = columns[0].astype(np.int64), np.array(self._rank_steps, dtype=np.int64)
+        return Run(method, final, *steps, *columns[1:])

@@ -28,6 +28,9 @@ class Scenario:
         delay: Seconds by which messages of a rank arrive later than over its links, ``{0: 0.2}``.
         loss: Probability that a message to a neighbour is lost. The receiver's own tensor takes its
             place, as where a neighbour has left; with push-sum, the share is gone.
+        asynchronous: Whether ranks go on at their own pace with methods that let them: a step ends
+            at its rank's time, and mixes what has arrived by then. Otherwise all meet in each
+            round.
         departures: The step after which a rank leaves, ``{5: 100}``. Its weight is its neighbours'
             own from then on.
         model_bytes: Size of the model for which bytes and times are given, in bytes, as if this
@@ -52,6 +55,7 @@ class Scenario:
     links: Links | Link | str = field(default_factory=Links)
     delay: Mapping[int, float] = field(default_factory=dict)
     loss: float = 0.0
+    asynchronous: bool = False
     departures: Mapping[int, int] = field(default_factory=dict)
     model_bytes: float | None = None
     seed: int = 0
@@ -94,6 +98,10 @@ class Scenario:
         """The links."""
         assert isinstance(self.links, Links)
         return self.links
+
+    def byte_scale(self, nbytes: int) -> float:
+        """Return by what bytes are multiplied, for a model that has so many."""
+        return 1.0 if self.model_bytes is None else self.model_bytes / nbytes
 
     def compute_seconds(self, ranks: int) -> Numbers:
         """Return the time of a step on each rank, ``(n,)``."""

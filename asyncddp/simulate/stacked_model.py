@@ -78,6 +78,12 @@ class StackedModel:
             randomness="different",
             chunk_size=self._usual_chunk(problem) if chunk is None else chunk,
         )
+        self._gradients_of_one = grad_and_value(self._loss_of, has_aux=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one rank's flat tensors."""
+        return sum(flat[0].nbytes for flat in self.flats)
 
     def _usual_chunk(self, problem: Problem) -> int | None:
         convolves = any(isinstance(one, _CONVOLUTIONS) for one in self._template.modules())
@@ -109,6 +115,22 @@ class StackedModel:
         self.buffers = {name: one.detach() for name, one in buffers.items()}
         detached: torch.Tensor = losses.detach()
         return detached
+
+    def gradients_of(self, rank: int, batch: Batch) -> tuple[Named, float]:
+        """Return the gradients of one rank at its own parameters, by name, and its loss.
+
+        Args:
+            rank: The rank.
+            batch: Tensors ``(1, samples, …)``.
+        """
+        parameters = {name: one.detach()[rank] for name, one in self.parameters.items()}
+        buffers = {name: one[rank] for name, one in self.buffers.items()}
+        sample = tuple(one[0] for one in batch)
+        found, (loss, changed) = self._gradients_of_one(parameters, buffers, sample)
+        with torch.no_grad():
+            for name, one in changed.items():
+                self.buffers[name][rank] = one
+        return found, float(loss)
 
     def flat_rows(self) -> torch.Tensor:
         """Return all parameters in float64, one row a rank, ``(n, d)``, in the model's order."""

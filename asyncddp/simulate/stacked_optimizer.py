@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -72,6 +72,7 @@ class StackedOptimizer:
         model: The models.
         create: Makes the optimizer of one model from its parameters, in the model's order.
         schedule: Makes a scheduler of the learning rate; None for none.
+        by_rank: Whether each rank has its own in any case, since ranks step at their own time.
 
     Attributes:
         elementwise: Whether there is one for all.
@@ -86,10 +87,13 @@ class StackedOptimizer:
         model: StackedModel,
         create: OptimizerFactory,
         schedule: SchedulerFactory | None = None,
+        *,
+        by_rank: bool = False,
     ) -> None:
+        self._names = list(model.parameters)
         self._stacked = list(model.parameters.values())
         first = create(rows := self._rows(0))
-        self.elementwise = type(first) in _ELEMENTWISE
+        self.elementwise = type(first) in _ELEMENTWISE and not by_rank
         self._rank_rows: list[list[torch.nn.Parameter]] = []
         if self.elementwise:
             self._optimizers = [create(self._stacked)]
@@ -112,6 +116,31 @@ class StackedOptimizer:
                 row.grad = None if stacked.grad is None else stacked.grad[rank]
         for optimizer in self._optimizers:
             optimizer.step()
+
+    # where each rank has its own
+
+    def of_rank(self, rank: int) -> torch.optim.Optimizer:
+        """Return the optimizer of one rank."""
+        return self._optimizers[rank]
+
+    def rows_of(self, rank: int, names: Iterable[str]) -> list[torch.Tensor]:
+        """Return some parameters of one rank, which share the memory of the stacked ones."""
+        rows = dict(zip(self._names, self._rank_rows[rank], strict=True))
+        return [rows[name] for name in names]
+
+    def step_rank(self, rank: int) -> None:
+        """Update one rank."""
+        self._optimizers[rank].step()
+
+    def set_gradients(self, rank: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Set the gradients of one rank, by name of parameter."""
+        for name, row in zip(self._names, self._rank_rows[rank], strict=True):
+            row.grad = gradients[name]
+
+    def end_step_rank(self, rank: int) -> None:
+        """Let the scheduler of one rank go on, after a step."""
+        if self._schedulers:
+            self._schedulers[rank].step()
 
     def end_step(self) -> None:
         """Let the schedulers of the learning rate go on, after a step."""

@@ -11,6 +11,7 @@ import torch
 from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, checked_integer
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
+from asyncddp.simulate.asynchronous_run import AsynchronousRun, runs_asynchronously, train_events
 from asyncddp.simulate.clock import RankClocks
 from asyncddp.simulate.method_run import MethodRun
 from asyncddp.simulate.problem import Batch, Problem, StackedBatches
@@ -45,14 +46,16 @@ def train(
     for ``adapt_then_combine``. The rows of X are the ranks' models, of which ``torch.func.vmap``
     computes the gradients; W is one product. The method is the very class that real ranks run, with
     its hooks, its compressor and its schedule, and so are the numbers, up to the order of sums.
-    Methods through windows are as where ranks meet in each round.
+    Methods that let each rank go on at its own pace are as where ranks meet in each round, unless
+    the scenario is asynchronous: then events are ordered by their time, ``steps`` are those that
+    ranks make on average, and a fast rank makes more of them.
 
     Args:
         problem: Model, loss and data of each rank.
         optimizer: Makes the optimizer of one model out of its parameters,
             ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``.
         algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
-        steps: Number of steps of each rank.
+        steps: Number of steps of each rank, or on average.
         scenario: Speeds, links, delays, losses and departures; None for equal ranks.
         schedule: Makes a scheduler of the learning rate for an optimizer; it goes on each step.
         record_every: Steps from one record to the next.
@@ -90,9 +93,14 @@ def train(
     bucket_bytes = checked_bucket_bytes(method_settings.bucket_size_in_mb)
     fragments = method_settings.create_method().fragments
     model = StackedModel(problem, bucket_bytes, chunk_size, fragments)
+    batches, recorder = StackedBatches(problem, seed), MetricsRecorder(problem, model)
+    if runs_asynchronously(method_settings, scenario, problem.ranks):
+        by_rank = StackedOptimizer(model, optimizer, schedule, by_rank=True)
+        run = AsynchronousRun(method_settings, model, by_rank, scenario, batches, steps)
+        train_events(run, recorder, steps, record_every, progress)
+        return recorder.finish(method_settings.describe())
     stacked = StackedOptimizer(model, optimizer, schedule)
     training = _Training(method_settings, model, stacked, scenario)
-    batches, recorder = StackedBatches(problem, seed), MetricsRecorder(problem, model)
     ranks = list(range(problem.ranks))
     training.record(0, recorder)
     for step in range(steps):
@@ -122,8 +130,7 @@ class _Training:
         set_gradient_meaning(self._method, optimizer.groups, averages=model.ranks > 1)
         self._clocks = RankClocks(scenario, model.ranks)
         self._bytes = np.zeros(model.ranks)
-        own = sum(flat[0].nbytes for flat in model.flats)
-        self._scale = 1.0 if scenario.model_bytes is None else scenario.model_bytes / own
+        self._scale = scenario.byte_scale(model.nbytes)
         self.there: list[int] = list(range(model.ranks))
         self._warming = self._method.warms_up(optimizer.groups, 0)
         self._run = self._begin()
@@ -155,4 +162,6 @@ class _Training:
         """Record what is now, of the ranks that are there."""
         there = self.there
         seconds = float(self._clocks.now[there].max())
-        recorder.record(step, seconds, float(self._bytes[there].mean()), there)
+        made = [self._scenario.departures.get(rank, step) for rank in range(self._model.ranks)]
+        steps = [min(step, own) for own in made]
+        recorder.record(step, seconds, float(self._bytes[there].mean()), there, steps)

@@ -84,6 +84,14 @@ def test_a_scenario_changes_time_and_bytes():
     assert row(large, "adapt_then_combine")[3:5] == ["4.00", "GB"]  # 20 steps to 2 neighbours
 
 
+def test_ranks_that_do_not_wait_need_not_wait_for_a_slow_one():
+    """In step the slow rank sets the pace, of win_put too; asynchronously it does not."""
+    more = ("win_put", "adapt_then_combine", *SMALL, "--topology", "ring", "--slow", "3:10")
+    in_step, free = call(*more)[1], call(*more, "--asynchronous")[1]
+    assert float(row(free, "win_put")[-1]) < 0.3 * float(row(in_step, "win_put")[-1])
+    assert row(free, "adapt_then_combine") == row(in_step, "adapt_then_combine")
+
+
 def test_all_records_as_a_table_and_a_picture(tmp_path):
     """The files have a row for each record and measure, and axes for steps, bytes and seconds."""
     pytest.importorskip("matplotlib")

@@ -1,0 +1,266 @@
+"""What ranks that do not wait send each other, when it arrives, and how it is averaged.
+
+Each class is what a communication does on real ranks, with messages that arrive after the time of
+their link: puts, gets, shares of push-sum, and averages in pairs by the very protocol.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from typing_extensions import override
+
+from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.simulate.events import Network
+from asyncddp.tensors.allocation import detached_copy
+from asyncddp.windows.pair_averaging import PairAveraging
+from topology import Neighbors, Schedule
+
+Tensors = Sequence[torch.Tensor]
+
+
+class AsynchronousExchange(ABC):
+    """Averaging of ranks that go on at their own pace (base class).
+
+    Args:
+        schedule: The graph of each of a rank's rounds.
+        network: Carries the messages.
+        initial: What each rank has at first, by bucket.
+        arrived: Called with a rank when something has arrived there.
+    """
+
+    bias: Callable[[int], float] | None = None
+    """Push-sum weight of a rank, where there is one."""
+    tells_all = False
+    """Whether ranks tell their rounds also to neighbours of other rounds, who may wait for them."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        network: Network,
+        initial: Sequence[Tensors],
+        arrived: Callable[[int], None],
+    ) -> None:
+        self._schedule, self._network, self._arrived = schedule, network, arrived
+        self._clocks = [[0] * schedule.n for _ in initial]
+        self.departed: Mapping[int, int] = {}
+        self.begin(initial)
+
+    @abstractmethod
+    def begin(self, initial: Sequence[Tensors]) -> None:
+        """Set up what is kept, from what each rank has at first, by bucket."""
+
+    @abstractmethod
+    def publish(self, rank: int, number: int, tensors: Tensors) -> None:
+        """Begin the rank's round ``number`` with what it sends, by bucket."""
+
+    @abstractmethod
+    def mix(self, rank: int, number: int) -> Tensors:
+        """Average what was published with what has arrived, by bucket, and end the round."""
+
+    def late(self, rank: int, number: int, bound: int) -> bool:
+        """Return whether a neighbour of the round is more than ``bound`` rounds behind."""
+        wanted = number + 1 - bound
+        near = self._schedule.neighbors(rank, number).src_weights
+        return any(self._clocks[rank][j] < wanted and j not in self.departed for j in near)
+
+    def _near(self, rank: int, number: int) -> Neighbors:
+        return self._schedule.neighbors(rank, number)
+
+    def _gone(self, number: int) -> list[int]:
+        """Return the ranks that have left with fewer rounds than a rank in round ``number``."""
+        return [rank for rank, rounds in self.departed.items() if rounds <= number]
+
+    def _tell_others(self, rank: int, number: int, told: Sequence[int]) -> None:
+        """Tell the neighbours of any round, but some, how many rounds this rank has made."""
+        if self.tells_all:
+            rounds = range(self._schedule.period or 1)
+            every = {peer for k in rounds for peer in self._near(rank, k).dst_ranks}
+
+            def arrive(target: int) -> None:
+                self._hear(target, rank, number + 1)
+
+            self._network.send(rank, sorted(every.difference(told)), 0.0, arrive)
+
+    def _hear(self, rank: int, source: int, clock: int) -> None:
+        self._clocks[rank][source] = max(self._clocks[rank][source], clock)
+        self._arrived(rank)
+
+
+def _nbytes(tensors: Tensors) -> int:
+    return sum(one.nbytes for one in tensors)
+
+
+def _mixed(row: WeightRow, own: Tensors, others: Mapping[int, Tensors]) -> Tensors:
+    """Return the weighted sums of a rank's tensors and those that it has of others."""
+    row = row.without([rank for rank in row.src_weights if rank not in others])
+    found = []
+    for k, tensor in enumerate(own):
+        total = tensor * row.self_weight
+        for rank, weight in row.src_weights.items():
+            total.add_(others[rank][k], alpha=weight)
+        found.append(total)
+    return found
+
+
+class PutExchange(AsynchronousExchange):
+    """Averages with what neighbours have put last."""
+
+    @override
+    def begin(self, initial: Sequence[Tensors]) -> None:
+        self._own: list[Tensors] = [list(tensors) for tensors in initial]
+        self._heard: list[dict[int, Tensors]] = [{} for _ in initial]
+
+    @override
+    def publish(self, rank: int, number: int, tensors: Tensors) -> None:
+        self._own[rank] = sent = [detached_copy(one) for one in tensors]
+        targets = self._near(rank, number).dst_ranks
+
+        def arrive(target: int) -> None:
+            self._heard[target][rank] = sent
+            self._hear(target, rank, number + 1)
+
+        self._network.send(rank, targets, _nbytes(sent), arrive)
+        self._tell_others(rank, number, targets)
+
+    @override
+    def mix(self, rank: int, number: int) -> Tensors:
+        near = self._near(rank, number)
+        row = WeightRow(near.self_weight, near.src_weights, {}).without(self._gone(number))
+        return _mixed(row, self._own[rank], self._heard[rank])
+
+
+class GetExchange(PutExchange):
+    """Averages with what neighbours had published when a request of this rank came to them."""
+
+    @override
+    def begin(self, initial: Sequence[Tensors]) -> None:
+        super().begin([[detached_copy(one) for one in tensors] for tensors in initial])
+        self._published = [0] * len(initial)
+        self._requested: list[set[int]] = [set() for _ in initial]
+
+    @override
+    def publish(self, rank: int, number: int, tensors: Tensors) -> None:
+        self._own[rank] = [detached_copy(one) for one in tensors]
+        self._published[rank] = number + 1
+        sources = [j for j in self._near(rank, number).src_weights if j not in self.departed]
+        wanted = [j for j in sources if j not in self._requested[rank]]
+        self._requested[rank].update(wanted)
+        lost = self._network.send(rank, wanted, 0.0, partial(self._reply, rank))
+        self._requested[rank].difference_update(lost)
+
+    def _reply(self, rank: int, source: int) -> None:
+        found, clock = self._own[source], self._published[source]
+
+        def arrive(target: int) -> None:
+            self._requested[target].discard(source)
+            self._heard[target][source] = found
+            self._hear(target, source, clock)
+
+        lost = self._network.send(source, [rank], _nbytes(found), arrive)
+        self._requested[rank].difference_update([source] if lost else [])
+
+
+class PushSumExchange(AsynchronousExchange):
+    """Push-sum: shares of tensors and of a weight p, each collected once.
+
+    A neighbour that has not collected the last share yet gets no other.
+    """
+
+    @override
+    def begin(self, initial: Sequence[Tensors]) -> None:
+        self._p = [1.0] * len(initial)
+        self.bias = self._p.__getitem__
+        self._own: list[Tensors] = [list(tensors) for tensors in initial]
+        self._shares: list[list[tuple[int, Tensors, float]]] = [[] for _ in initial]
+        self._unread: set[tuple[int, int]] = set()
+
+    @override
+    def publish(self, rank: int, number: int, tensors: Tensors) -> None:
+        targets = self._near(rank, number).dst_ranks
+        share, gone = 1.0 / (len(targets) + 1), self._gone(number)
+        there = [one for one in targets if one not in gone]
+        given = [one for one in there if (rank, one) not in self._unread]
+        sent, p = [one * share for one in tensors], self._p[rank] * share
+
+        def arrive(target: int) -> None:
+            self._shares[target].append((rank, sent, p))
+            self._hear(target, rank, number + 1)
+
+        self._unread.update((rank, target) for target in given)
+        lost = self._network.send(rank, given, _nbytes(sent), arrive)
+        self._unread.difference_update((rank, target) for target in lost)  # they are gone for good
+        self._tell_others(rank, number, given)
+        kept = 1.0 - share * len(given)
+        self._own[rank] = [one * kept for one in tensors]
+        self._p[rank] *= kept
+
+    @override
+    def mix(self, rank: int, number: int) -> Tensors:
+        totals = self._own[rank]
+        for source, tensors, p in self._shares[rank]:
+            for total, one in zip(totals, tensors, strict=True):
+                total.add_(one)
+            self._p[rank] += p
+            self._unread.discard((source, rank))
+        self._shares[rank] = []
+        return totals
+
+
+class PairExchange(AsynchronousExchange):
+    """Atomic averages in pairs, by :class:`asyncddp.windows.pair_averaging.PairAveraging`."""
+
+    @override
+    def begin(self, initial: Sequence[Tensors]) -> None:
+        self._pairs = [
+            [
+                PairAveraging(
+                    partial(self._send, rank, k),
+                    lambda peer: peer in self.departed,
+                    lambda: self._network.queue.now,
+                )
+                for k, _ in enumerate(tensors)
+            ]
+            for rank, tensors in enumerate(initial)
+        ]
+
+    def _send(
+        self,
+        rank: int,
+        bucket: int,
+        peer: int,
+        word: str,
+        ticket: int,
+        weight: float,
+        tensor: torch.Tensor | None,
+    ) -> None:
+        def arrive(target: int) -> None:
+            if target not in self.departed:
+                self._pairs[target][bucket].receive(rank, word, ticket, weight, tensor)
+
+        self._network.send(rank, [peer], 0.0 if tensor is None else tensor.nbytes, arrive)
+
+    @override
+    def publish(self, rank: int, number: int, tensors: Tensors) -> None:
+        partners = self._near(rank, number).src_weights
+        for pair, tensor in zip(self._pairs[rank], tensors, strict=True):
+            pair.begin(tensor)
+            for peer, weight in partners.items():
+                if peer > rank:
+                    pair.ask(peer, weight)
+
+    @override
+    def mix(self, rank: int, number: int) -> Tensors:
+        return [pair.end() for pair in self._pairs[rank]]
+
+
+EXCHANGES: dict[str, type[AsynchronousExchange]] = {
+    "pair_average": PairExchange,
+    "win_accumulate": PushSumExchange,
+    "win_get": GetExchange,
+    "win_put": PutExchange,
+}
+"""Exchange by the name of the communication."""

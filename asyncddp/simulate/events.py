@@ -1,0 +1,79 @@
+"""Events in the order of their time, and messages that arrive as such."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from asyncddp.simulate.scenario import Scenario
+
+
+class EventQueue:
+    """Events of virtual time; those of one time in the order in which they were scheduled.
+
+    Attributes:
+        now: Time of the event that happens, in seconds.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def schedule(self, time: float, event: Callable[[], None]) -> None:
+        """Let an event happen at a time, which is now at the earliest."""
+        heapq.heappush(self._events, (max(time, self.now), next(self._numbers), event))
+
+    def run_next(self) -> bool:
+        """Let the next event happen; False if there is none."""
+        if not self._events:
+            return False
+        self.now, _, event = heapq.heappop(self._events)
+        event()
+        return True
+
+
+class Network:
+    """Network of all ranks: messages arrive by the cost model of the links, or are lost.
+
+    Args:
+        queue: The events.
+        scenario: Links, delays and losses.
+        ranks: Number of ranks.
+        scale: By which bytes are multiplied, where the model stands for a larger one.
+
+    Attributes:
+        bytes_sent: By rank, ``(n,)``.
+    """
+
+    def __init__(self, queue: EventQueue, scenario: Scenario, ranks: int, scale: float) -> None:
+        self.queue, self._scenario, self._scale = queue, scenario, scale
+        self._delays = scenario.delays(ranks)
+        self._random = np.random.default_rng([scenario.seed, ranks])
+        self.bytes_sent = np.zeros(ranks)
+
+    def send(
+        self, source: int, targets: Sequence[int], nbytes: float, arrive: Callable[[int], None]
+    ) -> list[int]:
+        """Send a message to some ranks at once; return those to whom it is lost.
+
+        ``arrive(target)`` is called when it is there.
+        """
+        if not targets:
+            return []
+        ends = np.full(len(targets), source), np.array(targets)
+        nbytes *= self._scale
+        self.bytes_sent[source] += nbytes * len(targets)
+        links = self._scenario.network
+        seconds = links.latencies(*ends) + links.transfers(*ends, nbytes) + self._delays[source]
+        lost = []
+        for target, after in zip(targets, seconds.tolist(), strict=True):
+            if self._scenario.loss and self._random.random() < self._scenario.loss:
+                lost.append(target)
+            else:
+                self.queue.schedule(self.queue.now + after, partial(arrive, target))
+        return lost

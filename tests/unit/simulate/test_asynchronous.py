@@ -1,0 +1,317 @@
+"""Ranks at their own pace in one process: event loops by hand, stragglers, delays, departures."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import pytest
+import torch
+
+import topology
+from asyncddp import simulate
+from asyncddp.algorithms import ALGORITHMS
+from asyncddp.errors import ArgumentError
+from tests.support.least_squares import LeastSquares
+from topology import Link
+
+RANKS, LR = 4, 0.1
+RING = topology.ring(RANKS)
+PROBLEM = simulate.least_squares(RANKS)
+ONE_SIDED = [name for name in ALGORITHMS if ALGORITHMS[name].how[0].one_sided]
+AT_ONCE = Link(0.0, 1e300)
+EQUAL = {"asynchronous": True, "links": AT_ONCE, "step_seconds": 1.0}
+
+
+def sgd(parameters):
+    """Plain gradient descent."""
+    return torch.optim.SGD(parameters, lr=LR)
+
+
+def train(algorithm, steps=12, topology=RING, **settings):
+    """Train LS(4) asynchronously."""
+    scenario = simulate.Scenario(**{**EQUAL, **settings.pop("scenario", {})})
+    return simulate.train(
+        PROBLEM, sgd, algorithm, steps=steps, topology=topology, scenario=scenario, **settings
+    )
+
+
+def weights(run):
+    """The models in the end, ``(n, 10)``."""
+    return run.parameters["weight"][:, 0].numpy()
+
+
+class Events:
+    """An event loop by hand: steps end at multiples of each rank's seconds, ties in any order."""
+
+    def __init__(self, seconds, total):
+        self.x = np.zeros((RANKS, 10))
+        self.heap, self.count, self.total = [], 0, total
+        self.seconds, self.steps = seconds, [0] * RANKS
+        self.gradients = LeastSquares(RANKS).gradients
+
+    def at(self, time, event, *arguments):
+        heapq.heappush(self.heap, (time, self.count, event, arguments))
+        self.count += 1
+
+    def run(self):
+        for rank in range(RANKS):
+            self.at(0.0, self.begin, rank)
+        while sum(self.steps) < self.total:
+            self.now, _, event, arguments = heapq.heappop(self.heap)
+            event(*arguments)
+        return self.x
+
+    def begin(self, rank):
+        self.publish(rank)
+        self.at(self.now + self.seconds[rank], self.end, rank)
+
+    def end(self, rank):
+        gradient = self.gradients(self.x)[rank]  # of what the rank has had since the beginning
+        self.mix_and_update(rank, LR * gradient)
+        self.steps[rank] += 1
+        self.begin(rank)
+
+
+class Puts(Events):
+    """win_put and async_model_average: the newest of each neighbour; the own one at first."""
+
+    delay = 0.0
+
+    def __init__(self, *how):
+        super().__init__(*how)
+        self.heard, self.own = {}, {}
+
+    def publish(self, rank):
+        self.own[rank] = self.x[rank].copy()
+        for peer in RING[rank]:
+            if peer != rank:
+                self.at(self.now + self.delay, self.arrive, rank, peer, self.x[rank].copy())
+
+    def arrive(self, source, target, x):
+        self.heard[source, target] = x
+
+    def mix_and_update(self, rank, update):
+        peers = [peer for peer in RING[rank] if peer != rank]
+        near = [self.heard.get((peer, rank), self.own[rank]) for peer in peers]
+        self.x[rank] = (self.own[rank] + sum(near)) / 3 - update
+
+
+class Shares(Events):
+    """Push-sum: equal shares, none to who has not collected the last one."""
+
+    def __init__(self, *how, delay=0.0):
+        super().__init__(*how)
+        self.p, self.delay = np.ones(RANKS), delay
+        self.inbox, self.unread = {rank: [] for rank in range(RANKS)}, set()
+
+    def publish(self, rank):
+        pass
+
+    def arrive(self, source, target, x, p):
+        self.inbox[target].append((source, x, p))
+
+    def mix_and_update(self, rank, update):
+        x, p = self.x[rank] * self.p[rank] - self.scale(rank) * update, self.p[rank]
+        kept = 1.0
+        for peer in RING[rank]:
+            if peer != rank and (rank, peer) not in self.unread:
+                self.unread.add((rank, peer))
+                self.at(self.now + self.delay, self.arrive, rank, peer, x / 3, p / 3)
+                kept -= 1 / 3
+        x, p = x * kept, p * kept
+        for source, more, weight in self.inbox[rank]:
+            x, p = x + more, p + weight
+            self.unread.discard((source, rank))
+        self.inbox[rank] = []
+        self.x[rank], self.p[rank] = x / p, p
+
+    def scale(self, rank):
+        rates = [self.seconds[rank] / other for other in self.seconds]
+        return min(sum(rates) / RANKS, 4 * min(rates))
+
+
+PACES = {"equal": [1.0] * 4, "straggler": [1.0, 1.0, 1.0, 5.0], "all differ": [1.0, 1.3, 0.7, 2.1]}
+every_pace = pytest.mark.parametrize("pace", PACES)
+
+
+def slowdown(pace):
+    return {"slowdown": dict(enumerate(PACES[pace]))}
+
+
+@every_pace
+@pytest.mark.parametrize("delay", [0.0, 0.4, 2.5])
+def test_puts_as_by_hand(pace, delay):
+    """The newest that has arrived by the end of a step, at whatever pace and delay."""
+    by_hand = Puts(PACES[pace], 48)
+    by_hand.delay = delay
+    scenario = {**slowdown(pace), "delay": dict.fromkeys(range(RANKS), delay)}
+    run = train("win_put", scenario=scenario)
+    np.testing.assert_allclose(weights(run), by_hand.run(), rtol=0, atol=1e-12)
+    assert run.rank_steps[-1].tolist() == by_hand.steps
+    other = train("async_model_average", scenario=scenario)  # the same with plain SGD
+    np.testing.assert_allclose(weights(other), weights(run), rtol=0, atol=1e-12)
+
+
+@every_pace
+@pytest.mark.parametrize("delay", [0.0, 1.7])
+def test_push_sum_as_by_hand(pace, delay):
+    """Shares and weights, whichever are under way, and steps scaled by the ranks' speed."""
+    by_hand = Shares(PACES[pace], 48, delay=delay)
+    scenario = {**slowdown(pace), "delay": dict.fromkeys(range(RANKS), delay)}
+    run = train("push_sum", scenario=scenario)
+    np.testing.assert_allclose(weights(run), by_hand.run(), rtol=0, atol=1e-12)
+    assert run.rank_steps[-1].tolist() == by_hand.steps
+
+
+class Pairs(Events):
+    """AD-PSGD on edges in turn without delays: an average at the lower rank's begin of a step."""
+
+    def __init__(self, *how):
+        super().__init__(*how)
+        self.shared = np.zeros((RANKS, 10))
+        self.open, self.asked, self.questions = set(), {}, {rank: [] for rank in range(RANKS)}
+        self.pairs = topology.matching_decomposition(RING)
+
+    def publish(self, rank):
+        self.shared[rank] = self.x[rank]
+        self.open.add(rank)
+        for source, x in self.questions[rank]:
+            self.answer(source, rank, x)
+        self.questions[rank] = []
+        (peer,) = self.pairs.neighbors(rank, self.steps[rank]).dst_ranks
+        if peer > rank and rank not in self.asked:
+            self.asked[rank] = peer
+            self.at(self.now, self.arrive, rank, peer, self.shared[rank].copy())
+
+    def arrive(self, source, target, x):
+        if target in self.asked:
+            self.at(self.now, self.asked.pop, source)
+        elif target in self.open:
+            self.answer(source, target, x)
+        else:
+            self.questions[target].append((source, x))
+
+    def answer(self, source, target, x):
+        change = (x - self.shared[target]) / 2
+        self.shared[target] += change
+        self.at(self.now, self.answered, source, change)
+
+    def answered(self, rank, change):
+        del self.asked[rank]
+        self.shared[rank] -= change
+
+    def mix_and_update(self, rank, update):
+        self.x[rank] = self.shared[rank] - update
+
+
+@every_pace
+def test_pairs_as_by_hand(pace):
+    """Averages at any time, gradients at what the step began with."""
+    by_hand = Pairs(PACES[pace], 48)
+    run = train("ad_psgd", scenario=slowdown(pace))
+    np.testing.assert_allclose(weights(run), by_hand.run(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ONE_SIDED)
+def test_the_same_numbers_each_time(name):
+    """Nothing depends on anything but the arguments."""
+    scenario = {"slowdown": {1: 2.3}, "links": "100Mbit,20ms", "delay": {0: 0.03}}
+    one, other = (train(name, scenario=scenario, topology=None) for _ in range(2))
+    assert np.array_equal(weights(one), weights(other))
+    assert np.array_equal(one.seconds, other.seconds)
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_SIDED if name != "overlap_sgp"])
+def test_a_straggler_leaves_the_others_their_pace(name):
+    """Steps per second of the others are what they are alone; those who wait have a tenth."""
+    scenario = {"slowdown": {3: 10.0}, "step_seconds": 0.01, "links": "10Gbit,50us"}
+    run = train(name, steps=60, scenario=scenario)
+    made, seconds = run.rank_steps[-1], run.seconds[-1]
+    np.testing.assert_allclose(made[:3] / seconds, 100.0, rtol=0.02)
+    assert made[3] / seconds == pytest.approx(10.0, rel=0.15)
+    waiting = train("adapt_then_combine", steps=60, scenario=scenario)
+    assert 60 / waiting.seconds[-1] == pytest.approx(10.0, rel=0.1)
+    assert waiting.rank_steps[-1].tolist() == [60] * RANKS
+    assert run.error[-1] < 0.6
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_bounded_staleness_waits(staleness):
+    """overlap_sgp is ahead of a straggler by so many steps and what it makes meanwhile."""
+    scenario = {"slowdown": {3: 10.0}, "links": AT_ONCE}
+    run = train("overlap_sgp", steps=20, scenario=scenario, staleness=staleness)
+    ahead = run.rank_steps[:, [0, 2]].max(axis=1) - run.rank_steps[:, 3]
+    assert ahead.max() == staleness
+    assert run.seconds[-1] == pytest.approx(10 * 20, rel=0.2)
+
+
+def test_a_bound_hides_messages_behind_steps():
+    """A message that takes as long as a step costs nothing with s = 1, and a step with s = 0."""
+    scenario = {"delay": dict.fromkeys(range(RANKS), 0.9)}
+    seconds = [
+        train("overlap_sgp", steps=20, scenario=scenario, staleness=s).seconds[-1] for s in (0, 1)
+    ]
+    assert seconds == pytest.approx([1.9 * 20, 20.0], rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["ad_psgd", "a2cid2", "push_sum"])
+def test_what_is_under_way_is_not_lost(name):
+    """Without gradients ranks of any speed come to the mean of the values, exactly."""
+    models = []
+    for rank in range(RANKS):
+        model = torch.nn.Linear(1, 1, bias=False).double()
+        torch.nn.init.constant_(model.weight, float(rank))
+        models.append(model)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    problem = simulate.Problem(models, lambda out: 0 * out.sum(), [(one,)] * RANKS)
+    scenario = simulate.Scenario(asynchronous=True, slowdown={2: 3.3}, links="1Gbit,1ms")
+    run = simulate.train(
+        problem, sgd, name, steps=300, topology=RING, scenario=scenario, record_every=300
+    )
+    found = run.parameters["weight"].flatten()
+    torch.testing.assert_close(found, torch.full_like(found, 1.5), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ONE_SIDED)
+def test_who_leaves_holds_nobody_up(name):
+    """Its parameters stay as they were; the others go on, and find an optimum of their own."""
+    run = train(name, steps=200, scenario={"departures": {1: 3}}, record_every=50)
+    assert run.rank_steps[-1][1] == 3
+    assert all(made > 150 for made in run.rank_steps[-1][[0, 2, 3]])
+    others = [PROBLEM.data[rank] for rank in (0, 2, 3)]
+    a, b = (torch.cat([part[k] for part in others]) for k in (0, 1))
+    optimum = torch.linalg.lstsq(a, b[:, None]).solution[:, 0].numpy()
+    mean = weights(run)[[0, 2, 3]].mean(axis=0)
+    assert np.linalg.norm(mean - optimum) < 0.12 * np.linalg.norm(optimum)
+
+
+def test_methods_that_wait_do_not_change():
+    """The scenario is one of those who do not."""
+    runs = [
+        simulate.train(
+            PROBLEM,
+            sgd,
+            steps=5,
+            topology=RING,
+            scenario=simulate.Scenario(asynchronous=asynchronous),
+        )
+        for asynchronous in (False, True)
+    ]
+    assert np.array_equal(weights(runs[0]), weights(runs[1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "scenario", "message"),
+    [
+        ("pull_get", {"max_staleness": 1}, {}, "max_staleness: pull_get asks again"),
+        ("win_put", {"max_staleness": 1}, {"loss": 0.1}, "loss: win_put waits for what is lost"),
+        ("ad_psgd", {}, {"loss": 0.1}, "loss: ad_psgd waits for what is lost, or keeps a sum"),
+        ("async_model_average", {"warmup_steps": 2}, {}, "warmup_steps: .* expected 0"),
+        ("win_put", {"window_prefix": "w"}, {}, "window_prefix: it changes when real ranks send"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(name, settings, scenario, message):
+    """The argument, and what to do."""
+    with pytest.raises(ArgumentError, match=message):
+        train(name, scenario=scenario, **settings)
