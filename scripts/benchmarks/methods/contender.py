@@ -17,7 +17,7 @@ from topology import GraphOrSchedule, TopologyError
 __all__ = ["Contender", "every_method"]
 
 _RARELY = 5  # steps between averages, of methods that communicate rarely
-_ASYNCHRONOUS = (CommunicationPattern.PUT, CommunicationPattern.GET)
+_ASYNCHRONOUS = (CommunicationPattern.PUT, CommunicationPattern.GET, CommunicationPattern.PAIR)
 _ALL = (CommunicationPattern.GLOBAL,)
 
 
@@ -82,7 +82,8 @@ def every_method() -> list[Contender]:
 
 
 def _waits(name: str) -> bool:
-    return ALGORITHMS[name].how[0] not in _ASYNCHRONOUS
+    method = ALGORITHMS[name]()  # with a bound it is another one where all ranks meet
+    return method.how[0] not in _ASYNCHRONOUS and method.max_staleness is None
 
 
 def _with_defaults(name: str) -> Contender:
