@@ -127,6 +127,18 @@ class NeighborAveraging(AveragingScheme):
         return nbytes + _row_bytes(states)
 
 
+class MachineAveraging(NeighborAveraging):
+    """Means per machine, and weighted averages of them with the neighbour machines."""
+
+    @override
+    def _make_round(self, number: int) -> MixingRound:
+        return super()._make_round(number).between_machines(self._scenario.ranks_per_machine)
+
+    @override
+    def average(self, bucket: SimulatedBucket) -> float:
+        return super().average(bucket) / self._scenario.ranks_per_machine
+
+
 class PushSumAveraging(NeighborAveraging):
     """Push-sum: shares of the tensors, and of a weight p, go to the out-neighbours."""
 

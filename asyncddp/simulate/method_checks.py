@@ -12,6 +12,7 @@ from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.averaging import (
     AveragingScheme,
     GlobalAveraging,
+    MachineAveraging,
     NeighborAveraging,
     NoAveraging,
     PushSumAveraging,
@@ -22,6 +23,7 @@ from topology import GraphOrSchedule, TopologyError, as_schedule, describe, expo
 _AVERAGINGS: dict[str, type[AveragingScheme]] = {
     "allreduce": GlobalAveraging,
     "empty": NoAveraging,
+    "hierarchical_neighbor_allreduce": MachineAveraging,
     "neighbor_allreduce": NeighborAveraging,
     "pair_average": NeighborAveraging,
     "win_accumulate": PushSumAveraging,
@@ -31,20 +33,26 @@ _AVERAGINGS: dict[str, type[AveragingScheme]] = {
 """Averaging by the name of the communication; that through windows is of ranks that meet."""
 
 
-def checked_topology(settings: MethodSettings, method: Algorithm, ranks: int) -> GraphOrSchedule:
+def checked_topology(
+    settings: MethodSettings, method: Algorithm, ranks: int, machines: int | None = None
+) -> GraphOrSchedule:
     """Return the topology given, or the method's default, if the method works on it.
 
+    It is one of machines where their number is given.
+
     Raises:
-        TopologyError: It does not, or it has another number of ranks.
+        TopologyError: It does not, or it has another number of nodes.
     """
+    wanted = ranks if machines is None else machines
     chosen = settings.topology
-    chosen = method.default_topology(ranks) if chosen is None else chosen
-    chosen = exponential_two(ranks) if chosen is None else chosen
+    chosen = method.default_topology(wanted) if chosen is None else chosen
+    chosen = exponential_two(wanted) if chosen is None else chosen
     nodes = as_schedule(chosen).n
-    if nodes != ranks:
+    if nodes != wanted:
+        on = "" if machines is None else f" on {machines} machines"
         raise TopologyError(
             f"argument topology: {describe(chosen)} has {nodes} nodes, but the problem has data of "
-            f"{ranks} ranks; build it with n={ranks}"
+            f"{ranks} ranks{on}; build it with n={wanted}"
         )
     if not checked_force(settings.force):
         method.check(chosen)
@@ -52,7 +60,7 @@ def checked_topology(settings: MethodSettings, method: Algorithm, ranks: int) ->
 
 
 def averaging_of(
-    settings: MethodSettings, method: Algorithm, scenario: Scenario
+    settings: MethodSettings, method: Algorithm, scenario: Scenario, ranks: int
 ) -> type[AveragingScheme]:
     """Return how a method averages, if that can be simulated.
 
@@ -68,12 +76,35 @@ def averaging_of(
     communication = communication_for(method, settings.communication).name
     if communication not in _AVERAGINGS:
         raise ArgumentError(
-            f"argument communication: {communication} averages inside machines, of which a "
-            f"simulation has none; expected one of {', '.join(_AVERAGINGS)}"
+            f"argument communication: {communication} is not simulated; expected one of "
+            f"{', '.join(_AVERAGINGS)}"
         )
     kind = _AVERAGINGS[communication]
-    _check_failures(method, kind, scenario, compressed=settings.compressor_for(method) is not None)
+    compressed = settings.compressor_for(method) is not None
+    if kind is MachineAveraging:
+        _check_machines(method, scenario, ranks, compressed=compressed)
+    _check_failures(method, kind, scenario, compressed=compressed)
     return kind
+
+
+def _check_machines(method: Algorithm, scenario: Scenario, ranks: int, *, compressed: bool) -> None:
+    local = scenario.ranks_per_machine
+    if ranks % local:
+        raise ArgumentError(
+            f"Scenario: argument links: {ranks} ranks are no whole number of machines with "
+            f"ranks_per_machine={local}; expected a divisor"
+        )
+    if compressed or method.compression is CompressionUse.DIFFERENCES:
+        raise ArgumentError(
+            f"argument communication: what {method.name} sends between machines is encoded by one "
+            "rank of each, which is not simulated; expected 'neighbor_allreduce', or no compression"
+        )
+    for name in ("loss", "departures"):
+        if getattr(scenario, name):
+            raise ArgumentError(
+                f"Scenario: argument {name}: averages inside machines need all their ranks; "
+                "expected communication='neighbor_allreduce'"
+            )
 
 
 def asynchronous_communication(settings: MethodSettings, method: Algorithm) -> str | None:

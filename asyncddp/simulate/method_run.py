@@ -18,6 +18,7 @@ from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.averaging import (
     AveragingScheme,
     GlobalAveraging,
+    MachineAveraging,
     NeighborAveraging,
     NoAveraging,
     Traffic,
@@ -61,7 +62,7 @@ class MethodRun:
         scenario: Scenario,
     ) -> None:
         self.method, self.model, self.optimizer = method, model, optimizer
-        kind = averaging_of(settings, method, scenario)
+        kind = averaging_of(settings, method, scenario, model.ranks)
         kind = kind if model.ranks > 1 else NoAveraging
         self._idle = model.ranks == 1 and not method.changes_alone
         self._step = _STEPS[method.when]
@@ -72,7 +73,10 @@ class MethodRun:
         self._due_at = 0 if first else self._interval - 1
         schedule = None
         if issubclass(kind, NeighborAveraging):
-            schedule = method.schedule_along(checked_topology(settings, method, model.ranks))
+            local = scenario.ranks_per_machine
+            machines = model.ranks // local if kind is MachineAveraging else None
+            chosen = checked_topology(settings, method, model.ranks, machines)
+            schedule = method.schedule_along(chosen)
         self.averaging: AveragingScheme = kind(method, model.ranks, schedule, scenario)
         self._over_all = GlobalAveraging(method, model.ranks, None, scenario)
         compressor = settings.compressor_for(method)

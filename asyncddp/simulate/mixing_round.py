@@ -95,6 +95,36 @@ class MixingRound:
         kept = ~gone
         return MixingRound(Matrix(matrix.n, matrix.rows[kept], matrix.columns[kept], values[kept]))
 
+    def between_machines(self, local: int) -> MixingRound:
+        r"""Return the round of ranks whose machines average as the ranks of this one do.
+
+        .. math:: W \otimes \tfrac1L 1 1^T
+
+        As on real ranks each sends an L-th of its tensor to the same rank of a neighbour machine,
+        and three times to each rank of its own.
+
+        Args:
+            local: Ranks of a machine, L.
+        """
+        matrix = self.matrix
+        rows = np.repeat(matrix.rows, local * local) * local
+        columns = np.repeat(matrix.columns, local * local) * local
+        inside = np.indices((local, local)).reshape(2, -1)
+        entries = len(matrix.rows)
+        rows, columns = rows + np.tile(inside[0], entries), columns + np.tile(inside[1], entries)
+        order = np.lexsort((columns, rows))
+        values = np.repeat(matrix.values / local, local * local)
+        spread = Matrix(matrix.n * local, rows[order], columns[order], values[order])
+        found = MixingRound(spread)
+        ranks = np.arange(matrix.n * local)
+        first = ranks - ranks % local
+        local_pairs = [(ranks, first + (ranks + k) % local) for k in range(1, local)] * 3
+        others = [(self.sources * local + k, self.targets * local + k) for k in range(local)]
+        pairs = [*local_pairs, *others]
+        found.sources = np.concatenate([source for source, _ in pairs])
+        found.targets = np.concatenate([target for _, target in pairs])
+        return found
+
     def push_round(self) -> MixingRound:
         r"""Return the round of push-sum, in which what a rank keeps and gives are equal shares.
 

@@ -23,8 +23,9 @@ class Scenario:
     Args:
         step_seconds: Time of a step's gradients and update, in seconds.
         slowdown: By which factor ranks take longer, ``{3: 10.0}``; others take ``step_seconds``.
-        links: Latency and bandwidth between the ranks: a :class:`topology.Links`, one
-            :class:`topology.Link` for all, or its text such as ``"100Mbit,20ms"``.
+        links: Latency and bandwidth between the ranks: a :class:`topology.Links`, which says which
+            ranks share a machine as well, one :class:`topology.Link` for all, or its text such as
+            ``"100Mbit,20ms"``.
         delay: Seconds by which messages of a rank arrive later than over its links, ``{0: 0.2}``.
         loss: Probability that a message to a neighbour is lost. The receiver's own tensor takes its
             place, as where a neighbour has left; with push-sum, the share is gone.
@@ -98,6 +99,11 @@ class Scenario:
         """The links."""
         assert isinstance(self.links, Links)
         return self.links
+
+    @property
+    def ranks_per_machine(self) -> int:
+        """Ranks of a machine."""
+        return self.network.ranks_per_machine
 
     def byte_scale(self, nbytes: int) -> float:
         """Return by what bytes are multiplied, for a model that has so many."""

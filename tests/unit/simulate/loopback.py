@@ -12,7 +12,9 @@ from asyncddp.simulate.problem import StackedBatches
 from tests.support import LoopbackWorld
 
 
-def train_on_loopback(problem, optimizer, algorithm, steps, seed=0, schedule=None, **settings):
+def train_on_loopback(
+    problem, optimizer, algorithm, steps, seed=0, schedule=None, local=None, **settings
+):
     """Train as ``simulate.train`` does; gives all parameters by name, stacked, and bytes sent."""
     batches = StackedBatches(problem, seed)
 
@@ -35,7 +37,7 @@ def train_on_loopback(problem, optimizer, algorithm, steps, seed=0, schedule=Non
         found = {name: one.detach().clone() for name, one in model.named_parameters()}
         return found, wrapped.bytes_sent
 
-    results = LoopbackWorld(problem.ranks).run(case)
+    results = LoopbackWorld(problem.ranks).run(case, settings={"ranks_per_machine": local})
     names = results[0][0]
     stacked = {name: torch.stack([found[name] for found, _ in results]) for name in names}
     return stacked, [sent for _, sent in results]

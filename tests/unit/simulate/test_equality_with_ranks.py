@@ -11,12 +11,13 @@ import torch.nn.functional as F
 import asyncddp as bf
 import topology
 from asyncddp import simulate
-from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
+from asyncddp.algorithms import ALGORITHMS, CommunicationPattern, CompressionUse
 from asyncddp.compression import COMPRESSORS
 from asyncddp.simulate.problem import StackedBatches
 from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import StackedOptimizer
 from tests.unit.simulate.loopback import train_on_loopback
+from topology import Link, Links
 
 RANKS, STEPS = 5, 12
 TOLERANCE = 1e-12
@@ -144,6 +145,47 @@ def test_averages_over_all(name):
 def test_ranks_that_train_alone(name):
     """No averages at all."""
     compare(name, optimizer_of(name), communication="empty", **short(name))
+
+
+MACHINES = [n for n in ALGORITHMS if CommunicationPattern.MACHINES in ALGORITHMS[n]().how]
+
+
+@pytest.mark.parametrize("local", [1, 2, 3])
+@pytest.mark.parametrize(
+    "name", [n for n in MACHINES if ALGORITHMS[n]().compression is not CompressionUse.DIFFERENCES]
+)
+def test_machines(name, local):
+    """Means per machine, and averages between machines: parameters and bytes."""
+    graph = topology.lazy_weights(topology.ring(3))
+    settings = {"topology": graph, "communication": "hierarchical_neighbor_allreduce"}
+    given = problem(3 * local)
+    scenario = simulate.Scenario(links=Links(Link(), local))
+    optimizer = optimizer_of(name)
+    run = simulate.train(given, optimizer, name, steps=6, scenario=scenario, **settings)
+    real, sent = train_on_loopback(given, optimizer, name, 6, local=local, **settings)
+    same(run.parameters, real)
+    assert abs(run.bytes_sent[-1] - sum(sent) / len(sent)) <= 6  # they are rounded on ranks
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ranks": 5}, "5 ranks are no whole number of machines with ranks_per_machine=2"),
+        ({"loss": 0.1}, "loss: averages inside machines need all their ranks"),
+        ({"graph": topology.ring(4)}, "has data of 4 ranks on 2 machines; build it with n=2"),
+    ],
+)
+def test_machines_that_cannot_be(settings, message):
+    """The argument, and what to do."""
+    settings = dict(settings)
+    given = problem(settings.pop("ranks", 4))
+    graph = settings.pop("graph", None)
+    scenario = simulate.Scenario(links=Links(Link(), 2), **settings)
+    communication = "hierarchical_neighbor_allreduce"
+    with pytest.raises((bf.ArgumentError, topology.TopologyError), match=message):
+        simulate.train(
+            given, sgd, steps=1, topology=graph, scenario=scenario, communication=communication
+        )
 
 
 def test_column_stochastic_weights():

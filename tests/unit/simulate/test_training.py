@@ -179,12 +179,12 @@ def test_a_method_of_ones_own():
         (
             lambda: train("gradient_allreduce", hierarchical=True),
             ArgumentError,
-            "hierarchical_allreduce averages inside machines",
+            "hierarchical_allreduce is not simulated",
         ),
         (
             lambda: train("choco_sgd", hierarchical=True),
             ArgumentError,
-            "hierarchical_neighbor_allreduce averages inside machines",
+            "choco_sgd sends between machines is encoded by one",
         ),
         (lambda: train(autotune=True), ArgumentError, "argument autotune: .*leave it out"),
         (lambda: train(update_in_backward=True), ArgumentError, "argument update_in_backward"),
