@@ -31,6 +31,7 @@ LEGS = {
         partial(Simulation.low_precision, interval=2),
     ),
     "push_sum": ({"topology": ring}, Simulation.adapt_then_combine),
+    "overlap_sgp": ({"topology": ring}, Simulation.adapt_then_combine),
     "adapt_then_combine": ({"topology": ring}, Simulation.adapt_then_combine),
     "pull_get": ({"topology": ring}, Simulation.adapt_with_combine),
     "choco_sgd": ({"topology": ring, "compression": "minmax_uint8"}, Simulation.choco_sgd),

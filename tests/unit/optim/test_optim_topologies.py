@@ -390,7 +390,7 @@ def test_wrong_arguments_are_refused_in_words():
             ({"num_steps_per_communication": 0}, "num_steps_per_communication: expected .* got 0"),
             ({"num_steps_per_communication": 1.5}, "num_steps_per_communication: .* got 1.5"),
             ({"bucket_size_in_mb": 0}, "bucket_size_in_mb: expected a number above 0"),
-            ({"algorithm": 3}, "argument algorithm: expected one of adapt_then_combine"),
+            ({"algorithm": 3}, "argument algorithm: expected one of a2cid2, ad_psgd, adapt"),
         ):
             with pytest.raises(bf.ArgumentError, match=words):
                 bf.DistributedOptimizer(plain, model, **options)
