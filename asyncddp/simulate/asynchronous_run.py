@@ -146,6 +146,8 @@ class AsynchronousRun:
 
     def _publish(self, rank: int) -> None:
         self._published[rank] = True
+        for bucket in self._buckets[rank]:
+            bucket.round = self._rounds[rank]
         with torch.no_grad():
             sent = [self._method.outgoing(bucket) for bucket in self._buckets[rank]]
             self._exchange.publish(rank, self._rounds[rank], sent)
