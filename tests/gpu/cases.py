@@ -185,7 +185,8 @@ COMPRESSED = {
     "sparse_loco": {},
 }
 """Where a last bit may decide on a level of quantisation, or on what is largest."""
-APART = {"async_model_average", "pull_get", "push_sum", "qadam", "win_put", *COMPRESSED}
+WITHOUT_WAITING = {"a2cid2", "ad_psgd", "async_model_average", "overlap_sgp", "pull_get", "win_put"}
+APART = {"push_sum", "qadam", *WITHOUT_WAITING, *COMPRESSED}
 WITH_MOMENTUM = {"decentlam", "edm", "momentum_tracking", "quasi_global_momentum"}
 METHODS = {
     "adapt_then_combine in backward": {"update_in_backward": True},
