@@ -29,7 +29,8 @@ class TopologyRequirements:
         tree: Its edges, each in both directions, form a tree.
         uniform: Each rank averages all ranks, itself among them, with equal weights.
         pairs: In each round of a schedule a rank has one neighbour at most; of a static graph the
-            edges are taken in turn, by :func:`pairs_along`.
+            edges are taken in turn, by
+            :func:`topology.matching_decomposition`.
 
     Example:
         >>> symmetric = TopologyRequirements(symmetric=True)

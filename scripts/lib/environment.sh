@@ -247,10 +247,10 @@ fill_environment() {
     local lock
     mkdir -p -- "$venv" 2>/dev/null && [[ -w $venv ]] ||
         die "cannot write to $venv: give another folder, ASYNCDDP_VENV=/path"
-    [[ -d $state || -z $(ls -A -- "$venv") ]] ||
-        die "$venv is a folder of something else: give another one, ASYNCDDP_VENV=/path"
     exec {lock}<"$venv"
     flock -n "$lock" || { say "waiting for another script that installs into $venv" && flock "$lock"; }
+    [[ -d $state || -z $(ls -A -- "$venv") ]] ||
+        die "$venv is a folder of something else: give another one, ASYNCDDP_VENV=/path"
     if ! is_installed; then
         make_environment
         install_packages

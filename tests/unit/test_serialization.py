@@ -22,7 +22,6 @@ ROOM = Path(bf.__file__).parent
 USERS_OBJECTS = {
     "checkpoint/files.py",  # the errors of torch.load alone
     "checkpoint/loadable.py",  # the error of torch.load alone
-    "integrations/bagua/torch_api/collectives.py",
     "ops/object_collectives.py",
     "testing/pool_worker.py",
     "testing/process_pool.py",

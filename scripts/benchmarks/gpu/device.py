@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -88,12 +88,9 @@ class _HostDevice(Device):
 
 @contextmanager
 def open_device(*, pretend: bool) -> Iterator[Device]:
-    """Initialise asyncddp; this rank's device, or with ``pretend`` what stands in for one."""
-    if not pretend:
-        bf.init()  # which tells the rank its GPU
-        yield _GPU()
-        return
+    """Enter the world; this rank's device, or with ``pretend`` what stands in for one."""
     streams = HostStreams()
-    with use_streams_on_cpu(streams):
-        bf.init()
-        yield _HostDevice(streams)
+    with use_streams_on_cpu(streams) if pretend else nullcontext():
+        bf.init()  # which tells the rank its GPU
+        yield _HostDevice(streams) if pretend else _GPU()
+        bf.shutdown()
