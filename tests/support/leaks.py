@@ -21,6 +21,10 @@ _NOT_OURS = (
 """Variables that pytest, MPI, hypothesis and torch set for themselves, and torch for CUDA."""
 
 
+_DAEMONS = {"orted"}
+"""Open MPI 4 starts one beside a process without launcher, until that ends."""
+
+
 def _children() -> set[int]:
     """Ids of the processes that this one has started and not yet waited for."""
     before = None
@@ -37,6 +41,13 @@ def _listed() -> set[int]:
     except FileNotFoundError:  # a thread has ended meanwhile, or the kernel keeps no such lists
         return {child.pid for child in psutil.Process().children()}
     return {int(pid) for pids in lists for pid in pids.split()}
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "gone"
 
 
 @dataclass(frozen=True)
@@ -63,9 +74,14 @@ class Traces:
 
     def _new(self) -> list[str]:
         now = Traces.now()
+        children = {pid: _name(pid) for pid in now.children - self.children}
         names = {key for key, _ in now.variables ^ self.variables}
         return [
             *(f"thread {thread.name}" for thread in now.threads - self.threads),
-            *(f"child process {pid}" for pid in now.children - self.children),
+            *(
+                f"child process {pid}, {name}"
+                for pid, name in children.items()
+                if name not in _DAEMONS
+            ),
             *(f"environment variable {name}" for name in sorted(names)),
         ]
