@@ -71,7 +71,7 @@ class BucketWindow:
         window.publish()
 
 
-class BucketPairs:
+class BucketPairAverages:
     """Averages in pairs of the flat buckets of one optimizer; all ranks free them equally often."""
 
     def __init__(self, context: Context, label: str) -> None:
@@ -139,7 +139,7 @@ class BucketWindowSet:
         self._buckets: Sequence[AveragedBucket] = ()
         self._windows: list[BucketWindow] = []
         self.departures = DepartureDetector(context.engine.has_exited)
-        self.pairs = BucketPairs(context, label)
+        self.pairs = BucketPairAverages(context, label)
 
     def __getitem__(self, index: int) -> BucketWindow:
         return self._windows[index]

@@ -155,3 +155,9 @@ def fraction_of(what: str, ratio: object) -> float:
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio <= 1:
         raise ArgumentError(f"{what}: expected a number above 0 and at most 1, got {ratio!r}")
     return float(ratio)
+
+
+def require_count(what: str, count: object, most: int) -> None:
+    """Raise an ArgumentError unless a count is a whole number from 1 to ``most``."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+        raise ArgumentError(f"{what}: expected a whole number from 1 to {most}, got {count!r}")

@@ -14,8 +14,8 @@ from asyncddp.compression.compressor import (
     clear_padding,
     field,
     padded,
+    require_count,
 )
-from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import zeros
 from asyncddp.tensors.dtypes import DTYPES
 
@@ -59,11 +59,7 @@ class TopKInt2(Compressor):
     wants_error_feedback = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= _BLOCK:
-            raise ArgumentError(
-                f"{self.name}: argument k: expected a whole number from 1 to {_BLOCK}, got "
-                f"{self.k!r}"
-            )
+        require_count(f"{self.name}: argument k", self.k, _BLOCK)
 
     def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
         """Compute the bytes of a chunk: four values, then 12 and 2 bits for each element kept."""

@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.simulate.events import Network
+from asyncddp.simulate.events import SimulatedNetwork
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.windows.pair_averaging import PairAveraging
 from topology import Neighbors, Schedule
@@ -40,7 +40,7 @@ class AsynchronousExchange(ABC):
     def __init__(
         self,
         schedule: Schedule,
-        network: Network,
+        network: SimulatedNetwork,
         initial: Sequence[Tensors],
         arrived: Callable[[int], None],
     ) -> None:

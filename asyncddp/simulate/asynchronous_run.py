@@ -12,7 +12,7 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket, ReceivedAverage
 from asyncddp.optim.distributed_optimizer_arguments import checked_scale_steps, checked_staleness
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.asynchronous_exchange import EXCHANGES
-from asyncddp.simulate.events import EventQueue, Network
+from asyncddp.simulate.events import EventQueue, SimulatedNetwork
 from asyncddp.simulate.method_checks import (
     asynchronous_communication,
     check_asynchronous,
@@ -75,7 +75,9 @@ class AsynchronousRun:
         scaled = checked_scale_steps(settings.scale_steps, method)
         self._scales = self._step_scales() if scaled else [1.0] * ranks
         self.queue = EventQueue()
-        self.network = Network(self.queue, scenario, ranks, scenario.byte_scale(model.nbytes))
+        self.network = SimulatedNetwork(
+            self.queue, scenario, ranks, scenario.byte_scale(model.nbytes)
+        )
         through = method.when is CommunicationTiming.THROUGH_STEP
         self._copies = [detached_copy(flat) for flat in model.flats] if through else []
         flats = self._copies or model.flats

@@ -37,7 +37,7 @@ class EventQueue:
         return True
 
 
-class Network:
+class SimulatedNetwork:
     """Network of all ranks: messages arrive by the cost model of the links, or are lost.
 
     Args:

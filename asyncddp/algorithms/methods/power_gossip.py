@@ -24,6 +24,21 @@ from topology import symmetric_exponential
 _DIRECTION = "direction of rank {}"
 
 
+class _ParameterMatrix(NamedTuple):
+    """One parameter in a round: a view of it, and the matrix that is multiplied by a vector."""
+
+    name: str
+    view: torch.Tensor
+    matrix: torch.Tensor
+    whole: bool
+    transposed: bool
+
+    @property
+    def sent(self) -> int:
+        """Numbers that travel."""
+        return self.matrix.numel() if self.whole else len(self.matrix)
+
+
 class PowerGossip(Algorithm):
     r"""PowerGossip: each edge averages what differs along one direction, which follows differences.
 
@@ -74,7 +89,7 @@ class PowerGossip(Algorithm):
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
-        return bucket.new_state().new_empty(sum(one.sent for one in _places(bucket)))
+        return bucket.new_state().new_empty(sum(one.sent for one in _matrices_of(bucket)))
 
     @override
     def outgoing_to_each(
@@ -94,7 +109,7 @@ class PowerGossip(Algorithm):
     def _message(self, bucket: AveragedBucket, rank: int, like: torch.Tensor) -> torch.Tensor:
         """Compute the products with the directions of an edge, one after the other."""
         message, at = like.new_empty(like.shape), 0
-        for place in _places(bucket):
+        for place in _matrices_of(bucket):
             part = message[at : (at := at + place.sent)]
             matrix = place.matrix.to(part.dtype)
             if place.whole:
@@ -112,13 +127,18 @@ class PowerGossip(Algorithm):
             apart = own.new_zeros(own.shape)
             received.add_to(apart, rank)
             apart.sub_(own)
-            places, at = list(_places(bucket)), 0
+            places, at = list(_matrices_of(bucket)), 0
             for place in places:
                 part = apart[at : (at := at + place.sent)]
                 self._apply(bucket, rank, place, part, row.src_weights[rank])
 
     def _apply(
-        self, bucket: AveragedBucket, rank: int, place: "_Place", apart: torch.Tensor, weight: float
+        self,
+        bucket: AveragedBucket,
+        rank: int,
+        place: _ParameterMatrix,
+        apart: torch.Tensor,
+        weight: float,
     ) -> None:
         """Move one matrix by an edge's difference, whose direction is that of the next round."""
         if place.whole:
@@ -138,28 +158,13 @@ class PowerGossip(Algorithm):
             del known[place.name]  # a random one follows
 
 
-class _Place(NamedTuple):
-    """One parameter in a round: a view of it, and the matrix that is multiplied by a vector."""
-
-    name: str
-    view: torch.Tensor
-    matrix: torch.Tensor
-    whole: bool
-    transposed: bool
-
-    @property
-    def sent(self) -> int:
-        """Numbers that travel."""
-        return self.matrix.numel() if self.whole else len(self.matrix)
-
-
-def _places(bucket: AveragedBucket) -> Iterator[_Place]:
+def _matrices_of(bucket: AveragedBucket) -> Iterator[_ParameterMatrix]:
     transposed = bucket.round % 2 == 1
     for name, view in zip(bucket.names, bucket.views_of(bucket.flat), strict=True):
         rows, columns = _matrix_of(view.shape)
         matrix = view.reshape(rows, columns)
         whole = columns == 1
-        yield _Place(
+        yield _ParameterMatrix(
             name, view, matrix.t() if transposed and not whole else matrix, whole, transposed
         )
 
@@ -173,7 +178,7 @@ def _matrix_of(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _direction(
-    bucket: AveragedBucket, rank: int, place: _Place, like: torch.Tensor
+    bucket: AveragedBucket, rank: int, place: _ParameterMatrix, like: torch.Tensor
 ) -> torch.Tensor:
     """Return the direction of an edge for a matrix: of the last round, or else a random one."""
     known = bucket.vectors.setdefault(_DIRECTION.format(rank), {})
