@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import (
     AveragedQuantity,
     CommunicationPattern,
     CommunicationTiming,

@@ -3,79 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from typing import ClassVar
 
 import torch
 
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.method_traits import (
+    AveragedQuantity,
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError
 from topology import GraphOrSchedule, Schedule, as_schedule
-
-
-class AveragedQuantity(Enum):
-    """Kind of tensor that an algorithm averages: gradients, first moments or parameters."""
-
-    GRADIENT = "gradient"
-    MOMENTUM = "momentum"
-    PARAMETER = "parameter"
-
-
-class CompressionUse(Enum):
-    """What compression does to an algorithm, and so whether it accepts a compressor."""
-
-    AVERAGES = "averages"
-    """What is averaged is compressed; errors average out, or error feedback repays them."""
-    DIFFERENCES = "differences"
-    """The algorithm sees each message by itself and makes up for errors, as by sending differences
-    to what its neighbours know."""
-    PERTURBS = "perturbs"
-    """Ranks would not agree any more, so that it is refused unless the user asks for it."""
-
-
-class CommunicationTiming(Enum):
-    """Points of a training step at which averaging starts and its result is applied."""
-
-    BEFORE_FORWARD = "before_forward"
-    """Starts with the forward pass; the result is applied just before the optimizer's step."""
-    GRADIENT_READY = "gradient_ready"
-    """Starts as gradients become ready; applied at the end of the backward pass."""
-    AFTER_STEP = "after_step"
-    """Starts after the optimizer's step; applied before ``step()`` returns."""
-    AFTER_BIASED_STEP = "after_biased_step"
-    """As ``AFTER_STEP``, but the optimizer updates the parameters times the push-sum weight p."""
-    INTERVAL = "interval"
-    """Starts by the clock, between two steps; the change is added between two later ones."""
-    THROUGH_STEP = "through_step"
-    """Starts with the forward pass; the change by averaging is added after the step."""
-
-
-class CommunicationPattern(Enum):
-    """Communication pattern: which ranks average with each other, and whether they wait."""
-
-    NEIGHBORS = "neighbors"
-    MACHINES = "machines"
-    GLOBAL = "global"
-    PUT = "put"
-    """Neighbours put tensors into each other's windows; no rank waits."""
-    GET = "get"
-    """Neighbours get tensors from each other's windows; no rank waits."""
-    ACCUMULATE = "accumulate"
-    """Each rank gives shares of its tensors to neighbours and collects theirs; no rank waits."""
-    PAIR = "pair"
-    """Pairs of ranks average atomically; no rank waits."""
-
-    @property
-    def windowed(self) -> bool:
-        """True if ranks communicate through windows."""
-        return self.value in ("put", "get", "accumulate")
-
-    @property
-    def one_sided(self) -> bool:
-        """True if each rank goes on at its own pace."""
-        return self.windowed or self is CommunicationPattern.PAIR
 
 
 class Algorithm:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received, ReceivedAverage
+from asyncddp.algorithms.method_traits import CompressionUse
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.engine import Handle
 from asyncddp.kernels.weight_row import WeightRow

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
 
-from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState, WeightOverrides
+from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.weight_resolver import Weights
 from asyncddp.registry import PluginRegistry

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
 )
-from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression.typical_contraction import typical_contraction
 from asyncddp.errors import ArgumentError

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CompressionUse
 from asyncddp.compression import Compressor, ErrorFeedback, compressor_for
 from asyncddp.errors import ArgumentError
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import AveragingRound, BeforeWrite, CrossRoundState
 from asyncddp.algorithms.bucket_windows import BucketWindow
 from asyncddp.algorithms.communication import Communication
+from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.context.context import use
 from asyncddp.errors import PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow

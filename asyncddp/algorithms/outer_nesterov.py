@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
 )
-from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
 
 OUTER, _MOMENTUM = "outer parameters", "outer momentum"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaged_bucket import ReceivedAverage
 from asyncddp.algorithms.averaging_round import AveragingRound, BeforeWrite, CrossRoundState
 from asyncddp.algorithms.bucket_windows import as_real
 from asyncddp.algorithms.communication import Communication
+from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.context.context import use
 from asyncddp.ops.barrier import barrier
 from asyncddp.windows.pair_averaging import PairAveraging, pair_averaging_of

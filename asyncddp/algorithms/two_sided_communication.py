@@ -10,11 +10,6 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import (
-    CommunicationPattern,
-    CommunicationTiming,
-    CompressionUse,
-)
 from asyncddp.algorithms.averaging_round import (
     AveragingRound,
     BucketAveragingFunctions,
@@ -25,6 +20,11 @@ from asyncddp.algorithms.bucket_exchange import exchange_of
 from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind
 from asyncddp.algorithms.leader_round import LeaderRound
+from asyncddp.algorithms.method_traits import (
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
 from asyncddp.algorithms.piecewise_round import PiecewiseRound
 from asyncddp.context.context import use
 from asyncddp.engine import Handle

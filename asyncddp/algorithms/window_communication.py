@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
-from asyncddp.algorithms.algorithm import CommunicationPattern
 from asyncddp.algorithms.averaging_round import CrossRoundState
 from asyncddp.algorithms.bucket_windows import BucketWindow
+from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.one_sided_communication import OneSidedCommunication
 from asyncddp.errors import ArgumentError, PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CompressionUse
 from asyncddp.simulate.mixing_round import Mask, MixingRound
 from asyncddp.simulate.scenario import Scenario
 from asyncddp.simulate.stacked_bucket import SimulatedBucket, StackedExchangeResult

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from asyncddp.algorithms.algorithm import Algorithm, CommunicationTiming, CompressionUse
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CommunicationTiming, CompressionUse
 from asyncddp.algorithms.model_averager import communication_for
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.distributed_optimizer_arguments import checked_force, checked_staleness

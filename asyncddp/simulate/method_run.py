@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from asyncddp.algorithms.algorithm import Algorithm, AveragedQuantity, CommunicationTiming
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.algorithms.method_traits import AveragedQuantity, CommunicationTiming
 from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes
 from asyncddp.compression import Compressor
 from asyncddp.optim.method_settings import MethodSettings

@@ -28,8 +28,9 @@ from functools import partial
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, CompressionUse
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.method_traits import CompressionUse
 from asyncddp.compression import Compressor
 from asyncddp.simulate.mixing_round import MixingRound
 from asyncddp.simulate.rank_codecs import RankCodecs

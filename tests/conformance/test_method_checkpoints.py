@@ -11,7 +11,7 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.algorithms import ALGORITHMS
-from asyncddp.algorithms.algorithm import AveragedQuantity
+from asyncddp.algorithms.method_traits import AveragedQuantity
 from asyncddp.compression import COMPRESSORS
 from tests.support import LoopbackWorld, on
 from tests.support.bagua_net import LR, momentum_sgd, net, vector

@@ -10,7 +10,7 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.algorithms import ALGORITHMS
-from asyncddp.algorithms.algorithm import CompressionUse
+from asyncddp.algorithms.method_traits import CompressionUse
 from tests.support import LoopbackWorld, on
 from tests.support.bagua_net import LR, FrozenAdam, momentum_sgd, vector
 from tests.support.bagua_simulation import Simulation

@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.errors import ArgumentError

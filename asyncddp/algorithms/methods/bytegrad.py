@@ -1,7 +1,7 @@
 """``bytegrad``: averages gradients over all ranks, quantised to 8 bits on the way."""
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import (
     AveragedQuantity,
     CommunicationPattern,
     CommunicationTiming,

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.wrapper_setup import checked_integer, checked_interval
 from asyncddp.errors import ArgumentError
 

@@ -1,7 +1,7 @@
 """``gradient_allreduce``: centralised averaging of gradients over all ranks, the baseline."""
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import (
     AveragedQuantity,
     CommunicationPattern,
     CommunicationTiming,

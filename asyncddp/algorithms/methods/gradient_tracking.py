@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from asyncddp.algorithms.algorithm import CommunicationTiming
+from asyncddp.algorithms.method_traits import CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.tracking import Tracking
 

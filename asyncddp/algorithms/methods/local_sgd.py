@@ -1,6 +1,7 @@
 """``local_sgd``: averages models over all ranks after so many local steps."""
 
-from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.wrapper_setup import checked_interval
 
 

@@ -3,7 +3,8 @@
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.wrapper_setup import checked_integer, checked_interval
 
 

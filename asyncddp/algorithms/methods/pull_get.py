@@ -1,6 +1,7 @@
 """``pull_get``: read the neighbours' parameters from their windows, and average with them."""
 
-from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 

@@ -1,6 +1,7 @@
 """``push_sum``: stochastic gradient push, which averages parameters over a directed graph."""
 
-from asyncddp.algorithms.algorithm import Algorithm, CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 

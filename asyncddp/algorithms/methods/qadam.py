@@ -3,14 +3,14 @@
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.algorithms.method_traits import (
     AveragedQuantity,
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
 )
-from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.errors import ArgumentError
 
 

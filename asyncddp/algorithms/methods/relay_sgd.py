@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import (
-    Algorithm,
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
 )
-from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import Algorithm, CommunicationTiming
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CommunicationTiming
 from asyncddp.algorithms.phases.after_step import AfterStepPhase, PushSumPhase
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,

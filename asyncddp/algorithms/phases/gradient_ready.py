@@ -8,9 +8,9 @@ import torch
 from torch.autograd import Variable
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import AveragedQuantity
 from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_backward
+from asyncddp.algorithms.method_traits import AveragedQuantity
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
     CommunicationPhase,

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import CommunicationPattern
+from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
