@@ -122,6 +122,7 @@ class OperationExchanges:
         self._chunked_exchanges: list[ChunkedExchange] = []
         self._requests: list[Request] = []
         self._part = 0
+        self.next_may_start = False  # whether what is left of it is matched in any order
         self.agreed = False  # whether all ranks are known to take part in the same collective
         self.differs = False  # whether they are known to call it by different signatures
 
@@ -282,6 +283,7 @@ class OperationExchanges:
         begun = time.monotonic_ns()
         request = start()
         self._requests.append(request)
+        self.next_may_start = True
         yield CollectiveWaitCondition(request, exchange, group, self.rank)
         self.record_collective(exchange.key, signature, group, begun)
         self._requests.remove(request)

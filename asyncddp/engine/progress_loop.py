@@ -31,6 +31,7 @@ from asyncddp.transport.base import Transport
 _SCAN_EVERY = 256  # rounds without progress after which the peers' rings are scanned
 _MAX_DEFERRED_AGE = 0.02  # seconds
 _IDLE_INTERVAL = 0.05
+_MAX_OVERLAPPING = 16  # collectives of one sequence that are under way at once
 _SUBMIT_WINDOW = 0.0001  # seconds in which a caller may submit more before the first one starts
 
 
@@ -146,15 +147,17 @@ class ProgressLoop:
             self.lost_peers.mark_unreadable(peer, error, tell_next_verb=not expected)
 
     def _advance(self) -> bool:
-        """Advance the operations that may go on; of each sequence only the first."""
+        """Advance the operations that may go on; those of a sequence start one after the other."""
         moved = False
-        blocked: tuple[str, ...] = ()
+        under_way: dict[str, int] = {}
         for work in list(self.active):
-            if work.sequence in blocked:
+            sequence = work.sequence
+            if sequence is not None and under_way.get(sequence, 0) >= _MAX_OVERLAPPING:
                 continue
             if not work.advance():
-                if work.sequence is not None:
-                    blocked += (work.sequence,)
+                if sequence is not None:
+                    more = 1 if work.next_may_start else _MAX_OVERLAPPING
+                    under_way[sequence] = under_way.get(sequence, 0) + more
                 moved = self.watchdog.check(work) or moved
             if work.finished.is_set():
                 self.active.remove(work)

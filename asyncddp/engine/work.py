@@ -48,6 +48,7 @@ class OperationSpec(Generic[R]):
     steps: Callable[[OperationExchanges], Steps[R]]  # creates the generator that runs it
     name: str | None = None  # the user's name for this call, or None: matched by call order
     ordered: bool = False  # all ranks must submit it in the same order, as collectives are
+    overlaps: bool = False  # the next in that order may start while this one is under way
     group: str = COLLECTIVE  # being ordered, the name by which its ranks' collectives are counted
     check: bool = False  # peers must acknowledge before it counts as done
     stream_ordering: StreamOrdering | None = None  # with a device's streams; None on the host
@@ -86,6 +87,7 @@ class Work(Generic[R]):
         self.finished = Event()
         steps, stream_ordering = spec.steps(operation), spec.stream_ordering
         slots = operation.slots_of(spec.group) if spec.ordered else None
+        self._overlaps = spec.overlaps and slots is None
         if slots is not None:
             steps = exchange_in_slots(slots, operation, spec.slot_call, steps)
         self._steps = steps if stream_ordering is None else _in_order(stream_ordering, steps)
@@ -97,6 +99,11 @@ class Work(Generic[R]):
     def key(self) -> MatchKey:
         """Key by which peers match this call."""
         return self.operation.key
+
+    @property
+    def next_may_start(self) -> bool:
+        """Tell whether the next operation of the sequence may start, though this one goes on."""
+        return self._overlaps and self.operation.next_may_start
 
     def describe(self) -> str:
         """Return operation type, name and key, for messages."""

@@ -150,6 +150,8 @@ def _program(
         )
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
+        messages = compression is not None or transport is None or not reduction.is_sum
+        op.next_may_start = messages  # which are matched by key
         if compression is not None and len(ranks) > 1 and tensor.numel():
             codec = bound_to(op, compression)
             total = yield from sum_encoded_over_group(op, ranks, tensor, codec, title, divisor or 1)
@@ -165,7 +167,9 @@ def _program(
     call = None
     if compression is None:
         call = reduction_in_slots(group, tensor, reduction, title, out)
-    return group.operation(verb, steps, name, tensor, out, check=check, slot_call=call)
+    return group.operation(
+        verb, steps, name, tensor, out, check=check, slot_call=call, overlaps=True
+    )
 
 
 def reduction_in_slots(

@@ -134,6 +134,7 @@ class TensorListCall:
             stream_ordering=self._stream_ordering(),
             slot_call=slot_call,
             members=members,
+            overlaps=False,
         )
 
     def _plan_group(self, call: _GroupCall) -> OperationSpec[Any]:

@@ -74,14 +74,20 @@ class ProcessGroup:
         *,
         check: bool = False,
         slot_call: SlotCall[R] | None = None,
+        overlaps: bool = False,
     ) -> OperationSpec[R]:
-        """Return the specification of a collective of this group on a tensor."""
+        """Return the specification of a collective of this group on a tensor.
+
+        With ``overlaps`` its steps run one collective of the transport, or none, and the next one
+        may start meanwhile.
+        """
         order = None if tensor is None else stream_ordering_of(tensor, out)
         return OperationSpec(
             verb,
             steps,
             name,
             ordered=True,
+            overlaps=overlaps,
             group=self.match_name,
             check=check,
             stream_ordering=order,

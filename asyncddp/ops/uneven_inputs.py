@@ -81,6 +81,7 @@ def average_active_ranks(
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         group, transport = range(context.size), context.transport
+        op.next_may_start = compression is not None  # by messages, which are matched by key
         if compression is not None:
             codec = bound_to(op, compression)
             total = yield from sum_encoded_over_group(op, group, given, codec, title, divisor or 1)
@@ -89,7 +90,9 @@ def average_active_ranks(
         return write_result(total, tensor, out)
 
     order = stream_ordering_of(given)
-    return OperationSpec("allreduce", steps, name, ordered=True, stream_ordering=order)
+    return OperationSpec(
+        "allreduce", steps, name, ordered=True, overlaps=True, stream_ordering=order
+    )
 
 
 skip_round_nonblocking = nonblocking(skip_round)

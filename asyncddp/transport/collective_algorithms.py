@@ -1,9 +1,10 @@
 """Collectives as sequences of sends and receives between the ranks of a group.
 
 Each is a generator that yields the requests it waits for. What is short goes from every rank to
-every other at once; what is long goes around a ring, in which every rank sends to the next one
-alone, so that little crosses between machines. A sum is formed once, by one rank for all, or in the
-order of the ranks by each: all get the same bits.
+every other at once. Of what is long, every rank sums a part, which few ranks send it directly: two
+messages in a row whatever their number. Among many it goes around a ring, in which every rank sends
+to the next one alone. Either way a rank sends the same bytes. A sum is formed once, by one rank for
+all, or in the order of the ranks by each: all get the same bits.
 
 References:
     Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
@@ -45,6 +46,8 @@ class PointToPoint(Protocol):
 Steps: TypeAlias = Iterator[list[PointToPointRequest]]
 SHORT_BYTES = 1 << 14
 """Tensors up to this size go from every rank to every other."""
+FEW_RANKS = 16
+"""So many ranks at most send parts of a tensor directly, over a connection to each other rank."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class CollectiveExchange:
     def receive(self, out: torch.Tensor, peer: int) -> PointToPointRequest:
         """Start to receive a contiguous tensor."""
         return self.endpoint.irecv(out, self.members[peer % self.size], self.tag)
+
+    @property
+    def few(self) -> bool:
+        """Tell whether the members are so few that each sends to each other directly."""
+        return self.size <= FEW_RANKS
 
     def others(self) -> list[int]:
         """List the other ranks, the next one first."""
@@ -104,10 +112,12 @@ def broadcast(exchange: CollectiveExchange, tensor: torch.Tensor, root: int) -> 
     yield [exchange.send(tensor, child) for child in children]
 
 
-def allgather(exchange: CollectiveExchange, parts: Sequence[torch.Tensor], *, short: bool) -> Steps:
+def allgather(
+    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], *, directly: bool
+) -> Steps:
     """Give each rank all parts, of which rank r has ``parts[r]`` in place."""
     rank, size = exchange.rank, exchange.size
-    if short:
+    if directly:
         yield [
             *(exchange.receive(parts[peer], peer) for peer in exchange.others()),
             *(exchange.send(parts[rank], peer) for peer in exchange.others()),
@@ -127,17 +137,40 @@ def reduce_scatter(
     divisor: int | None = None,
 ) -> Steps:
     """Sum part r of all ranks on rank r, into ``out``; ``parts`` stay as they are."""
+    if exchange.few:
+        yield from _reduce_directly(exchange, parts, out)
+    else:
+        yield from _reduce_in_ring(exchange, parts, out)
+    divide(out, divisor)
+
+
+def _reduce_directly(
+    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor
+) -> Steps:
+    """Sum what the others send of this rank's part, each addition while the next one arrives."""
+    own = parts[exchange.rank]
+    terms = {peer: empty(own.shape, own.dtype) for peer in exchange.others()}
+    receives = [exchange.receive(term, peer) for peer, term in terms.items()]
+    sends = [exchange.send(parts[peer], peer) for peer in terms]
+    out.copy_(own)
+    for receive, term in zip(receives, terms.values(), strict=True):
+        yield [receive]
+        add(out, term)
+    yield sends
+
+
+def _reduce_in_ring(
+    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor
+) -> Steps:
+    """Add this rank's term to the sum of each part that comes by."""
     rank, size = exchange.rank, exchange.size
     given = parts[(rank - 1) % size]
-    if size == 1:
-        out.copy_(given)
     for step in range(size - 1):
         mine = parts[(rank - step - 2) % size]
         taken = out if step == size - 2 else empty(mine.shape, mine.dtype)
         yield [exchange.receive(taken, rank - 1), exchange.send(given, rank + 1)]
         add(taken, mine)
         given = taken
-    divide(out, divisor)
 
 
 def allreduce(
@@ -147,7 +180,7 @@ def allreduce(
     if tensor.nbytes <= SHORT_BYTES:
         every = empty((exchange.size, tensor.numel()), tensor.dtype)
         every[exchange.rank].copy_(tensor)
-        yield from allgather(exchange, list(every), short=True)
+        yield from allgather(exchange, list(every), directly=True)
         for term in every[1:]:
             add(every[0], term)
         out.copy_(every[0])
@@ -158,7 +191,7 @@ def allreduce(
     mine = empty(sums[exchange.rank].shape, out.dtype)
     yield from reduce_scatter(exchange, parts, mine, divisor)
     sums[exchange.rank].copy_(mine)
-    yield from allgather(exchange, sums, short=False)
+    yield from allgather(exchange, sums, directly=exchange.few)
 
 
 def sum_between_machines(
@@ -175,7 +208,7 @@ def sum_between_machines(
     """
     yield [machine_sum]
     yield from allreduce(exchange, part, sums[inside.rank], divisor)
-    yield from allgather(inside, sums, short=True)
+    yield from allgather(inside, sums, directly=True)
 
 
 def add(total: torch.Tensor, term: torch.Tensor) -> None:

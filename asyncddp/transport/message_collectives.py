@@ -1,4 +1,4 @@
-"""Collectives of a transport by its own sends and receives, around a ring from machine to machine.
+"""Collectives of a transport by its own sends and receives, from machine to machine.
 
 Where each machine has several ranks that share memory, a large tensor is summed inside machines
 first. Then each rank of a machine sums its part of it with its counterparts on the others, so that
@@ -23,6 +23,7 @@ from asyncddp.transport.shared_memory.shared_memory_reductions import (
 )
 
 _MIN_PIECE, _MAX_PIECE = 1 << 16, 1 << 20  # bytes that a rank sends at once of a large tensor
+_MAX_DIRECT = 1 << 22  # bytes of a piece of which ranks send the parts directly
 _PIECES = 4  # into which a tensor is cut where these are not too small: they overlap
 _LANES = 16  # pieces of one collective with tags of their own
 
@@ -65,7 +66,7 @@ class MessageCollectives:
         """Start to sum a tensor of all ranks into another, and to divide the sum."""
         if self._buffers is not None and self._buffers.take(tensor):
             return self._allreduce_by_machines(self._buffers, tensor, into, divisor)
-        step = _step(tensor.nbytes // len(self._ring), tensor) * len(self._ring)
+        step = _part(tensor, len(self._ring)) * len(self._ring)
         lanes = self._lanes(self._ring)
         return self._request(
             algorithms.allreduce(lane, given, taken, divisor)
@@ -95,7 +96,7 @@ class MessageCollectives:
 
         part = empty((len(given) // ranks,), tensor.dtype)
         summed = SharedMemoryReduceScatterRequest(buffers, given, part, None)
-        step = _step(part.nbytes // len(self._counterparts), tensor) * len(self._counterparts)
+        step = _part(part, len(self._counterparts)) * len(self._counterparts)
         lanes = zip(self._lanes(self._counterparts), self._lanes(self._machine), strict=False)
         rows = torch.split(taken.view(ranks, -1), step, dim=1)
         return self._request(
@@ -112,13 +113,12 @@ class MessageCollectives:
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
     ) -> Request:
         """Start to sum a tensor of all ranks, of which this one keeps its part."""
-        columns = torch.split(
-            tensor.detach().view(len(self._ring), out.numel()), _step(out.nbytes, out), dim=1
-        )
+        step = _part(tensor, len(self._ring))
+        columns = torch.split(tensor.detach().view(len(self._ring), out.numel()), step, dim=1)
         return self._request(
             algorithms.reduce_scatter(lane, [part[member] for member in self._ring], into, divisor)
             for part, into, lane in zip(
-                columns, _pieces(out, _step(out.nbytes, out)), self._lanes(self._ring), strict=False
+                columns, _pieces(out, step), self._lanes(self._ring), strict=False
             )
         )
 
@@ -138,7 +138,8 @@ class MessageCollectives:
         short = out.nbytes <= algorithms.SHORT_BYTES * len(self._ring)
         lane = next(self._lanes(self._ring))
         ordered = [parts[member] for member in self._ring]
-        return self._request([algorithms.allgather(lane, ordered, short=short)])
+        directly = short or lane.few
+        return self._request([algorithms.allgather(lane, ordered, directly=directly)])
 
     def barrier(self) -> Request:
         """Start a barrier."""
@@ -158,10 +159,17 @@ class MessageCollectives:
         return CollectiveRequest(self._running, pieces, finish)
 
 
-def _step(nbytes: int, tensor: torch.Tensor) -> int:
+def _step(nbytes: int, tensor: torch.Tensor, most: int = _MAX_PIECE) -> int:
     """Return how many elements of so many bytes a rank sends at once."""
-    size = min(_MAX_PIECE, max(_MIN_PIECE, nbytes // _PIECES))
+    size = min(most, max(_MIN_PIECE, nbytes // _PIECES))
     return max(1, size // tensor.element_size())
+
+
+def _part(tensor: torch.Tensor, ranks: int) -> int:
+    """Return how many elements of a piece each of so many ranks sums."""
+    few = ranks <= algorithms.FEW_RANKS  # a rank then keeps all terms of its part for a while
+    most = max(_MIN_PIECE, min(_MAX_PIECE, _MAX_DIRECT // ranks)) if few else _MAX_PIECE
+    return _step(tensor.nbytes // ranks, tensor, most)
 
 
 def _pieces(tensor: torch.Tensor, step: int) -> Sequence[torch.Tensor]:

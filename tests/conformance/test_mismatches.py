@@ -655,3 +655,29 @@ def test_large_tensors_of_unequal_size(world):
     """A refused bulk tensor raises with both shapes, and the next bulk average is right."""
     for message in world.run(sizes_in_bulk):
         assert re.search(differs("shape (100000,)", "shape (100001,)"), message)
+
+
+def odd_one_of_three():
+    """What became of three sums under way at once, of which the second is longer on one rank."""
+    bf.set_topology(topology.complete(bf.size()))
+    lengths = (40_000, 40_001 if bf.rank() == ODD else 40_000, 40_000)
+    handles = [bf.allreduce_nonblocking(torch.ones(n), average=False) for n in lengths]
+    told = []
+    for handle in handles:
+        started = time.monotonic()
+        try:
+            told.append(set(handle.wait().tolist()))
+        except bf.PeerError as error:
+            told.append(type(error))
+        assert time.monotonic() - started < BEFORE_DEADLINE
+    works_on()
+    return told
+
+
+@SEVERAL
+def test_a_mismatch_among_sums_under_way_leaves_the_one_before_it_right(world):
+    """The second raises on every rank; the third is right, or raises where the sums have broken."""
+    for first, second, third in world.run(odd_one_of_three):
+        assert first == {float(world.size)}
+        assert second is bf.MismatchError
+        assert third in ({float(world.size)}, bf.MismatchError, bf.PeerError)

@@ -18,7 +18,7 @@ from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.transport.base import Request, Transport, has_ended
-from asyncddp.transport.collective_algorithms import SHORT_BYTES
+from asyncddp.transport.collective_algorithms import FEW_RANKS, SHORT_BYTES
 from asyncddp.transport.collective_request import RunningCollectives
 from asyncddp.transport.message_collectives import MessageCollectives
 from asyncddp.transport.mpi.communicator_pair import (
@@ -131,8 +131,11 @@ class MPITransport(Transport):
         return self._tensors.irecv(out, peer, tag)
 
     def _message_collectives(self, tensor: torch.Tensor) -> MessageCollectives | None:
-        """Return what sums a large tensor over TCP by sends and receives of many pieces at once."""
-        if tensor.nbytes <= SHORT_BYTES or self._collectives is None:
+        """Return what sums a tensor over TCP by sends and receives of many pieces at once.
+
+        MPI sums a small one of many ranks in fewer messages, though in more of them in a row.
+        """
+        if self._collectives is None or (tensor.nbytes <= SHORT_BYTES and self.size > FEW_RANKS):
             return None
         self.require_collectives()
         return self._collectives

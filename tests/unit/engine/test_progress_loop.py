@@ -130,3 +130,48 @@ def test_each_piece_of_a_device_tensor_is_progress(monkeypatch):
     assert request.moves == 3 * 10
     assert all(moved == changed for moved, changed in rounds)
     assert {True, False} == {moved for moved, _ in rounds}
+
+
+def ordered(engine, name, transfer, **traits):
+    """The handle of a collective of one rank that waits for a transfer, and says once it starts."""
+    started = []
+
+    def steps(operation):
+        yield from operation.collective([0], FORM, lambda: started.append(name) or transfer)
+        return name
+
+    spec = OperationSpec("slow", steps, name, ordered=True, **traits)
+    return engine.submit(spec), started
+
+
+def test_a_collective_that_overlaps_lets_the_next_one_start_and_end_before_it():
+    """The next starts once this one has started, in the order of the calls, and no earlier."""
+    engine = ProgressEngine(LoopbackTransport.group(1)[0], Config())
+    transfers = [Transfer(pieces=1) for _ in range(3)]
+    calls = [
+        ordered(engine, f"call {number}", one, overlaps=number != 1)
+        for number, one in enumerate(transfers)
+    ]
+    assert [started for _, started in calls] == [["call 0"], ["call 1"], []]
+    transfers[1].moves = 1
+    engine.progress()
+    assert [handle.poll() for handle, _ in calls] == [False, True, False]
+    engine.progress()
+    assert calls[2][1] == ["call 2"]
+    transfers[2].moves = transfers[0].moves = 1
+    assert [handle.wait() for handle, _ in calls] == ["call 0", "call 1", "call 2"]
+
+
+def test_only_so_many_collectives_of_a_sequence_overlap():
+    """What comes beyond them waits until one has ended."""
+    engine = ProgressEngine(LoopbackTransport.group(1)[0], Config())
+    transfers = [Transfer(pieces=1) for _ in range(20)]
+    calls = [ordered(engine, "call", one, overlaps=True) for one in transfers]
+    most = sum(bool(started) for _, started in calls)
+    assert 1 < most < len(calls)
+    transfers[3].moves = 1
+    engine.progress()
+    assert sum(bool(started) for _, started in calls) == most + 1
+    for one in transfers:
+        one.moves = 1
+    assert [handle.wait() for handle, _ in calls] == ["call"] * len(calls)

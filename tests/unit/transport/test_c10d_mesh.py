@@ -13,6 +13,7 @@ import torch
 
 import asyncddp as bf
 from asyncddp.errors import MismatchError, PeerLeftError
+from asyncddp.transport import collective_algorithms
 from asyncddp.transport.c10d.addresses import open_listeners
 from asyncddp.transport.c10d.c10d_transport import C10dTransport, MeshGroup
 from asyncddp.transport.c10d.frames import EAGER_BYTES, FrameHeader, FrameKind
@@ -62,10 +63,15 @@ class Threads:
             thread.join()
 
 
-@pytest.fixture(params=[(2, "tcp"), (3, "tcp"), (4, "pairs")], ids=lambda one: f"{one[1]}-{one[0]}")
-def world(request):
-    """Ranks on a machine each, or two on each machine."""
+@pytest.fixture(
+    params=[(2, "tcp"), (3, "tcp"), (3, "ring"), (4, "pairs"), (5, "ring")],
+    ids=lambda one: f"{one[1]}-{one[0]}",
+)
+def world(request, monkeypatch):
+    """Ranks on a machine each, or two on each machine; or sums around a ring, as among many."""
     size, how = request.param
+    if how == "ring":
+        monkeypatch.setattr(collective_algorithms, "FEW_RANKS", 2)
     opened = Threads(size, machines=(lambda rank: rank // 2) if how == "pairs" else int)
     yield opened
     opened.close()
@@ -87,7 +93,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_contract_holds_between_machines(world, case):
-    """Without shared memory all goes over sockets: large tensors by rendezvous, sums by rings."""
+    """Without shared memory all goes over sockets: large tensors by rendezvous, sums in parts."""
     told = world.run_bare(getattr(transports, case), *CASES[case])
     if case == "given_up_receive":
         assert told[0] == ([0.0] * 3, [1.0] * 3)
@@ -95,7 +101,12 @@ def test_the_contract_holds_between_machines(world, case):
         assert all(one is None or one is True or one for one in told)
 
 
-@pytest.mark.parametrize("world", [(4, "pairs")], indirect=True, ids=["pairs-4"])
+@pytest.mark.parametrize(
+    "world",
+    [(4, "pairs"), (5, "ring"), (5, "tcp")],
+    indirect=True,
+    ids=["pairs-4", "ring-5", "tcp-5"],
+)
 def test_several_large_sums_may_be_under_way(world):
     """Sums of many pieces each, finished in another order than they were started in."""
     world.run_bare(transports.several_large_at_once)
