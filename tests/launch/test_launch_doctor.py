@@ -151,6 +151,20 @@ def test_a_small_shared_memory_and_few_files_come_with_the_command_that_helps(mo
     assert found["Slurm"].value == "in job 7 on ? node(s)"
 
 
+def test_a_tcp_that_begins_slowly_after_a_pause_is_told(tmp_path, monkeypatch):
+    """The line names the kernel's setting as it is, and advises only where it is on."""
+    setting = tmp_path / "net" / "ipv4" / "tcp_slow_start_after_idle"
+    setting.parent.mkdir(parents=True)
+    monkeypatch.setattr(machine, "Path", lambda _, *names: tmp_path.joinpath(*names))
+    for text, says in (("1\n", "=1; far machines: 0"), ("0\n", "=0")):
+        setting.write_text(text)
+        (found,) = machine._check_tcp()
+        assert found.value.startswith(f"net.ipv4.tcp_slow_start_after_idle{says}")
+        assert ("far machines" in found.value) == (text == "1\n")
+    setting.unlink()
+    assert machine._check_tcp() == []
+
+
 def test_missing_packages_come_with_the_line_that_installs_them(monkeypatch):
     """A missing package comes with its pip line; cupy's is of the CUDA version of torch."""
 

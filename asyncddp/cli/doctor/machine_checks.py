@@ -19,6 +19,7 @@ from asyncddp.rank_list_text import list_ranks
 _SHM = Path("/dev/shm")
 _SMALL_SHM = 1 << 30
 _FEW_FILES = 4096
+_RESTART = "net.ipv4.tcp_slow_start_after_idle"
 _SMI = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 
@@ -48,6 +49,17 @@ def _check_open_files() -> CheckResult:
     advice = f"Many ranks with data-loading workers need more: ulimit -n {min(hard, 65536)}"
     few = soft < _FEW_FILES
     return CheckResult.with_advice("Machine", "open files", value, advice, when=few)
+
+
+def _check_tcp() -> list[CheckResult]:
+    try:
+        restarts = Path("/proc/sys", *_RESTART.split(".")).read_text().strip() != "0"
+    except OSError:
+        return []  # another system, or a container that hides it
+    value = f"{_RESTART}={restarts:d}"
+    if restarts:
+        value += "; far machines: 0, so that TCP does not begin slowly again after a pause"
+    return [CheckResult("Machine", "TCP", value)]
 
 
 def output_of(program: str | None, *arguments: str) -> str:
@@ -90,6 +102,7 @@ def check_machine(environment: Mapping[str, str], found_gpus: list[str]) -> list
     """Run all checks of the machine."""
     value = f"{cores()} usable ({os.cpu_count() or 1} logical processors)"
     found = [CheckResult("Machine", "cores", value), _check_shared_memory(), _check_open_files()]
+    found += _check_tcp()
     if "SLURM_JOB_ID" in environment:
         nodes = environment.get("SLURM_JOB_NUM_NODES", "?")
         value = f"in job {environment['SLURM_JOB_ID']} on {nodes} node(s)"

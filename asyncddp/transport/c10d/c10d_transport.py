@@ -64,7 +64,7 @@ class C10dTransport(Transport):
     name = "c10d"
     local_path = "read where they lie, or piece by piece out of shared memory"
     remote_path = (
-        "straight from the tensor's memory; sums in a ring of machines, each summed by shared "
+        "straight from the tensor's memory; sums in parts by the machines, each summed by shared "
         "memory first"
     )
 

@@ -61,7 +61,7 @@ class MPITransport(Transport):
     name = "mpi"
     started_by_mpi = True
     remote_path = (
-        "straight from the tensor's memory; over TCP in pieces of 60 KB, and sums in a ring of "
+        "straight from the tensor's memory; over TCP in pieces of 60 KB, and sums in parts by the "
         "machines, each summed by shared memory first"
     )
     _machine_buffers: SharedCollectiveBuffers | None = None
