@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 
@@ -13,11 +13,15 @@ from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
+    JoinedRanks,
 )
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError
 from topology import GraphOrSchedule, Schedule, as_schedule
+
+NeighborTensors: TypeAlias = Callable[[torch.Tensor], Mapping[int, torch.Tensor]]
+"""Sends a tensor to the out-neighbours as it is, and returns those of the in-neighbours by rank."""
 
 
 class Algorithm:
@@ -73,6 +77,7 @@ class Algorithm:
         owns_momentum: Whether it keeps momentum itself, so that the optimizer must have none.
         changes_alone: Whether a rank that averages with nobody trains otherwise than the plain
             optimizer, as with momentum of the method's own: it then has rounds by itself.
+        joined_ranks: What ranks that are done, within ``join``, do in rounds of the others.
         scales_steps: Whether updates are scaled, unless the user says otherwise, so that ranks of
             different speeds count equally; else the optimum is weighted by step rates.
         compression: What compression does to it.
@@ -125,6 +130,7 @@ class Algorithm:
     by_neighbor: ClassVar[bool] = False
     owns_momentum: ClassVar[bool] = False
     changes_alone: ClassVar[bool] = False
+    joined_ranks: ClassVar[JoinedRanks] = JoinedRanks.LEAVE
     scales_steps: ClassVar[bool] = False
     compression: ClassVar[CompressionUse] = CompressionUse.PERTURBS
     default_compression: ClassVar[str | None] = None
@@ -191,7 +197,7 @@ class Algorithm:
         return as_schedule(given)
 
     def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+        self, bucket: AveragedBucket, neighbors: NeighborTensors
     ) -> Mapping[str, torch.Tensor]:
         """Make the state of a bucket, before its first step.
 
@@ -199,8 +205,8 @@ class Algorithm:
 
         Args:
             bucket: The bucket, whose ``state`` is empty.
-            neighbors: Returns the flat tensors of the in-neighbours, by rank; all ranks must call
-                it equally often, with ``by_neighbor``.
+            neighbors: Returns what the in-neighbours give it, by rank, of ``flat``'s layout; all
+                ranks must call it equally often, with ``by_neighbor``.
         """
         copies = {key: bucket.new_state().copy_(bucket.flat) for key in self.parameter_state}
         return {**copies, **{key: bucket.new_state() for key in self.zero_state}}
@@ -260,10 +266,15 @@ class Algorithm:
     def after_step(self, bucket: AveragedBucket) -> None:
         """Update the state of a bucket at the end of a step, after update and round."""
 
-    def restart(self, bucket: AveragedBucket) -> None:
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
         """Begin anew in what rests on all ranks taking part, since others take part from now on.
 
-        Called before the first round in which, within ``join``, other ranks train than before.
+        Called on all ranks before the first round in which, within ``join``, other ranks train than
+        before, and at its end, with ``bucket.row`` of that round.
+
+        Args:
+            bucket: The bucket.
+            neighbors: As in :meth:`initial_state`, of the in-neighbours that take part.
         """
 
     def check(self, graph_or_schedule: GraphOrSchedule) -> None:

@@ -39,6 +39,7 @@ class AveragedBucket:
         compressor: Compressor of what is sent, with its state; None sends tensors as they are.
         rank: This rank.
         row: This rank's weights in the round, where it averages with neighbours by messages.
+        joined: Whether this rank is done, within ``join``, and takes part for the others alone.
         nodes: Number of nodes of the graph: ranks or machines.
         fragment: Which of the method's ``fragments`` the parameters belong to.
         round: Index of the round under way, or else of the last one; -1 before the first.
@@ -59,6 +60,7 @@ class AveragedBucket:
         self.compressor: TensorCompressor | None = None
         self.row: WeightRow | None = None
         self.fragment, self.rank, self.nodes = layout.fragment, 0, 1
+        self.joined = False
         self.round, self.steps = -1, 0
         self._layout = layout
 

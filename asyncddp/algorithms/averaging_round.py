@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -17,29 +17,16 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.bucket_exchange import BucketExchange, exchange_of
 from asyncddp.algorithms.bucket_windows import BucketWindowSet
 from asyncddp.algorithms.communication_buffer import CommunicationBuffer
+from asyncddp.algorithms.cumulative_timer import CumulativeTimer
 from asyncddp.algorithms.join_coordinator import JoinCoordinator
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
 from asyncddp.ops.weight_resolver import Weights
 from asyncddp.tensors.dtypes import DTYPES
 from topology import Schedule
-
-
-class CumulativeTimer:
-    """Cumulative timer: a context manager that adds up the seconds spent inside; not re-entrant."""
-
-    __slots__ = ("_started", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds = self._started = 0.0
-
-    def __enter__(self) -> None:
-        self._started = perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self.seconds += perf_counter() - self._started
 
 
 @dataclass
@@ -98,11 +85,12 @@ class CrossRoundState:
         self.piece_bytes: int | None = None
         self._training: Collection[int] | None = None
 
-    def restart_if_changed(self, training: Collection[int] | None) -> None:
+    def restart_if_changed(self, training: Collection[int] | None, row: WeightRow | None) -> None:
         """Let the method begin anew where other ranks take part than in the last round.
 
         Args:
             training: The ranks that take part; None for all.
+            row: This rank's weights among them, where it averages with neighbours.
         """
         if training is not None and len(training) == self.context.size:
             training = None
@@ -110,7 +98,19 @@ class CrossRoundState:
             self._training = training
             with torch.no_grad():
                 for bucket in self.buckets:
-                    self.algorithm.restart(bucket)
+                    bucket.row = row or WeightRow(1.0, {}, {})
+                    self.algorithm.restart(bucket, partial(self.tensors_of_neighbors, bucket))
+
+    def tensors_of_neighbors(
+        self, bucket: AveragedBucket, tensor: torch.Tensor
+    ) -> Mapping[int, torch.Tensor]:
+        """Send a tensor as it is to the neighbours of ``bucket.row``; return theirs by rank."""
+        name, row = f"{self.bucket_name(bucket.index)}.state", bucket.row
+        if row is None:
+            return {}
+        self.bytes_sent += len(row.targets) * tensor.nbytes
+        with use(self.context), torch.no_grad():
+            return exchange_with_neighbors(tensor, row, None, name=name).received
 
     def continue_totals(self, before: CrossRoundState) -> None:
         """Go on adding up bytes and time where another state's rounds have ended."""

@@ -122,13 +122,16 @@ class ReceivedMessages(Received):
     def mixed(self) -> torch.Tensor:
         row, own = self._row, self._tensors.rank
         weights = {own: row.self_weight, **row.src_weights}
-        if row.is_uniform:  # so that ranks that sum the same tensors get the same bits
+        if row.is_silent:
+            del weights[own]
+        uniform = row.is_uniform or (row.is_silent and len({*weights.values()}) == 1)
+        if uniform:  # so that ranks that sum the same tensors get the same bits
             weights = dict.fromkeys(weights, 1.0)
         total = zeros_like(self._plain)
         for rank in sorted(weights):
             message = self._tensors.sent if rank == own else self._tensors.received[rank]
             self._add(message, total, weights[rank])
-        return total.div_(len(weights)) if row.is_uniform else total
+        return total.div_(len(weights)) if uniform else total
 
     @override
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
@@ -136,7 +139,8 @@ class ReceivedMessages(Received):
 
     @override
     def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
-        self._add(self._tensors.sent, target, weight)
+        if not self._row.is_silent:
+            self._add(self._tensors.sent, target, weight)
 
     def _add(self, message: torch.Tensor, target: torch.Tensor, weight: float) -> None:
         if self._codec is None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from topology import symmetric_exponential
@@ -58,5 +58,5 @@ class CorrectedDiffusion(Algorithm):
         bucket.flat.add_(correction)
 
     @override
-    def restart(self, bucket: AveragedBucket) -> None:
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
         bucket.state[_CORRECTION].zero_()

@@ -25,6 +25,17 @@ class CompressionUse(Enum):
     """Ranks would not agree any more, so that it is refused unless the user asks for it."""
 
 
+class JoinedRanks(Enum):
+    """What ranks that are done, within ``join``, do in the rounds of those that still train."""
+
+    LEAVE = "leave"
+    """They neither send nor get anything, and keep their models."""
+    FOLLOW = "follow"
+    """They get the average of the others, by which all ranks go on holding one model."""
+    RELAY = "relay"
+    """They pass on what others send, with nothing of their own."""
+
+
 class CommunicationTiming(Enum):
     """Points of a training step at which averaging starts and its result is applied."""
 

@@ -21,7 +21,6 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
-from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.tensors.buckets import ALIGNMENT, TensorFactory
 from asyncddp.windows import Staleness
@@ -183,18 +182,16 @@ class ModelAverager(CrossRoundState):
             if self.compressor is not None:
                 seed = self.context.rank + bucket.index * self.context.size
                 bucket.compressor = TensorCompressor(self.compressor, seed)
-            fetch = partial(self._exchange_with_neighbors, bucket)
+            fetch = partial(self._tensors_of_first_round, bucket)
             bucket.state.update(self.algorithm.initial_state(bucket, fetch))
 
-    def _exchange_with_neighbors(self, bucket: AveragedBucket) -> Mapping[int, torch.Tensor]:
-        """Return the in-neighbours' tensors of a bucket, as they are."""
+    def _tensors_of_first_round(
+        self, bucket: AveragedBucket, tensor: torch.Tensor
+    ) -> Mapping[int, torch.Tensor]:
+        """Return what the in-neighbours give for a tensor of a bucket, as it is."""
         self._choose_schedule()
-        row = self.communication.row_of_round(self, self.round)
-        if row is None:
-            return {}
-        name = f"{self.label}.bucket{bucket.index}.initial"
-        with use(self.context), torch.no_grad():
-            return exchange_with_neighbors(bucket.flat, row, None, name=name).received
+        bucket.row = self.communication.row_of_round(self, self.round)
+        return self.tensors_of_neighbors(bucket, tensor)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the method's state by parameter, and the compressors' by bucket, as views."""

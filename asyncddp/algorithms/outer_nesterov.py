@@ -11,6 +11,7 @@ from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
+    JoinedRanks,
 )
 from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
 
@@ -38,6 +39,7 @@ class OuterNesterov(Algorithm):
     how = (CommunicationPattern.GLOBAL,)
     compression = CompressionUse.AVERAGES
     averages_first_step = False
+    joined_ranks = JoinedRanks.FOLLOW
     changes_alone = True
     parameter_state = (OUTER,)
     zero_state = (_MOMENTUM,)

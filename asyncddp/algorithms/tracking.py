@@ -6,7 +6,7 @@ from typing import Literal
 
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
@@ -58,5 +58,5 @@ class Tracking(Algorithm):
         bucket.set_gradient(tracker)
 
     @override
-    def restart(self, bucket: AveragedBucket) -> None:
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
         bucket.state[TRACKER].copy_(bucket.state[TRACKED])

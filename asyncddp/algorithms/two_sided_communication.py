@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaging_round import (
     AveragingRound,
     BucketAveragingFunctions,
@@ -24,6 +25,7 @@ from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
+    JoinedRanks,
 )
 from asyncddp.algorithms.piecewise_round import PiecewiseRound
 from asyncddp.context.context import use
@@ -38,6 +40,7 @@ from asyncddp.ops.hierarchical_neighbor_allreduce import (
 )
 from asyncddp.ops.neighbor_allreduce import find_fast_path, neighbor_allreduce_nonblocking
 from asyncddp.ops.uneven_inputs import (
+    among_active,
     average_active_ranks_nonblocking,
     renormalise,
     skip_round_nonblocking,
@@ -74,7 +77,7 @@ class TwoSidedCommunication(Communication):
                 plan = self.plan_round(averager, number, active_ranks)
         if plan is None:
             return None
-        averager.restart_if_changed(active_ranks)
+        averager.restart_if_changed(active_ranks, plan.row)
         if plan.row is not None and averager.buffer is not None and self._splits(averager):
             return PiecewiseRound(averager, plan, plan.row, averager.buffer)
         kind = TwoSidedRound if plan.leads is None else LeaderRound
@@ -94,7 +97,7 @@ class TwoSidedCommunication(Communication):
         plan, method = self.plan_round(averager, averager.round, active_ranks), averager.algorithm
         if plan is None:
             return
-        averager.restart_if_changed(active_ranks)
+        averager.restart_if_changed(active_ranks, plan.row)
         averager.number_buckets(averager.round)
         exchanges = []
         with use(averager.context), torch.no_grad():
@@ -102,28 +105,32 @@ class TwoSidedCommunication(Communication):
                 bucket = averager.buckets[index]
                 if not method.takes_part(bucket):
                     continue
-                sent = flat if method.plain or method.replicates_model else method.outgoing(bucket)
+                bucket.row, bucket.joined = plan.row, True
+                sent = method.outgoing(bucket) if self._asks_joined(method, plan) else flat
                 along = method.travelling_state(bucket)
-                exchanges.append(
-                    exchange_of(plan.start, method, bucket, sent, along, name, in_place=False)
+                exchange = exchange_of(
+                    plan.start, method, bucket, sent, along, name, in_place=False
                 )
+                exchanges.append((bucket, exchange))
                 averager.bytes_sent += plan.send_bytes(bucket, sent, along)
-        for exchange in exchanges:
-            exchange.wait()
+            for bucket, exchange in exchanges:
+                received = exchange.wait()
+                if method.joined_ranks is not JoinedRanks.LEAVE:
+                    method.incoming(bucket, received)
+                bucket.joined = False
         averager.round += 1
+
+    def _asks_joined(self, method: Algorithm, plan: BucketAveragingFunctions) -> bool:
+        """Return whether the method says of what size and dtype the tensors of the round are."""
+        if method.compression is CompressionUse.DIFFERENCES:
+            return method.joined_ranks is JoinedRanks.RELAY
+        return not (method.plain or method.replicates_model)
 
     def _require_join(self, averager: CrossRoundState) -> None:
         if not self.supports_join:
             raise UsageError(
                 f"join: {self.name} needs all ranks in every round; expected a communication that "
                 "can go on without those that are done, such as neighbor_allreduce or allreduce"
-            )
-        method = averager.algorithm
-        if method.compression is CompressionUse.DIFFERENCES:
-            raise UsageError(
-                f"join: {method.name} needs a message of each neighbour in every round, and none "
-                "comes of a rank that is done; give all ranks equally many batches, or switch_to "
-                "'adapt_then_combine' before the block"
             )
 
 
@@ -146,12 +153,17 @@ class NeighborAllreduceCommunication(TwoSidedCommunication):
         if averager.algorithm.averages_all(number):
             return AllreduceCommunication().plan_round(averager, number, active_ranks)
         context, given = averager.context, self.relevant_overrides(averager.overrides)
-        if active_ranks is not None and context.rank not in active_ranks:
+        schedule, rank, method = averager.schedule_of_ranks, context.rank, averager.algorithm
+        uniform, relays = method.needs.uniform, method.joined_ranks is JoinedRanks.RELAY
+        joined = active_ranks is not None and rank not in active_ranks
+        if joined and not uniform and not relays:
             return BucketAveragingFunctions(skip_round_nonblocking, 0)
-        schedule, rank = averager.schedule_of_ranks, context.rank
         row = WeightResolver(self.name, schedule, rank, given, number).row_at(number)
-        if active_ranks is not None:
-            row = renormalise(row, active_ranks)
+        if active_ranks is not None and uniform:
+            row = among_active(row, rank, active_ranks)
+        elif active_ranks is not None and not relays:
+            by_columns = method.needs.column_stochastic
+            row = renormalise(row, active_ranks, pushed_by=rank if by_columns else None)
         start = partial(
             neighbor_allreduce_nonblocking,
             self_weight=row.self_weight,

@@ -55,20 +55,23 @@ class TensorCompressor:
             ArgumentError: The tensor is not contiguous, of another shape, or has empty chunks.
         """
         require_chunks(self.compressor.name, chunks)
-        rows, numel = form = tuple(chunks.shape)
+        form = tuple(chunks.shape)
         if self._form != form:
             self.state, self._form = self.compressor.new_state(chunks), form
         elif self._loaded:
             self.state = {key: one.to(chunks.device) for key, one in self.state.items()}
         self._loaded = False
-        encoded = out
-        if encoded is None:
-            size = self.compressor.encoded_size(numel, chunks.dtype)
-            encoded = empty((rows, size), torch.uint8, chunks.device)
+        encoded = self.unwritten(chunks) if out is None else out
         seed = (self.seed * _GOLDEN + self.uses * (_GOLDEN >> 7)) & _SEEDS
         self.compressor.encode(chunks, encoded, seed=seed, state=self.state or None)
         self.uses += 1
         return encoded
+
+    def unwritten(self, chunks: torch.Tensor) -> torch.Tensor:
+        """Make memory for the code of chunks of shape ``(K, S)``: uint8, ``(K, B)``."""
+        rows, numel = chunks.shape
+        size = self.compressor.encoded_size(numel, chunks.dtype)
+        return empty((rows, size), torch.uint8, chunks.device)
 
     def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
         """Decode into chunks of shape ``(K, S)``, which are returned."""

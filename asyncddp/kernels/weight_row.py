@@ -68,6 +68,11 @@ class WeightRow:
         weights = (self.self_weight, *self.src_weights.values())
         return all(math.isclose(weight, share, rel_tol=WEIGHT_TOLERANCE) for weight in weights)
 
+    @property
+    def is_silent(self) -> bool:
+        """True if nothing of this rank counts: it forms the mean of its sources, and sends none."""
+        return self.self_weight == 0.0 and not self.dst_weights
+
     @cached_property
     def lerp_weight(self) -> float | None:
         """The weight of the only source, if it and the own weight add up to 1; None otherwise."""

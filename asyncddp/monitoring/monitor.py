@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from asyncddp.algorithms.averaging_round import CumulativeTimer
+from asyncddp.algorithms.cumulative_timer import CumulativeTimer
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
 from asyncddp.monitoring.random_projection import RandomProjection

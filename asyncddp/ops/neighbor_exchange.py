@@ -39,7 +39,8 @@ def exchange_with_neighbors(
     """Send a tensor, its rows encoded if there is a compressor; return what neighbours sent.
 
     ``describe`` tells, for the error of a tensor that is not finite, whose values it holds. Where
-    neighbours get different tensors, which are like ``tensor``, ``to_each`` has them by rank.
+    neighbours get different tensors, which are like ``tensor``, ``to_each`` has them by rank. Of a
+    rank that is silent nothing is encoded, and what is returned as sent means nothing.
     """
     verb = "exchange_with_neighbors"
 
@@ -51,7 +52,8 @@ def exchange_with_neighbors(
             if not is_finite(tensor):  # before the compressor remembers anything
                 op.exchange(signature_of(title, tensor), row.sources, row.targets)
                 raise NonFiniteError(f"rank {op.rank}: {describe()}")
-            sent = codec.encode(dense(tensor).reshape(-1, tensor.shape[-1]))
+            chunks = dense(tensor).reshape(-1, tensor.shape[-1])
+            sent = codec.unwritten(chunks) if row.is_silent else codec.encode(chunks)
         form = encoded_signature(title, tensor, sent)
         parts = dict.fromkeys(row.targets, sent)
         if to_each is not None:

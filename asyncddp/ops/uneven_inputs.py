@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -19,26 +20,62 @@ from asyncddp.tensors.allocation import zeros_like
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 
-def renormalise(row: WeightRow, training: Collection[int]) -> WeightRow:
+def renormalise(
+    row: WeightRow, training: Collection[int], *, pushed_by: int | None = None
+) -> WeightRow:
     r"""Return this rank's weight row with the weights of ranks that have finished added to its own.
 
     .. math:: w'_{ii} = w_{ii} + \sum_{j \notin T} w_{ij}, \qquad w'_{ij} = w_{ij}\ (j \in T)
 
     T, ``training``, are the ranks that still train. Rows still sum to one. Columns do where weights
-    are symmetric; elsewhere the mean over those who train is no longer kept exactly.
+    are symmetric; elsewhere the mean over those who train is no longer kept exactly. Where columns
+    of W sum to one in place of rows, with ``pushed_by`` this rank, a rank keeps what it would give:
+    :math:`w'_{ii} = w_{ii} + \sum_{j \notin T} w_{ji}`.
 
     Raises:
-        ArgumentError: Tensors are scaled by their senders, so that nobody else knows by how much.
+        ArgumentError: Tensors are scaled by their senders, so that nobody else knows by how much;
+            or it is not known what a rank gives, since weights are set by hand.
     """
+    _require_common_factor(row)
+    moved = row.src_weights if pushed_by is None else _given_weights(row, pushed_by)
+    own = math.fsum([row.self_weight, *(w for peer, w in moved.items() if peer not in training)])
+    sources = {peer: weight for peer, weight in row.src_weights.items() if peer in training}
+    targets = {peer: factor for peer, factor in row.dst_weights.items() if peer in training}
+    return WeightRow(own, sources, targets)
+
+
+def among_active(row: WeightRow, rank: int, training: Collection[int]) -> WeightRow:
+    r"""Return this rank's weights of the mean over those who train, whom the others only listen to.
+
+    .. math:: w'_{ij} = \frac{1}{|T|}\ (j \in T), \qquad w'_{ij} = 0\ (j \notin T)
+
+    Raises:
+        ArgumentError: As of :func:`renormalise`.
+    """
+    _require_common_factor(row)
+    share = 1.0 / len(training)
+    sources = {peer: share for peer in row.src_weights if peer in training}
+    trains = rank in training
+    return WeightRow(share if trains else 0.0, sources, row.dst_weights if trains else {})
+
+
+def _given_weights(row: WeightRow, rank: int) -> Mapping[int, float]:
+    """Return the weights that targets give to what this rank sends."""
+    if row.row_of is None:
+        raise ArgumentError(
+            "join: src_weights set by hand: expected None, since a rank keeps what it would give "
+            "to one that is done, without knowing its weight; give a topology"
+        )
+    return {target: row.row_of(target)[1][rank] for target in row.targets}
+
+
+def _require_common_factor(row: WeightRow) -> None:
     if row.common_factor != 1.0:
         raise ArgumentError(
             "join: dst_weights set by hand: expected a factor of 1 for every rank, since a rank "
             "cannot take over the share of one that is done without knowing its factor, got "
             f"{dict(row.dst_weights)}; give a list of ranks, and weigh with src_weights"
         )
-    kept = row.without([peer for peer in row.src_weights if peer not in training])
-    targets = {peer: factor for peer, factor in row.dst_weights.items() if peer in training}
-    return WeightRow(kept.self_weight, kept.src_weights, targets)
 
 
 @blocking

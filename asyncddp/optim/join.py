@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncddp.algorithms import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.join_coordinator import JoinCollectiveKind, JoinCoordinator
+from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, UsageError
@@ -42,7 +43,8 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
     nobody; the others fail as they always do where a rank does not come.
 
     Where all ranks hold one model, as with ``gradient_allreduce``, those that were done earlier get
-    parameters, optimizer state and options of a rank that was last. Otherwise each keeps its own.
+    parameters, optimizer state and options of a rank that was last. Where they hold one after each
+    round, as with ``diloco``, those that are done take it over then. Otherwise each keeps its own.
 
     Args:
         *optimizers: The distributed optimizers that are used in the block.
@@ -82,6 +84,8 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
     try:
         yield
         _shadow_active_ranks(members, coordinator)
+        for member in members:
+            _take_all_back(member.averager)
     finally:
         for member in members:
             member.averager.join_coordinator = None
@@ -169,6 +173,13 @@ def _shadow_active_ranks(members: list[_JoinableOptimizer], coordinator: JoinCoo
             member.phase.rebuild_if_changed()
             averager = member.averager
             averager.communication.shadow_round(averager, notification.active_ranks)
+
+
+def _take_all_back(averager: ModelAverager) -> None:
+    """Let the method begin anew with all ranks, where some were done earlier."""
+    if averager.communication.supports_join and not averager.communication.asynchronous:
+        row = averager.communication.row_of_round(averager, averager.round)
+        averager.restart_if_changed(None, row)
 
 
 def _synchronize_at_end(

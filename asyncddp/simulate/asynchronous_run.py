@@ -116,7 +116,7 @@ class AsynchronousRun:
         bucket = AveragedBucket(number, flat, layout, self._optimizer.of_rank(rank))
         bucket.parameters = self._optimizer.rows_of(rank, layout.names)
         bucket.rank, bucket.nodes = rank, self._model.ranks
-        bucket.state.update(self._method.initial_state(bucket, dict))
+        bucket.state.update(self._method.initial_state(bucket, lambda tensor: {}))
         return bucket
 
     def _step_scales(self) -> list[float]:

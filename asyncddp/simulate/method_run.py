@@ -141,6 +141,9 @@ class MethodRun:
             for one in self._each_bucket():
                 hook(one)
 
+    def _restart(self, bucket: AveragedBucket) -> None:
+        self.method.restart(bucket, lambda tensor: {})  # methods that ask neighbours are refused
+
     def _each_bucket(self) -> Iterator[AveragedBucket]:
         """Yield the buckets on which hooks run one after the other."""
         return (one for bucket in self.buckets for one in bucket.each)
@@ -151,7 +154,7 @@ class MethodRun:
         if self._idle:
             return
         if (self._active != averaging.active).any():
-            self._call(self.method.restart)  # others take part than in the last round
+            self._call(self._restart)  # others take part than in the last round
             averaging.active = self._active
         if isinstance(averaging, NeighborAveraging) and self.method.averages_all(self._rounds):
             averaging = self._over_all

@@ -162,7 +162,7 @@ class PerRankBucket(SimulatedBucket):
             row.rank, row.nodes = rank, bucket.nodes
             row.compressor = None if self.codecs is None else self.codecs.each[rank]
             near = {source: stacked[source] for source in first.weight_rows[rank].sources}
-            row.state.update(method.initial_state(row, partial(dict, near)))
+            row.state.update(method.initial_state(row, partial(_given, near)))
             self._rows.append(row)
 
     @override
@@ -199,6 +199,13 @@ class PerRankBucket(SimulatedBucket):
     @override
     def each(self) -> Sequence[AveragedBucket]:
         return self._rows
+
+
+def _given(
+    of_neighbors: Mapping[int, torch.Tensor], tensor: torch.Tensor
+) -> Mapping[int, torch.Tensor]:
+    """Return what the neighbours have of the tensor that a method's state begins with."""
+    return dict(of_neighbors)
 
 
 class _RowReceived(Received):
@@ -243,7 +250,7 @@ def bucket_of_ranks(
     if method.by_neighbor and first is not None:
         return PerRankBucket(method, bucket, compressor, first, layout)
 
-    def neighbors() -> Mapping[int, torch.Tensor]:
+    def neighbors(tensor: torch.Tensor) -> Mapping[int, torch.Tensor]:
         if not method.by_neighbor:
             raise TypeError(_UNDECLARED)
         return {}

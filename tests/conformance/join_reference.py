@@ -10,6 +10,8 @@ import torch
 
 import asyncddp as bf
 import topology
+from asyncddp.algorithms import ALGORITHMS
+from asyncddp.algorithms.method_traits import JoinedRanks
 
 LR, MOMENTUM = 0.05, 0.9
 BATCHES = (3, 5, 8, 13)
@@ -26,6 +28,12 @@ def starts(n, alike):
     """Row r: the parameters from which rank r starts."""
     ranks = [0] * n if alike else range(n)
     return np.stack([np.random.default_rng([77, rank]).standard_normal(6) for rank in ranks])
+
+
+def begin_alike(method):
+    """Whether all ranks must begin from one model."""
+    kind = ALGORITHMS[method]
+    return method == "gradient_allreduce" or kind.joined_ranks is JoinedRanks.FOLLOW
 
 
 def moved(w, training):
@@ -52,7 +60,7 @@ class Reference:
     def __init__(self, method, graph, n, every=1):
         self.method, self.n, self.every = method, n, every
         self.schedule = None if graph is None else topology.as_schedule(graph)
-        self.x = starts(n, method == "gradient_allreduce")
+        self.x = starts(n, begin_alike(method))
         self.momentum = np.zeros_like(self.x)
         self.rounds = self.carried = 0
 
@@ -109,7 +117,7 @@ class Two(torch.nn.Module):
 
 def made(method, **options):
     """This rank's model and its distributed optimizer, with one bucket for each parameter."""
-    model = Two(starts(bf.size(), method == "gradient_allreduce")[bf.rank()])
+    model = Two(starts(bf.size(), begin_alike(method))[bf.rank()])
     plain = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
     return model, bf.DistributedOptimizer(plain, model, method, bucket_size_in_mb=1e-6, **options)
 

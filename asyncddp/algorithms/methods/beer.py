@@ -3,14 +3,16 @@
 import torch
 from typing_extensions import override
 
+from asyncddp.algorithms.algorithm import NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.compressed_gossip import CompressedGossip
+from asyncddp.algorithms.compressed_gossip import CompressedGossip, mixed_as_they_are
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.tensors.allocation import zeros_like
 
 _MODEL, _MIXED_MODEL = "public model", "mixed public models"
 _TRACKER, _TRACKED = "tracker", "tracked"
 _PUBLIC_TRACKER, _MIXED_TRACKER = "public tracker", "mixed public trackers"
+_PUBLIC = (_MODEL, _MIXED_MODEL), (_PUBLIC_TRACKER, _MIXED_TRACKER)
 
 
 class Beer(CompressedGossip):
@@ -27,7 +29,9 @@ class Beer(CompressedGossip):
     compressor, so that ranks reach the optimum of the mean loss however their data differ. A rank
     keeps six tensors of the model's size, in float32 where parameters are halves: its public model
     and tracker, those mixed, the tracker and the last gradient. Trackers are sent a step earlier
-    than in the paper, which leaves out the first. Local steps are rounds with W = I.
+    than in the paper, which leaves out the first. Local steps are rounds with W = I. Where other
+    ranks train from now on, within ``join``, trackers begin anew, and public tensors travel once as
+    they are.
 
     Args:
         consensus_step: :math:`\gamma_c` in (0, 1]; None takes half of the share of the squared norm
@@ -72,11 +76,17 @@ class Beer(CompressedGossip):
         bucket.flat.add_(self._pull(bucket, _MODEL, _MIXED_MODEL))
         own = zeros_like(mixed)
         received.add_own_to(own)
-        pairs = (_MODEL, _MIXED_MODEL), (_PUBLIC_TRACKER, _MIXED_TRACKER)
-        for place, (public, public_mixed) in enumerate(pairs):
+        for place, (public, public_mixed) in enumerate(_PUBLIC):
             state[public].add_(own.select(-2, place))
             state[public_mixed].add_(mixed.select(-2, place))
         state[_TRACKER].add_(self._pull(bucket, _PUBLIC_TRACKER, _MIXED_TRACKER))
+
+    @override
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
+        state = bucket.state
+        for public, mixed in _PUBLIC:
+            state[mixed].copy_(mixed_as_they_are(bucket, state[public], neighbors))
+        state[_TRACKER].copy_(state[_TRACKED])
 
     def _pull(self, bucket: AveragedBucket, public: str, mixed: str) -> torch.Tensor:
         """Return by how much gossip of public tensors moves a rank's own."""

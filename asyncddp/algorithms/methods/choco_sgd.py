@@ -1,12 +1,13 @@
 """``choco_sgd``: gossip of compressed differences that keeps the mean over ranks exactly."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from typing_extensions import override
 
+from asyncddp.algorithms.algorithm import NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.compressed_gossip import CompressedGossip
+from asyncddp.algorithms.compressed_gossip import CompressedGossip, mixed_as_they_are
 from asyncddp.tensors.allocation import zeros_like
 
 _OWN, _MIXED = "public copy", "mixed public copies"
@@ -21,7 +22,8 @@ class ChocoSGD(CompressedGossip):
 
     with :math:`h_i` the parameters after the optimizer's step. The sum over i of the last term is
     zero, whatever the compressor: the mean over ranks moves by the optimizers' steps alone. A
-    rank keeps :math:`\hat x_i` and :math:`\sum_j w_{ij} \hat x_j`, two models.
+    rank keeps :math:`\hat x_i` and :math:`\sum_j w_{ij} \hat x_j`, two models. Where other ranks
+    train from now on, within ``join``, public copies travel once as they are, to form that sum.
 
     Args:
         consensus_step: :math:`\gamma_c` in (0, 1]; None takes the share of the squared norm that
@@ -44,7 +46,7 @@ class ChocoSGD(CompressedGossip):
 
     @override
     def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+        self, bucket: AveragedBucket, neighbors: NeighborTensors
     ) -> Mapping[str, torch.Tensor]:
         return {_OWN: zeros_like(bucket.flat), _MIXED: zeros_like(bucket.flat)}
 
@@ -59,3 +61,7 @@ class ChocoSGD(CompressedGossip):
         mixed.add_(received.mixed)
         step = self.step_of(bucket)
         bucket.flat.add_(mixed, alpha=step).sub_(own, alpha=step)
+
+    @override
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
+        bucket.state[_MIXED].copy_(mixed_as_they_are(bucket, bucket.state[_OWN], neighbors))

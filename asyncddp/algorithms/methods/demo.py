@@ -9,6 +9,7 @@ from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
+    JoinedRanks,
 )
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_share
@@ -48,6 +49,7 @@ class DeMo(Algorithm):
     needs = TopologyRequirements(uniform=True, static_only=True)
     compression = CompressionUse.DIFFERENCES
     default_compression = "dct_top_k"
+    joined_ranks = JoinedRanks.FOLLOW
     parameter_state = (_OUTER,)
     zero_state = (_MOMENTUM,)
     state_copies = 2

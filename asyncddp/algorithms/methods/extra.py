@@ -3,7 +3,7 @@
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
@@ -57,5 +57,5 @@ class Extra(Algorithm):
         bucket.flat.copy_(combined)
 
     @override
-    def restart(self, bucket: AveragedBucket) -> None:
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
         bucket.state[_DUAL].zero_()

@@ -1,11 +1,11 @@
 """``low_precision_decentralized``: sends quantised differences to ring neighbours (DCD-PSGD)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
@@ -36,7 +36,8 @@ class LowPrecisionDecentralized(Algorithm):
     j's parameters, which rank j and its neighbours update by the same decoded bytes, so that they
     are equal bit for bit. By default the graph is the ring with weights of one third. The
     differences shrink as the ranks agree, and so does the error of compression; it has to be small
-    from the start, so the compressor must spend 8 bits on an element.
+    from the start, so the compressor must spend 8 bits on an element. Where other ranks train from
+    now on, within ``join``, replicas travel once as they are.
 
     Args:
         communication_interval: Steps from one exchange to the next, of which the first is in the
@@ -82,9 +83,9 @@ class LowPrecisionDecentralized(Algorithm):
 
     @override
     def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+        self, bucket: AveragedBucket, neighbors: NeighborTensors
     ) -> Mapping[str, torch.Tensor]:
-        replicas = {_of(rank): detached_copy(flat) for rank, flat in neighbors().items()}
+        replicas = {_of(rank): detached_copy(flat) for rank, flat in neighbors(bucket.flat).items()}
         return {_OWN: detached_copy(bucket.flat), **replicas}
 
     @override
@@ -102,6 +103,11 @@ class LowPrecisionDecentralized(Algorithm):
             received.add_to(bucket.state[_of(rank)], rank)
         received.add_own_to(bucket.state[_OWN])
         bucket.flat.copy_(bucket.state[_OWN])
+
+    @override
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
+        for rank, replica in neighbors(bucket.state[_OWN]).items():
+            bucket.state[_of(rank)].copy_(replica)
 
 
 def _of(rank: int) -> str:

@@ -1,11 +1,11 @@
 """``push_diging``: gradient tracking on directed graphs, by push-sum."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
@@ -42,7 +42,7 @@ class PushDIGing(Algorithm):
 
     @override
     def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+        self, bucket: AveragedBucket, neighbors: NeighborTensors
     ) -> Mapping[str, torch.Tensor]:
         weight = make_tensor(1.0, torch.float64).to(bucket.flat.device)
         return {_TRACKER: bucket.new_state(), _GRADIENT: bucket.new_state(), _WEIGHT: weight}
@@ -64,6 +64,6 @@ class PushDIGing(Algorithm):
         bucket.flat.div_(bucket.state[_WEIGHT])
 
     @override
-    def restart(self, bucket: AveragedBucket) -> None:
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
         bucket.state[_TRACKER].copy_(bucket.state[_GRADIENT])
         bucket.state[_WEIGHT].fill_(1.0)

@@ -1,16 +1,17 @@
 """``relay_sgd``: sums of models travel along the edges of a tree, and nothing is weighted."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
+    JoinedRanks,
 )
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
@@ -33,7 +34,8 @@ class RelaySGD(Algorithm):
     ignored. So there is no bias of W, however the ranks' data differ. It bears smaller steps the
     longer the ways are: the default graph is the binary tree, with ways of :math:`2 \log_2 n`. A
     rank keeps a model for each neighbour, and sends each neighbour another sum, with its count.
-    Sums are in float32 where parameters are halves.
+    Sums are in float32 where parameters are halves. Within ``join`` ranks that are done relay sums
+    without a model of their own, in whose place each of the others takes its own.
 
     References:
         Vogels, He, Koloskova, Lin, Karimireddy, Stich, Jaggi, "RelaySum for decentralized deep
@@ -48,6 +50,7 @@ class RelaySGD(Algorithm):
     exact = True
     compression = CompressionUse.DIFFERENCES
     by_neighbor = True
+    joined_ranks = JoinedRanks.RELAY
     state_copies_per_neighbor = 1
 
     @override
@@ -59,16 +62,18 @@ class RelaySGD(Algorithm):
 
     @override
     def initial_state(
-        self, bucket: AveragedBucket, neighbors: Callable[[], Mapping[int, torch.Tensor]]
+        self, bucket: AveragedBucket, neighbors: NeighborTensors
     ) -> Mapping[str, torch.Tensor]:
-        sources = list(neighbors())
+        sources = list(neighbors(bucket.flat))
         sums = {_MESSAGE.format(rank): bucket.new_state() for rank in sources}
         return {**sums, **{_COUNT.format(rank): bucket.new_state()[0].clone() for rank in sources}}
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
-        own = bucket.new_state().copy_(bucket.flat)
-        return torch.cat([own, own.new_ones(1)])
+        own = bucket.new_state()
+        if bucket.joined:
+            return torch.cat([own, own.new_zeros(1)])
+        return torch.cat([own.copy_(bucket.flat), own.new_ones(1)])
 
     @override
     def outgoing_to_each(
@@ -101,6 +106,8 @@ class RelaySGD(Algorithm):
             bucket.state[_COUNT.format(rank)].copy_(message[-1])
             total.add_(message[:-1])
             count = count + message[-1]
+        if bucket.joined:
+            return
         total.add_(bucket.flat * (bucket.nodes - count))
         bucket.flat.copy_(total.div_(bucket.nodes))
 

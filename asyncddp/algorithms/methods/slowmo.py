@@ -6,7 +6,11 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.method_traits import (
+    CommunicationPattern,
+    CommunicationTiming,
+    JoinedRanks,
+)
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
 from asyncddp.errors import ArgumentError
@@ -45,6 +49,7 @@ class SlowMo(Algorithm):
     when = CommunicationTiming.AFTER_STEP
     how = (CommunicationPattern.GLOBAL,)
     averages_first_step = False
+    joined_ranks = JoinedRanks.FOLLOW
     changes_alone = True
     parameter_state = (_OUTER,)
     zero_state = (_MOMENTUM,)

@@ -9,6 +9,7 @@ from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
+    JoinedRanks,
 )
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
@@ -53,6 +54,7 @@ class SparseLoCo(Algorithm):
     compression = CompressionUse.DIFFERENCES
     default_compression = "top_k_int2"
     averages_first_step = False
+    joined_ranks = JoinedRanks.FOLLOW
     parameter_state = (_OUTER,)
     zero_state = (_ERROR,)
     state_copies = 2

@@ -78,7 +78,9 @@ class StreamingDiLoCo(OuterNesterov):
 
     @override
     def incoming(self, bucket: AveragedBucket, received: Received) -> None:
-        self.step_outer(bucket, received.mixed)
+        outer = self.step_outer(bucket, received.mixed)
+        if bucket.joined:  # no step follows in which to mix it
+            bucket.flat.copy_(outer)
 
     @override
     def after_step(self, bucket: AveragedBucket) -> None:
