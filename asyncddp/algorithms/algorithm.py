@@ -79,7 +79,8 @@ class Algorithm:
             optimizer, as with momentum of the method's own: it then has rounds by itself.
         joined_ranks: What ranks that are done, within ``join``, do in rounds of the others.
         scales_steps: Whether updates are scaled, unless the user says otherwise, so that ranks of
-            different speeds count equally; else the optimum is weighted by step rates.
+            different speeds count equally, where else the optimum is weighted by step rates; None
+            where they need no scale.
         compression: What compression does to it.
         default_compression: Name of the compressor that it uses unless the user names another;
             None for none.
@@ -131,7 +132,7 @@ class Algorithm:
     owns_momentum: ClassVar[bool] = False
     changes_alone: ClassVar[bool] = False
     joined_ranks: ClassVar[JoinedRanks] = JoinedRanks.LEAVE
-    scales_steps: ClassVar[bool] = False
+    scales_steps: ClassVar[bool | None] = None
     compression: ClassVar[CompressionUse] = CompressionUse.PERTURBS
     default_compression: ClassVar[str | None] = None
     default_communication: str | None = None

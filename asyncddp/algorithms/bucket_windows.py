@@ -19,7 +19,7 @@ from asyncddp.windows import Staleness, Window, windows_of
 from asyncddp.windows.departure_detector import DepartureDetector
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.pair_averaging import PairAveraging, pair_averaging_of
-from topology import Schedule
+from topology import Schedule, as_schedule, exponential_two
 
 
 class BucketWindow:
@@ -190,6 +190,17 @@ class BucketWindowSet:
                 self.step_rates = StepRateEstimator(self._context, self._label, schedule)
         self._windows, self.first_round = bucket_windows, None
 
+    def ensure_pairs_created(self) -> None:
+        """Make the averages in pairs, and what scales updates; collective where any is missing."""
+        self.pairs.ensure_created(len(self._buckets))
+        if not self.scales_steps:
+            return
+        with use(self._context):
+            known = get_current_created_window_names()
+        if self.step_rates is None or self.step_rates.name not in known:
+            forwarded = as_schedule(exponential_two(self._context.size))
+            self.step_rates = StepRateEstimator(self._context, self._label, forwarded)
+
     def _names(self) -> list[str]:
         names = [one.window.name for one in self._windows]
         return names if self.step_rates is None else [*names, self.step_rates.name]
@@ -197,7 +208,7 @@ class BucketWindowSet:
     def free(self) -> None:
         """Free the windows; collective if there are any."""
         self.pairs.free()
-        if not self._windows:
+        if not self._windows and self.step_rates is None:
             return
         with use(self._context):
             there = get_current_created_window_names()

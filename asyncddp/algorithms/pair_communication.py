@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from typing_extensions import override
 
@@ -32,12 +34,14 @@ class PairAverageCommunication(Communication):
 
     @override
     def prepare(self, averager: CrossRoundState) -> None:
-        averager.windows.pairs.ensure_created(len(averager.buckets))
+        averager.windows.ensure_pairs_created()
 
     @override
     def begin_round(self, averager: CrossRoundState, number: int) -> AveragingRound | None:
         self.prepare(averager)
         near = averager.schedule_of_ranks.neighbors(averager.context.rank, number)
+        if not averager.force_barrier and averager.windows.step_rates is not None:
+            averager.windows.step_rates.count()
         return PairRound(averager, near.src_weights)
 
 
@@ -76,6 +80,7 @@ class PairRound(AveragingRound):
     @override
     def finish_bucket(self, index: int, before_write: BeforeWrite | None = None) -> None:
         averager, bucket = self._averager, self._averager.buckets[index]
+        begun = time.monotonic_ns()
         with averager.exposed_time, use(averager.context), torch.no_grad():
             if before_write is not None:
                 before_write(index)
@@ -83,11 +88,15 @@ class PairRound(AveragingRound):
             with averager.context.engine.active_messages():
                 mixed = pair.end()
                 averager.bytes_sent += pair.sent * mixed.nbytes
-                pair.sent = 0
+                peers, pair.peers, pair.sent = pair.peers, [], 0
             mixed = mixed.to(bucket.flat.device)
             mixed = torch.view_as_complex(mixed) if bucket.flat.is_complex() else mixed
             averager.algorithm.incoming(bucket, ReceivedAverage(mixed))
         self._started.discard(index)
+        tracer = averager.context.engine.tracer
+        if tracer is not None:
+            facts = {"name": averager.bucket_name(index), "bytes": mixed.nbytes, "peers": peers}
+            tracer.record_span("window", "PAIR_AVERAGE", begun, time.monotonic_ns(), facts)
 
     @override
     def finish(self, before_write: BeforeWrite | None = None) -> None:

@@ -77,9 +77,10 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             averagings behind this rank, up to the deadline; None never waits. Who has fewer to make
             says so in the end, by ``conclude()``.
         window_prefix: One-sided methods only: begins the names of the windows.
-        scale_steps: ``push_sum`` only: whether to scale what a step changes by the number of steps
-            that the ranks make on average to one of this rank, so that all count alike whatever
-            their speed; None for the method's default, which is to do so.
+        scale_steps: ``push_sum``, ``ad_psgd`` and ``a2cid2`` only: whether to scale what a step
+            changes by the number of steps that the ranks make on average to one of this rank, so
+            that all count alike whatever their speed; None for the method's default, which is to
+            do so with ``push_sum``.
         compression: Compressor, or its name, by which buckets travel; None for the method's
             default, which is mostly none. Methods that average gradients, or send differences as
             ``choco_sgd`` does, take any; those that average parameters take none unless

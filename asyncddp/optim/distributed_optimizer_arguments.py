@@ -66,11 +66,11 @@ def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
 def checked_scale_steps(given: Any, algorithm: Algorithm) -> bool:
     """Resolve scale_steps: True or False as given, or the algorithm's default for None."""
     if given is None:
-        return algorithm.scales_steps
+        return bool(algorithm.scales_steps)
     if not isinstance(given, bool):
         raise ArgumentError(f"argument scale_steps: expected True, False or None, got {given!r}")
-    if not algorithm.scales_steps:
-        fitting = [name for name in ALGORITHMS if ALGORITHMS[name].scales_steps]
+    if algorithm.scales_steps is None:
+        fitting = [name for name in ALGORITHMS if ALGORITHMS[name].scales_steps is not None]
         raise ArgumentError(
             f"argument scale_steps: {algorithm.name} lets ranks of any speed count alike, or lets "
             f"them wait for each other; expected None, or {', '.join(fitting)} as algorithm"

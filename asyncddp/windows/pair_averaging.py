@@ -67,6 +67,7 @@ class PairAveraging:
         open: Whether the tensor is open for averages.
         sent: Tensors sent so far, as question or answer.
         averages: Averages with peers so far.
+        peers: The other rank of each average that the caller has not taken note of.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class PairAveraging:
         self.open = self._concluded = self._withdrawn = False
         self._closed = clock()
         self.sent = self.averages = 0
+        self.peers: list[int] = []
         self._tickets = self._openings = 0
         self._asked: _Asked | None = None
         self._questions: dict[int, _Question] = {}  # that lie here until this rank opens
@@ -157,6 +159,7 @@ class PairAveraging:
             if self._asked is not None and self._asked[:2] == (peer, ticket):
                 self._asked = None
             if word == ANSWER and tensor is not None:
+                self.peers.append(peer)
                 self._subtract(tensor)
 
     def _handle_question(self, question: _Question) -> None:
@@ -175,6 +178,7 @@ class PairAveraging:
         self._shared.add_(change)
         self.sent += 1
         self.averages += 1
+        self.peers.append(question.peer)
         self._send(question.peer, ANSWER, question.ticket, 0.0, change)
 
     def _subtract(self, change: torch.Tensor) -> None:
@@ -239,10 +243,21 @@ class PairAveragingService:
     ) -> None:
         with self._engine.active_messages() as active_messages:
             active_messages.send(peer, _SERVICE, (name, word, ticket, weight), tensor)
+        self._record("send", name, peer, f"{word} {ticket}", tensor)
+
+    def _record(
+        self, kind: str, name: str, peer: int, number: str, tensor: torch.Tensor | None
+    ) -> None:
+        """Record a message with a tensor in the timeline, if there is one."""
+        tracer, now = self._engine.tracer, time.monotonic_ns()
+        if tracer is not None and tensor is not None:
+            facts = "pair_average", name, peer, tensor.nbytes, now, now, number
+            tracer.record_transfer(kind, *facts)
 
     def _receive(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
         """Receive a message of a peer; called by the engine, under its lock."""
         name, word, ticket, weight = content
+        self._record("receive", name, peer, f"{word} {ticket}", tensor)
         one = self._tensors.get(name)
         if one is not None:
             one.receive(peer, word, ticket, weight, tensor)

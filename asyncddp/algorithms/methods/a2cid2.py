@@ -54,6 +54,7 @@ class A2CiD2(Algorithm):
     when = CommunicationTiming.BEFORE_FORWARD
     how = (CommunicationPattern.PAIR,)
     needs = TopologyRequirements(symmetric=True, strongly_connected=True, pairs=True)
+    scales_steps = False
     state_copies = 1
 
     def __init__(self, *, rate: float | None = None, pair_step: float | None = None) -> None:

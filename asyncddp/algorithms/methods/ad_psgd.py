@@ -19,7 +19,8 @@ class ADPSGD(Algorithm):
     partner of that round, by default another one at random each time; the partner answers while it
     computes. The mean over ranks is kept whatever the delays, and a slow rank holds nobody up.
     Where all ranks meet in each round it is ``adapt_with_combine`` on pairs. Ranks that step more
-    often count more. A rank keeps one copy of its parameters, for others to average with.
+    often count more, unless ``scale_steps`` scales what their steps change, as in ``push_sum``. A
+    rank keeps one copy of its parameters, for others to average with.
 
     References:
         Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent",
@@ -30,6 +31,7 @@ class ADPSGD(Algorithm):
     when = CommunicationTiming.BEFORE_FORWARD
     how = (CommunicationPattern.PAIR,)
     needs = TopologyRequirements(symmetric=True, strongly_connected=True, pairs=True)
+    scales_steps = False
 
     @override
     def default_topology(self, nodes: int) -> GraphOrSchedule | None:

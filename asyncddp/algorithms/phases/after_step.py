@@ -101,17 +101,11 @@ class PushSumPhase(AfterStepPhase):
 
     def _scaled(self, update: Update) -> Update:
         """Wrap an update so that its change is multiplied by the step scale."""
-        scale = self.config.averager.step_scale
-        if scale == 1.0:
-            return update
 
         def scaled(closure: Closure | None) -> Any:
-            before = [flat.clone() for flat in self.flat_tensors()]
+            before = self._copies_to_scale()
             loss = update(closure)
-            self.repair_buckets()  # the update may have assigned parameters anew
-            with torch.no_grad():
-                for flat, old in zip(self.flat_tensors(), before, strict=True):
-                    flat.sub_(old).mul_(scale).add_(old)
+            self._scale_change(before)
             return loss
 
         return scaled

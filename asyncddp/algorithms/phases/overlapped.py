@@ -63,16 +63,22 @@ class OverlappedPhase(ParameterAveragingPhase):
     def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
         if averaged and self._round is None:
             self._start_round()
-        if closure is None:
-            self._finish_round()
-            return update(None)
+        before: list[torch.Tensor] = []
+
+        def average() -> None:
+            if self._finish_round() or not before:
+                before[:] = self._copies_to_scale()
 
         def evaluate() -> Any:
+            assert closure is not None
             loss = closure()
-            self._finish_round()  # after the first evaluation
+            average()  # after the first evaluation
             return loss
 
-        loss = update(evaluate)
+        if closure is None:
+            average()
+        loss = update(None if closure is None else evaluate)
+        self._scale_change(before)
         self._finish_round()
         return loss
 

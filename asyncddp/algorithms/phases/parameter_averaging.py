@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -82,6 +83,20 @@ class ParameterAveragingPhase(CommunicationPhase):
     @abstractmethod
     def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
         """Run the optimizer's step, and average the parameters if ``averaged``."""
+
+    def _copies_to_scale(self) -> list[torch.Tensor]:
+        """Copy the parameters before an update that is to be scaled; none if none is."""
+        scaled = self.config.averager.step_scale != 1.0
+        return [flat.clone() for flat in self.flat_tensors()] if scaled else []
+
+    def _scale_change(self, before: Sequence[torch.Tensor]) -> None:
+        """Multiply by the step scale what an update has changed, if there are copies."""
+        if not before:
+            return
+        self.repair_buckets()  # the update may have assigned parameters anew
+        with torch.no_grad():
+            for flat, old in zip(self.flat_tensors(), before, strict=True):
+                flat.sub_(old).mul_(self.config.averager.step_scale).add_(old)
 
     def _averages_in_step(self) -> bool:
         return self.accumulation.due()

@@ -52,10 +52,11 @@ def trained_beside_a_straggler(slow, method, **options):
     return sum(number for number, _ in got) / RANKS, [scale for _, scale in got]
 
 
-def test_push_sum_lets_ranks_of_any_speed_count_alike():
+@pytest.mark.parametrize("method", ["push_sum", *PAIRS])
+def test_ranks_of_any_speed_count_alike(method):
     """The mean is the optimum of the average loss, 1.5; scales are as the rates ask."""
     slow = 10.0
-    mean, scales = trained_beside_a_straggler(slow, "push_sum")
+    mean, scales = trained_beside_a_straggler(slow, method, scale_steps=True)
     assert mean == pytest.approx(1.5, abs=0.1)
     reference = min((3 + 1 / slow) / 4, 4 / slow)
     assert scales[:3] == pytest.approx([reference] * 3, rel=0.15)
@@ -81,17 +82,18 @@ def test_methods_that_mix_by_rows_need_no_scale(method):
 
 @pytest.mark.parametrize("method", PAIRS)
 def test_pair_averages_lead_to_the_optimum_weighted_by_rates(method):
-    """They keep the sum of all ranks, to which a fast rank adds more often."""
+    """They keep the sum of all ranks, to which a fast rank adds more often, unless told not to."""
     mean, scales = trained_beside_a_straggler(10.0, method)
     assert mean == pytest.approx(weighted_by_rates(10.0), abs=0.1)
     assert scales == [1.0] * RANKS
 
 
-def test_where_ranks_meet_no_step_is_scaled():
+@pytest.mark.parametrize("method", ["push_sum", *PAIRS])
+def test_where_ranks_meet_no_step_is_scaled(method):
     """With force_barrier all ranks are equally fast."""
 
     def case():
-        step, _, optimizer = trained("push_sum")
+        step, _, optimizer = trained(method, scale_steps=True)
         optimizer.force_barrier = True
         for _ in range(5):
             step()

@@ -18,6 +18,7 @@ from asyncddp.algorithms import ALGORITHMS
 from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from tests.support import LoopbackWorld, on
 from tests.support.least_squares import LeastSquares
+from tests.support.timelines import arrows, assert_nested, read, spans
 from tests.unit.algorithms.uneven_training import Pace
 from tests.unit.optim.optim_reference import batch, mlp, square_loss
 
@@ -251,12 +252,32 @@ def test_bytes_and_memory_are_as_declared(monkeypatch):
         ]
 
 
+@every_method
+def test_averages_are_in_the_timeline(method, tmp_path):
+    """One span a round, which names the partners, and one of each message, on both ends."""
+
+    def case():
+        optimizer, step = made(method)
+        optimizer.force_barrier = True
+        for _ in range(4):
+            step()
+
+    LoopbackWorld(2).run(case, settings={"timeline": f"{tmp_path}/"})
+    events = [read(tmp_path / f"rank{rank}.json") for rank in range(2)]
+    for rank, own in enumerate(events):
+        assert_nested(own)
+        averages = spans(own, "window", "PAIR_AVERAGE")
+        assert [one["args"]["peers"] for one in averages] == [[1 - rank]] * 4
+        sent = [name for name in arrows(own, "s") if "bucket0" in name]
+        assert len(sent) == 4  # a question, or the answer, in each round
+        assert {*sent} <= {*arrows(events[1 - rank], "f")}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_staleness": 2}, "max_staleness: ad_psgd has no windows, and waits for nobody"),
         ({"window_prefix": "w"}, "window_prefix: ad_psgd has no windows"),
-        ({"scale_steps": True}, "scale_steps: ad_psgd lets ranks of any speed"),
         ({"compression": "qsgd_int8"}, "compression: ad_psgd averages .* as they are"),
         ({"update_in_backward": True}, "update_in_backward: ad_psgd averages before_forward"),
         ({"communication": "allreduce"}, "ad_psgd works with pair_average, empty"),
