@@ -34,7 +34,7 @@ class TopKInt2(Compressor):
 
     with :math:`\mu` and :math:`\sigma` the mean and the standard deviation of all values that are
     kept of a chunk. A value is the mean of those in its bin, so that large sums are right. Blocks
-    are consecutive elements; SparseLoCo's are tiles of 64 × 64 of a matrix.
+    are consecutive elements, which ``sparse_loco`` makes tiles of 64 × 64 of matrices.
 
     Args:
         k: How many elements of a block are kept, from 1 to 4096.

@@ -11,8 +11,10 @@ from asyncddp.algorithms.method_traits import (
     CompressionUse,
     JoinedRanks,
 )
+from asyncddp.algorithms.tile_order import from_tiles, to_tiles
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
+from asyncddp.tensors.allocation import zeros_like
 from topology import complete
 
 _OUTER, _ERROR = "outer parameters", "compression error"
@@ -27,7 +29,8 @@ class SparseLoCo(Algorithm):
 
     with :math:`\theta` the parameters that all ranks held after the last outer step. What Q leaves
     out is remembered, and serves as momentum. Q is ``top_k_int2`` unless you name another
-    compressor: 64 of 4096 elements, each in 14 bits. Each rank sends its :math:`s_i` to each other,
+    compressor: 64 of 4096 elements, each in 14 bits. A matrix whose sides are multiples of 64
+    travels by tiles of 64 × 64, all else in a row. Each rank sends its :math:`s_i` to each other,
     as sparse sums would not stay sparse: n - 1 small messages. A rank keeps :math:`\theta` and
     :math:`e_i`, two tensors of the model's size; all ranks must begin from one model. The optimizer
     of the local steps is the user's, and its state stays with each rank; a rank alone trains as
@@ -74,10 +77,12 @@ class SparseLoCo(Algorithm):
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
         error = bucket.state[_ERROR].mul_(self.error_decay)
         error.add_(bucket.state[_OUTER]).sub_(bucket.flat)
-        return error.to(bucket.flat.dtype, copy=True)
+        return to_tiles(bucket, error.to(bucket.flat.dtype))
 
     @override
     def incoming(self, bucket: AveragedBucket, received: Received) -> None:
-        outer = bucket.state[_OUTER].sub_(received.mixed, alpha=self.outer_lr)
-        received.add_own_to(bucket.state[_ERROR], -1.0)
+        mixed, own = received.mixed, zeros_like(bucket.flat)
+        received.add_own_to(own)
+        outer = bucket.state[_OUTER].sub_(from_tiles(bucket, mixed), alpha=self.outer_lr)
+        bucket.state[_ERROR].sub_(from_tiles(bucket, own))
         bucket.flat.copy_(outer)
