@@ -125,7 +125,7 @@ class Algorithm:
     zero_state: ClassVar[tuple[str, ...]] = ()
     parameter_state: ClassVar[tuple[str, ...]] = ()
     averaged_state: ClassVar[tuple[str, ...]] = ()
-    state_copies: ClassVar[int] = 0
+    state_copies: int = 0
     state_copies_per_neighbor: ClassVar[int] = 0
     messages: ClassVar[int] = 1
     by_neighbor: ClassVar[bool] = False

@@ -158,12 +158,14 @@ def test_moments_of_adam_at_intervals_of_their_own(every, moments, options):
     agree(got, "des_loc", topology.ring(3), 3, formula=formula)
 
 
-def test_push_diging_on_a_directed_graph():
+@pytest.mark.parametrize("title", ["push_diging", "slowmo, push-sum"])
+def test_a_directed_graph(title):
     """Columns of A sum to one, rows do not."""
     edges = [(i, (i + 1) % 4) for i in range(4)] + [(0, 2)]
     graph = topology.push_weights(nx.DiGraph(edges))
-    got = LoopbackWorld(4).run(trained, "push_diging", graph, STEPS)
-    agree(got, "push_diging", graph, 4)
+    name, (options, _) = title.partition(",")[0], FORMULAS[title]
+    got = LoopbackWorld(4).run(trained, name, graph, STEPS, **options)
+    agree(got, title, graph, 4)
 
 
 @every_formula

@@ -200,6 +200,20 @@ def slowmo_over_gossip(x, w, gradient, rates, every=3, beta=0.5, alpha=1.0):
         yield x
 
 
+def slowmo_over_push_sum(x, w, gradient, rates, every=3, beta=0.5, alpha=1.0):
+    outer, u, p = x, np.zeros_like(x), np.ones((len(x), 1))
+    for k in iter_steps(1):
+        pushed = p * x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            u = beta * u + (outer - pushed.mean(0)) / rates(k - 1)
+            x = outer = outer - alpha * rates(k - 1) * u
+            p = np.ones((len(x), 1))
+        else:
+            p = w(k - 1) @ p
+            x = w(k - 1) @ pushed / p
+        yield x
+
+
 def diloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9):
     outer, m = x, np.zeros_like(x)
     for k in iter_steps(1):
@@ -370,6 +384,10 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     "slowmo, gossip": (
         {"communication_interval": 3, "base": "adapt_then_combine"},
         slowmo_over_gossip,
+    ),
+    "slowmo, push-sum": (
+        {"communication_interval": 3, "base": "push_sum"},
+        slowmo_over_push_sum,
     ),
     "diloco": ({"communication_interval": 3}, diloco),
     "streaming_diloco": (

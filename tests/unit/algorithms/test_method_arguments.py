@@ -23,7 +23,12 @@ TABLE = [
     (OUTER, "outer_lr", (0, -1.0, "0.7", True, math.inf, math.nan), ABOVE_0),
     (("slowmo",), "alpha", (0, "1", math.nan), ABOVE_0),
     ((*LOCAL[:2], OUTER[-1]), "outer_momentum", (1.0,), BELOW_1),
-    (("slowmo",), "base", ("choco_sgd", None), "expected 'local_sgd' or 'adapt_then_combine'"),
+    (
+        ("slowmo",),
+        "base",
+        ("choco_sgd", None),
+        "expected 'local_sgd', 'adapt_then_combine' or 'push_sum'",
+    ),
     (("moniqua",), "theta", (0, -1.0, math.inf, "2"), ABOVE_0),
     (OUTER[-1:], "mixing", (1.0, -0.1), BELOW_1),
     (OUTER[-1:], "fragments", (0, 1.5), WHOLE),
