@@ -15,7 +15,7 @@ from tests.support.bagua_net import LR, FrozenAdam, loss_of, sgd, vector
 from tests.support.bagua_simulation import Simulation
 from tests.support.bagua_training import Run, all_equal, assert_near, vectors
 
-METHODS = [name for name in ALGORITHMS if not ALGORITHMS[name].how[0].one_sided]
+METHODS = list(ALGORITHMS)
 GRADIENTS = ["gradient_allreduce", "bytegrad"]
 REPLICATING = [*GRADIENTS, "qadam"]
 DIFFERENCES = ["choco_sgd", "low_precision_decentralized"]
@@ -28,7 +28,9 @@ def made(method, **options):
         options = {"topology": topology.ring(bf.size()), **options}
     if method == "qadam":
         options = {"make": partial(bf.QAdamOptimizer, lr=LR, warmup_steps=WARMUP), **options}
-    return Run(method, **{"alike": method in REPLICATING, **options})
+    run = Run(method, **{"alike": method in REPLICATING, **options})
+    run.optimizer.force_barrier = ALGORITHMS[method].how[0].one_sided
+    return run
 
 
 class Accumulated(Simulation):

@@ -80,6 +80,37 @@ def adapt_with_combine(x, w, gradient, rates):
         yield x
 
 
+def gradient_allreduce(x, w, gradient, rates):
+    for k in iter_steps():
+        x = x - rates(k) * gradient(x).mean(0)
+        yield x
+
+
+def averaged_with_all(x, w, gradient, rates, every=3):
+    for k in iter_steps():
+        mixed = np.broadcast_to(x.mean(0), x.shape) if k % every == 0 else x
+        x = mixed - rates(k) * gradient(x)
+        yield x
+
+
+def push_sum(x, w, gradient, rates):
+    z, p = x, np.ones((len(x), 1))
+    for k in iter_steps():
+        linked = w(k) != 0.0
+        shares = linked / linked.sum(0)  # of what each rank keeps and gives
+        x, p = shares @ (p * z - rates(k) * gradient(z)), shares @ p
+        z = x / p
+        yield z
+
+
+def low_precision_decentralized(x, w, gradient, rates):
+    replicas = x
+    for k in iter_steps():
+        h = replicas - rates(k) * gradient(replicas)
+        replicas = replicas + bfloat16(w(k) @ replicas - 2 * replicas + h)
+        yield replicas
+
+
 def a2cid2(x, w, gradient, rates, eta, alpha):
     tilde, keep = x, (1 + np.exp(-2 * eta)) / 2
     for k in iter_steps():
@@ -357,6 +388,17 @@ def iter_steps(start: int = 0) -> Iterator[int]:
 FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     "adapt_then_combine": ({}, adapt_then_combine),
     "adapt_with_combine": ({}, adapt_with_combine),
+    "async_model_average": ({}, adapt_with_combine),
+    "win_put": ({}, adapt_with_combine),
+    "pull_get": ({}, adapt_with_combine),
+    "push_sum": ({}, push_sum),
+    "overlap_sgp": ({}, push_sum),
+    "gradient_allreduce": ({}, gradient_allreduce),
+    "decentralized": ({"communication_interval": 3}, averaged_with_all),
+    "low_precision_decentralized": (
+        {"compression": "bf16"},
+        low_precision_decentralized,
+    ),
     "ad_psgd": ({}, adapt_with_combine),
     "a2cid2": ({"rate": 0.3, "pair_step": 0.8}, partial(a2cid2, eta=0.3, alpha=0.8)),
     "gradient_tracking": ({}, gradient_tracking),
