@@ -102,7 +102,9 @@ def test_where_ranks_meet_no_step_is_scaled(method):
     assert LoopbackWorld(2).run(case) == [1.0, 1.0]
 
 
-def test_any_optimizer_is_scaled_by_what_it_changes():
+@pytest.mark.parametrize("closure", [False, True])
+@pytest.mark.parametrize("method", ["push_sum", *PAIRS])
+def test_any_optimizer_is_scaled_by_what_it_changes(method, closure):
     """Adam, whose update does not depend on the size of gradients: half of its change counts."""
 
     def case():
@@ -112,11 +114,21 @@ def test_any_optimizer_is_scaled_by_what_it_changes():
         plain.load_state_dict(model.state_dict())
         before = torch.cat([p.detach().reshape(-1).clone() for p in plain.parameters()])
         alone = torch.optim.Adam(plain.parameters())
-        optimizer = bf.DistributedPushSumOptimizer(torch.optim.Adam(model.parameters()), model)
+        wrapped = torch.optim.Adam(model.parameters())
+        optimizer = bf.DistributedOptimizer(wrapped, model, method, scale_steps=True)
         optimizer._averager.windows.step_rates.scale = 0.5
         for one, stepped in ((model, optimizer), (plain, alone)):
-            one(torch.ones(3, 2, dtype=torch.float64)).sum().backward()
-            stepped.step()
+
+            def evaluate(one=one):
+                loss = one(torch.ones(3, 2, dtype=torch.float64)).sum()
+                loss.backward()
+                return loss
+
+            if closure:
+                stepped.step(evaluate)
+            else:
+                evaluate()
+                stepped.step()
         optimizer.param_groups[0]["lr"] = 0.0
         bf.barrier()
         optimizer.force_barrier = True
