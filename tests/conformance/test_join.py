@@ -374,6 +374,63 @@ def near_graph(method):
     return topology.tree(4) if method == "relay_sgd" else topology.ring(4)
 
 
+def kept_after_a_block(method):
+    """What a rank keeps for its parameters at the end, by name, as a checkpoint has it."""
+    model, optimizer = made(method, topology=topology.ring(bf.size()), compression="bf16")
+    with bf.join(optimizer):
+        train_epoch(model, optimizer, BATCHES[bf.rank()])
+    return optimizer.state_dict()["asyncddp"]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("method", "pairs"),
+    [
+        ("choco_sgd", {"public copy": "mixed public copies"}),
+        (
+            "beer",
+            {"public model": "mixed public models", "public tracker": "mixed public trackers"},
+        ),
+    ],
+)
+def test_what_is_saved_after_a_block_is_that_of_all_ranks(method, pairs):
+    """Sums of public copies have those of ranks that were done, as soon as the block is over."""
+    got = LoopbackWorld(4).run(kept_after_a_block, method)
+    w = topology.mixing_matrix(topology.ring(4), 0)
+    for name in got[0]:
+        for public, mixed in pairs.items():
+            copies, sums = (np.stack([one[name][key] for one in got]) for key in (public, mixed))
+            np.testing.assert_allclose(sums, w @ copies, rtol=0, atol=1e-12)
+
+
+def matrices_in_blocks():
+    """Two blocks of gossip without gradients; the mean before and after, and the directions."""
+    generator = torch.Generator().manual_seed(bf.rank())
+    model = torch.nn.Linear(6, 6, bias=False, dtype=torch.float64)
+    model.weight.data = torch.randn((6, 6), generator=generator, dtype=torch.float64)
+    start = model.weight.detach().clone()
+    plain = torch.optim.SGD(model.parameters(), lr=0.0)
+    ring = topology.ring(bf.size())
+    optimizer = bf.DistributedOptimizer(plain, model, "power_gossip", topology=ring)
+    for batches in (BATCHES, BATCHES[::-1]):
+        with bf.join(optimizer):
+            for _ in range(batches[bf.rank()]):
+                optimizer.step()
+    return start, model.weight.detach().clone(), optimizer._averager.buckets[0].vectors
+
+
+def test_directions_of_edges_stay_those_of_both_ends():
+    """The mean of matrices is kept, and ranks that were done know what their neighbours know."""
+    got = LoopbackWorld(4).run(matrices_in_blocks)
+    starts_of, ends, directions = zip(*got, strict=True)
+    mean = torch.stack(starts_of).mean(0)
+    torch.testing.assert_close(torch.stack(ends).mean(0), mean, rtol=0, atol=1e-12)
+    assert torch.stack(ends).std(0).norm() < 0.4 * torch.stack(starts_of).std(0).norm()
+    for rank in range(4):
+        other = (rank + 1) % 4
+        one = directions[rank][f"direction of rank {other}"]["weight"]
+        assert torch.equal(one, directions[other][f"direction of rank {rank}"]["weight"])
+
+
 def uneven_epochs(method):
     model, make = torch.nn.Linear(3, 1), partial(torch.optim.SGD, lr=0.05)
     if method == "qadam":
