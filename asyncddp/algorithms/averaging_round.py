@@ -104,11 +104,14 @@ class CrossRoundState:
     def tensors_of_neighbors(
         self, bucket: AveragedBucket, tensor: torch.Tensor
     ) -> Mapping[int, torch.Tensor]:
-        """Send a tensor as it is to the neighbours of ``bucket.row``; return theirs by rank."""
-        name, row = f"{self.bucket_name(bucket.index)}.state", bucket.row
+        """Send a tensor as it is to the neighbours of ``bucket.row``; return theirs, by rank.
+
+        It belongs to no round, and is not counted in ``bytes_sent``.
+        """
+        row = bucket.row
         if row is None:
             return {}
-        self.bytes_sent += len(row.targets) * tensor.nbytes
+        name = f"{self.bucket_name(bucket.index)}.state"
         with use(self.context), torch.no_grad():
             return exchange_with_neighbors(tensor, row, None, name=name).received
 

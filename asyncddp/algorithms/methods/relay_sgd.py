@@ -64,7 +64,7 @@ class RelaySGD(Algorithm):
     def initial_state(
         self, bucket: AveragedBucket, neighbors: NeighborTensors
     ) -> Mapping[str, torch.Tensor]:
-        sources = list(neighbors(bucket.flat))
+        sources = list(neighbors(bucket.flat[:1]))
         sums = {_MESSAGE.format(rank): bucket.new_state() for rank in sources}
         return {**sums, **{_COUNT.format(rank): bucket.new_state()[0].clone() for rank in sources}}
 
