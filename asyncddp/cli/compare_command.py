@@ -57,6 +57,8 @@ _SCENARIO_OPTIONS = (
                  help="Let ranks go on at their own pace, with methods that wait for nobody."),
     click.option("--loss", type=_REAL, metavar="P", default=0.0,
                  help="Probability that a message to a neighbour is lost [0]."),
+    click.option("--retransmit", type=_POSITIVE, metavar="MS",
+                 help="After which a lost message is sent again, as by TCP [it is gone]."),
 )  # fmt: skip
 
 
@@ -166,12 +168,13 @@ def _scenario_of(given: dict[str, Any]) -> Scenario:
     from topology import Links
 
     link: Link = given["link"]
-    megabytes = given["megabytes"]
+    megabytes, again = given["megabytes"], given["retransmit"]
     return Scenario(
         step_seconds=given["step_time"] / 1000,
         slowdown=dict(_slow_rank(text) for text in given["slow"]),
         links=Links(link, given["ranks_per_machine"], given["link_inside"]),
         loss=given["loss"],
+        retransmit_after=None if again is None else again / 1000,
         asynchronous=given["asynchronous"],
         model_bytes=None if megabytes is None else 1e6 * megabytes,
     )

@@ -20,6 +20,7 @@ from asyncddp.windows.pair_averaging import PairAveraging
 from topology import Neighbors, Schedule
 
 Tensors = Sequence[torch.Tensor]
+_POLL_SECONDS = 0.001  # until a rank that waits gets from late neighbours again
 
 
 class AsynchronousExchange(ABC):
@@ -61,11 +62,14 @@ class AsynchronousExchange(ABC):
     def mix(self, rank: int, number: int) -> Tensors:
         """Average what was published with what has arrived, by bucket, and end the round."""
 
-    def late(self, rank: int, number: int, bound: int) -> bool:
-        """Return whether a neighbour of the round is more than ``bound`` rounds behind."""
-        wanted = number + 1 - bound
-        near = self._schedule.neighbors(rank, number).src_weights
-        return any(self._clocks[rank][j] < wanted and j not in self.departed for j in near)
+    def late(self, rank: int, number: int, bound: int) -> list[int]:
+        """Return the neighbours of the round that are more than ``bound`` rounds behind."""
+        wanted, clocks = number + 1 - bound, self._clocks[rank]
+        return [j for j in self._sources(rank, number) if clocks[j] < wanted]
+
+    def _sources(self, rank: int, number: int) -> list[int]:
+        """Return the neighbours of a round that have not left."""
+        return [j for j in self._near(rank, number).src_weights if j not in self.departed]
 
     def _near(self, rank: int, number: int) -> Neighbors:
         return self._schedule.neighbors(rank, number)
@@ -134,7 +138,10 @@ class PutExchange(AsynchronousExchange):
 
 
 class GetExchange(PutExchange):
-    """Averages with what neighbours had published when a request of this rank came to them."""
+    """Averages with what neighbours had published when a request of this rank came to them.
+
+    A rank that waits for late neighbours asks those that have answered again each millisecond.
+    """
 
     @override
     def begin(self, initial: Sequence[Tensors]) -> None:
@@ -146,11 +153,22 @@ class GetExchange(PutExchange):
     def publish(self, rank: int, number: int, tensors: Tensors) -> None:
         self._own[rank] = [detached_copy(one) for one in tensors]
         self._published[rank] = number + 1
-        sources = [j for j in self._near(rank, number).src_weights if j not in self.departed]
-        wanted = [j for j in sources if j not in self._requested[rank]]
-        self._requested[rank].update(wanted)
-        lost = self._network.send(rank, wanted, 0.0, partial(self._reply, rank))
-        self._requested[rank].difference_update(lost)
+        self._request(rank, self._sources(rank, number))
+
+    @override
+    def late(self, rank: int, number: int, bound: int) -> list[int]:
+        found = super().late(rank, number, bound)
+        if found:
+            soon = self._network.queue.now + _POLL_SECONDS
+            self._network.queue.schedule(soon, partial(self._request, rank, found))
+        return found
+
+    def _request(self, rank: int, sources: Sequence[int]) -> None:
+        """Get from those of some ranks from which no get is pending."""
+        pending = self._requested[rank]
+        wanted = [j for j in sources if j not in pending and j not in self.departed]
+        pending.update(wanted)
+        pending.difference_update(self._network.send(rank, wanted, 0.0, partial(self._reply, rank)))
 
     def _reply(self, rank: int, source: int) -> None:
         found, clock = self._own[source], self._published[source]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,13 +20,28 @@ from asyncddp.simulate.method_checks import (
     checked_topology,
 )
 from asyncddp.simulate.problem import StackedBatches
-from asyncddp.simulate.record import MetricsRecorder
+from asyncddp.simulate.record import MetricsRecorder, Numbers
 from asyncddp.simulate.scenario import Scenario
 from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import StackedOptimizer
 from asyncddp.tensors.allocation import detached_copy, make_tensor
 
 _LARGEST = 4.0  # the largest factor by which an update is scaled, as on real ranks
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What ranks that train in step at first have made, before each goes on at its own pace.
+
+    Attributes:
+        steps: Steps of each rank.
+        seconds: When each was ready, ``(n,)``.
+        bytes_sent: Bytes that each has sent, ``(n,)``.
+    """
+
+    steps: Sequence[int]
+    seconds: Numbers
+    bytes_sent: Numbers
 
 
 class AsynchronousRun:
@@ -40,12 +56,12 @@ class AsynchronousRun:
         optimizer: Their optimizers, one a rank.
         scenario: Speeds, links, delays, losses and departures.
         batches: Batches of each rank.
-        steps: Steps that the ranks make on average.
+        steps: Steps that the ranks make on average, with those of the warm-up.
+        warm_up: What they have made in step.
 
     Attributes:
         steps: Steps that each rank has made.
         queue: The events.
-        losses: Losses of the steps since they were looked at.
 
     Raises:
         ArgumentError: The method, or an argument of it, is none that can be simulated so.
@@ -60,12 +76,11 @@ class AsynchronousRun:
         scenario: Scenario,
         batches: StackedBatches,
         steps: int,
+        warm_up: WarmUp,
     ) -> None:
         method = settings.create_method()
-        method.check_optimizer(optimizer.groups)
         name = asynchronous_communication(settings, method)
         assert name is not None
-        check_asynchronous(settings, method, name, scenario, optimizer.groups)
         self._method, self._model, self._optimizer = method, model, optimizer
         self._batches, ranks = batches, model.ranks
         self._compute = scenario.compute_seconds(ranks).tolist()
@@ -78,6 +93,7 @@ class AsynchronousRun:
         self.network = SimulatedNetwork(
             self.queue, scenario, ranks, scenario.byte_scale(model.nbytes)
         )
+        self.network.bytes_sent += warm_up.bytes_sent
         through = method.when is CommunicationTiming.THROUGH_STEP
         self._copies = [detached_copy(flat) for flat in model.flats] if through else []
         flats = self._copies or model.flats
@@ -92,13 +108,14 @@ class AsynchronousRun:
             self._on_arrival,
         )
         self._exchange.tells_all = self._bound is not None
-        self.steps, self._rounds = [0] * ranks, [0] * ranks
+        self.steps, self._rounds = list(warm_up.steps), [0] * ranks
+        self._warm_up = warm_up.steps
         self._published = [False] * ranks
         self._waiting: dict[int, Callable[[], None]] = {}
         self._limit = sum(min(steps, scenario.departures.get(rank, steps)) for rank in range(ranks))
-        self.losses: list[float] = []
+        self._losses: list[float] = []
         for rank in range(ranks):
-            self.queue.schedule(0.0, partial(self._begin_step, rank))
+            self.queue.schedule(float(warm_up.seconds[rank]), partial(self._begin_step, rank))
 
     @property
     def there(self) -> list[int]:
@@ -110,6 +127,15 @@ class AsynchronousRun:
         total = min(total, self._limit)
         while sum(self.steps) < total and self.queue.run_next():
             pass
+
+    def record(self, step: int, recorder: MetricsRecorder) -> None:
+        """Record what is now, of the ranks that are there."""
+        there = self.there
+        if self._losses:
+            recorder.add_losses(make_tensor(self._losses, torch.float64))
+            self._losses = []
+        sent = float(self.network.bytes_sent[there].mean())
+        recorder.record(step, self.queue.now, sent, there, self.steps)
 
     def _bucket(self, rank: int, number: int, flat: torch.Tensor) -> AveragedBucket:
         layout = self._model.layouts[number]
@@ -144,7 +170,8 @@ class AsynchronousRun:
         self.queue.schedule(end, partial(self._compute_and_update, rank))
 
     def _is_due(self, rank: int) -> bool:
-        return self.steps[rank] % self._interval == self._interval - 1
+        made = self.steps[rank] - self._warm_up[rank]
+        return made % self._interval == self._interval - 1
 
     def _publish(self, rank: int) -> None:
         self._published[rank] = True
@@ -158,7 +185,7 @@ class AsynchronousRun:
         """Compute the gradient at the parameters with which the step began, then go on."""
         batch = self._batches.of([rank], [self.steps[rank]])
         gradients, loss = self._model.gradients_of(rank, batch)
-        self.losses.append(loss)
+        self._losses.append(loss)
         self._optimizer.set_gradients(rank, gradients)
         when, due = self._method.when, self._is_due(rank)
         if when is CommunicationTiming.BEFORE_FORWARD:
@@ -234,28 +261,15 @@ class AsynchronousRun:
 
 
 def runs_asynchronously(settings: MethodSettings, scenario: Scenario, ranks: int) -> bool:
-    """Return whether ranks go on at their own pace, by the scenario and the method."""
-    asks = scenario.asynchronous and ranks > 1
-    return asks and asynchronous_communication(settings, settings.create_method()) is not None
+    """Return whether ranks go on at their own pace, by the scenario and the method.
 
-
-def train_events(
-    run: AsynchronousRun,
-    recorder: MetricsRecorder,
-    steps: int,
-    record_every: int,
-    progress: Callable[[int], None] | None,
-) -> None:
-    """Let events happen until the ranks have made so many steps on average, and record them."""
-    ranks = len(run.steps)
-    for step in range(steps + 1):
-        run.advance(step * ranks)
-        if run.losses:
-            recorder.add_losses(make_tensor(run.losses, torch.float64))
-            run.losses = []
-        if step % record_every == 0 or step == steps:
-            there = run.there
-            sent = float(run.network.bytes_sent[there].mean())
-            recorder.record(step, run.queue.now, sent, there, run.steps)
-        if progress is not None and step:
-            progress(step)
+    Raises:
+        ArgumentError: They would, and that cannot be simulated with such settings.
+    """
+    if not scenario.asynchronous or ranks == 1:
+        return False
+    method = settings.create_method()
+    communication = asynchronous_communication(settings, method)
+    if communication is not None:
+        check_asynchronous(settings, method, communication, scenario)
+    return communication is not None

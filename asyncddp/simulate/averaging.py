@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from typing_extensions import override
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CompressionUse
 from asyncddp.simulate.mixing_round import Mask, MixingRound
+from asyncddp.simulate.rank_codecs import RankCodecs
 from asyncddp.simulate.scenario import Scenario
 from asyncddp.simulate.stacked_bucket import SimulatedBucket, StackedExchangeResult
 from asyncddp.tensors.allocation import make_tensor
@@ -33,19 +35,28 @@ class Traffic:
         nbytes: Bytes of the message to a neighbour, or of what is averaged over all.
         mixing: Who sends to whom; None for an average over all ranks.
         active: The ranks that take part.
+        failures: How often each message is sent in vain; None where none is sent again.
+        leaders: In an average over all, the ranks that average for those of their machine; None if
+            each does for itself.
     """
 
     nbytes: float
     mixing: MixingRound | None
     active: Mask
+    failures: npt.NDArray[np.int64] | None = None
+    leaders: Mask | None = None
 
     @property
     def bytes_sent(self) -> Numbers:
         """Bytes that each rank sends, ``(n,)``; a ring's in an average over all."""
         if self.mixing is not None:
-            return self.nbytes * self.mixing.messages_sent.astype(np.float64)
-        count = int(self.active.sum())
-        return self.active.astype(np.float64) * (2 * (count - 1) / count * self.nbytes)
+            messages = self.mixing.messages_sent.astype(np.float64)
+            if self.failures is not None:
+                messages += np.bincount(self.mixing.sources, self.failures, len(messages))
+            return self.nbytes * messages
+        senders = self.active if self.leaders is None else self.leaders
+        count = int(senders.sum())
+        return senders.astype(np.float64) * (2 * (count - 1) / count * self.nbytes)
 
 
 class AveragingScheme(ABC):
@@ -81,14 +92,27 @@ class AveragingScheme(ABC):
     def end(self) -> None:  # noqa: B027 - push-sum weights alone are averaged once for all buckets
         """End the round, when all buckets are averaged."""
 
+    def traffic(self, nbytes: float) -> Traffic:
+        """Return what travels in the round, with messages of so many bytes."""
+        return Traffic(nbytes, self.mixing, self.active)
+
 
 class NeighborAveraging(AveragingScheme):
-    """Weighted averages with the neighbours, by messages or through windows that all wait for."""
+    """Weighted averages with the neighbours, by messages or through windows that all wait for.
+
+    A message that is sent again until it arrives changes no average: it takes time and bytes.
+
+    Attributes:
+        of_machines: Whether the nodes of the graph are machines.
+    """
+
+    of_machines: ClassVar[bool] = False
 
     def __init__(
         self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
     ) -> None:
         super().__init__(method, ranks, schedule, scenario)
+        self._number = 0
         self._round_of = lru_cache(maxsize=_ROUNDS)(self._make_round)
 
     def _make_round(self, number: int) -> MixingRound:
@@ -104,6 +128,7 @@ class NeighborAveraging(AveragingScheme):
     @override
     def begin(self, number: int, active: Mask) -> None:
         super().begin(number, active)
+        self._number = number
         planned = self.round_of(number)
         gone = ~active[planned.sources] | ~active[planned.targets]
         there = planned.without(gone)
@@ -125,19 +150,19 @@ class NeighborAveraging(AveragingScheme):
         states = bucket.travelling_states
         mixed_states = {name: mixing.mix(one) for name, one in states.items()}
         bucket.incoming(StackedExchangeResult(decoded, mixed, mixed_states, mixing))
-        return nbytes + _row_bytes(states)
-
-
-class MachineAveraging(NeighborAveraging):
-    """Means per machine, and weighted averages of them with the neighbour machines."""
+        return nbytes + row_bytes(states)
 
     @override
-    def _make_round(self, number: int) -> MixingRound:
-        return super()._make_round(number).between_machines(self._scenario.ranks_per_machine)
+    def traffic(self, nbytes: float) -> Traffic:
+        sent = self.sent_round
+        assert sent is not None
+        failures = self._scenario.failures(self._number, sent.sources, sent.targets)
+        return Traffic(nbytes, sent, self.active, failures)
 
-    @override
-    def average(self, bucket: SimulatedBucket) -> float:
-        return super().average(bucket) / self._scenario.ranks_per_machine
+    @property
+    def sent_round(self) -> MixingRound | None:
+        """Return who sends to whom in the round."""
+        return self.mixing
 
 
 class PushSumAveraging(NeighborAveraging):
@@ -169,28 +194,38 @@ class GlobalAveraging(AveragingScheme):
 
     @override
     def average(self, bucket: SimulatedBucket) -> float:
-        codecs, ranks = bucket.codecs, len(self.active)
+        codecs = bucket.codecs
         if codecs is not None:
             bucket.clear_padding()
         sent, states = bucket.outgoing(None), bucket.travelling_states
         mixed = self._averaged(sent)
         if codecs is not None:
-            numel, divisor = bucket.bucket.payload.shape[-1], self._divisor
+            numel = bucket.bucket.payload.shape[-1]
             mixed = mixed.clone()
-            mixed[:, :numel] = codecs.averaged(sent[:, :numel], divisor)
+            mixed[:, :numel] = self._decoded_average(codecs, sent[:, :numel])
         mixed_states = {name: self._averaged(one) for name, one in states.items()}
         bucket.incoming(StackedExchangeResult(sent, mixed, mixed_states, None))
-        nbytes = bucket.bucket.message_bytes(ranks, sent[0], DTYPES[sent.dtype].accumulate)
-        return nbytes + _row_bytes(states)
+        parts, wide = self._parts, DTYPES[sent.dtype].accumulate
+        return bucket.bucket.message_bytes(parts, sent[0], wide) + row_bytes(states)
 
     @property
-    def _divisor(self) -> float:
+    def _parts(self) -> int:
+        """Return in how many parts a bucket is encoded."""
+        return len(self.active)
+
+    def _decoded_average(self, codecs: RankCodecs, sent: torch.Tensor) -> torch.Tensor:
+        """Return the average that all ranks decode, ``(d,)``."""
+        return codecs.averaged(sent, self.divisor)
+
+    @property
+    def divisor(self) -> float:
+        """By what the sum over all ranks is divided."""
         return float(self.active.sum()) if self._method.average else 1.0
 
     def _averaged(self, stacked: torch.Tensor) -> torch.Tensor:
         """Return the average, or sum, over those who are there, for each rank."""
         there = stacked if self.active.all() else stacked[np.flatnonzero(self.active).tolist()]
-        return there.sum(dim=0).div_(self._divisor).expand(len(stacked), -1)
+        return there.sum(dim=0).div_(self.divisor).expand(len(stacked), -1)
 
 
 class NoAveraging(AveragingScheme):
@@ -206,6 +241,6 @@ class NoAveraging(AveragingScheme):
         return 0.0
 
 
-def _row_bytes(states: Mapping[str, torch.Tensor]) -> int:
+def row_bytes(states: Mapping[str, torch.Tensor]) -> int:
     """Count the bytes of one rank's tensors."""
     return sum(one[0].nbytes for one in states.values())

@@ -24,7 +24,8 @@ class RankClocks:
     of the step where communication is hidden behind it and at the end otherwise, :math:`T_{ij}` the
     time of the message by :class:`topology.Links` and :math:`\delta_j` the delay of j's messages.
     An average over all ranks begins when the last one is there, and takes the time of the fastest
-    allreduce of :func:`topology.communication_cost`.
+    allreduce of :func:`topology.communication_cost`, or of the hierarchical one where one rank of
+    each machine averages for the others. A message that is sent again comes so much later.
 
     Attributes:
         now: Seconds since the start, ``(n,)``.
@@ -50,11 +51,14 @@ class RankClocks:
         if traffic is None:
             after = ready
         elif traffic.mixing is None:
-            wait = self._allreduce(len(active), traffic.nbytes)
+            by_leaders = traffic.leaders is not None
+            wait = self._allreduce(len(active), traffic.nbytes, by_leaders=by_leaders)
             after = np.maximum(ready, np.max((sent + self._delays)[active]) + wait)
         else:
             mixing = traffic.mixing
             arrived = sent[mixing.sources] + self._message_seconds(mixing, traffic.nbytes)
+            if traffic.failures is not None:
+                arrived += traffic.failures * (self._scenario.retransmit_after or 0.0)
             after = ready.copy()
             np.maximum.at(after, mixing.targets, arrived)
         self.now = np.where(active, after, self.now)
@@ -69,8 +73,10 @@ class RankClocks:
             self._times[key] = mixing, seconds + self._delays[mixing.sources]
         return self._times[key][1]
 
-    def _allreduce_seconds(self, ranks: int, nbytes: float) -> float:
+    def _allreduce_seconds(self, ranks: int, nbytes: float, *, by_leaders: bool) -> float:
         if ranks == 1:
             return 0.0
         cost = communication_cost(ring(ranks), nbytes, self._scenario.network)
+        if by_leaders:
+            return cost.hierarchical_allreduce.seconds
         return min(one.seconds for one in cost.allreduces.values())

@@ -55,13 +55,15 @@ class SimulatedNetwork:
         self._delays = scenario.delays(ranks)
         self._random = np.random.default_rng([scenario.seed, ranks])
         self.bytes_sent = np.zeros(ranks)
+        self._last_arrivals: dict[tuple[int, int], float] = {}
 
     def send(
         self, source: int, targets: Sequence[int], nbytes: float, arrive: Callable[[int], None]
     ) -> list[int]:
-        """Send a message to some ranks at once; return those to whom it is lost.
+        """Send a message to some ranks at once; return those to whom it is lost for good.
 
-        ``arrive(target)`` is called when it is there.
+        ``arrive(target)`` is called when it is there. Where it is sent again until it arrives,
+        messages between two ranks arrive in the order in which they were sent.
         """
         if not targets:
             return []
@@ -70,10 +72,25 @@ class SimulatedNetwork:
         self.bytes_sent[source] += nbytes * len(targets)
         links = self._scenario.network
         seconds = links.latencies(*ends) + links.transfers(*ends, nbytes) + self._delays[source]
-        lost = []
+        lost, again = [], self._scenario.retransmit_after
         for target, after in zip(targets, seconds.tolist(), strict=True):
-            if self._scenario.loss and self._random.random() < self._scenario.loss:
+            failures = self._count_failures(forever=again is None)
+            if failures and again is None:
                 lost.append(target)
-            else:
-                self.queue.schedule(self.queue.now + after, partial(arrive, target))
+                continue
+            self.bytes_sent[source] += failures * nbytes
+            arrival = self.queue.now + after + failures * (again or 0.0)
+            if again is not None:
+                arrival = max(arrival, self._last_arrivals.get((source, target), 0.0))
+                self._last_arrivals[source, target] = arrival
+            self.queue.schedule(arrival, partial(arrive, target))
         return lost
+
+    def _count_failures(self, *, forever: bool) -> int:
+        """Draw how often a message is lost; once is enough where it is lost ``forever``."""
+        count, loss = 0, self._scenario.loss
+        while loss and self._random.random() < loss:
+            count += 1
+            if forever:
+                break
+        return count

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CommunicationTiming, CompressionUse
 from asyncddp.algorithms.model_averager import communication_for
@@ -13,10 +11,14 @@ from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.averaging import (
     AveragingScheme,
     GlobalAveraging,
-    MachineAveraging,
     NeighborAveraging,
     NoAveraging,
     PushSumAveraging,
+)
+from asyncddp.simulate.machine_averaging import (
+    LeaderAveraging,
+    MachineAveraging,
+    MachineGlobalAveraging,
 )
 from asyncddp.simulate.scenario import Scenario
 from topology import GraphOrSchedule, TopologyError, as_schedule, describe, exponential_two
@@ -24,6 +26,7 @@ from topology import GraphOrSchedule, TopologyError, as_schedule, describe, expo
 _AVERAGINGS: dict[str, type[AveragingScheme]] = {
     "allreduce": GlobalAveraging,
     "empty": NoAveraging,
+    "hierarchical_allreduce": MachineGlobalAveraging,
     "hierarchical_neighbor_allreduce": MachineAveraging,
     "neighbor_allreduce": NeighborAveraging,
     "pair_average": NeighborAveraging,
@@ -32,6 +35,7 @@ _AVERAGINGS: dict[str, type[AveragingScheme]] = {
     "win_put": NeighborAveraging,
 }
 """Averaging by the name of the communication; that through windows is of ranks that meet."""
+_AGAIN = "retransmit_after=0.2, after which what is lost is sent again"
 
 
 def checked_topology(
@@ -83,29 +87,30 @@ def averaging_of(
     kind = _AVERAGINGS[communication]
     compressed = settings.compressor_for(method) is not None
     if kind is MachineAveraging:
-        _check_machines(method, scenario, ranks, compressed=compressed)
+        _check_machines(scenario, ranks)
+        if method.compression is CompressionUse.DIFFERENCES:
+            kind = LeaderAveraging
     _check_failures(method, kind, scenario, compressed=compressed)
     return kind
 
 
-def _check_machines(method: Algorithm, scenario: Scenario, ranks: int, *, compressed: bool) -> None:
+def _check_machines(scenario: Scenario, ranks: int) -> None:
     local = scenario.ranks_per_machine
     if ranks % local:
         raise ArgumentError(
             f"Scenario: argument links: {ranks} ranks are no whole number of machines with "
             f"ranks_per_machine={local}; expected a divisor"
         )
-    if compressed or method.compression is CompressionUse.DIFFERENCES:
+    if scenario.loses_messages or scenario.departures:
+        name = "loss" if scenario.loses_messages else "departures"
         raise ArgumentError(
-            f"argument communication: what {method.name} sends between machines is encoded by one "
-            "rank of each, which is not simulated; expected 'neighbor_allreduce', or no compression"
+            f"Scenario: argument {name}: averages inside machines need all their ranks; "
+            f"expected communication='neighbor_allreduce'{_or_again(name)}"
         )
-    for name in ("loss", "departures"):
-        if getattr(scenario, name):
-            raise ArgumentError(
-                f"Scenario: argument {name}: averages inside machines need all their ranks; "
-                "expected communication='neighbor_allreduce'"
-            )
+
+
+def _or_again(name: str) -> str:
+    return f", or {_AGAIN}" if name == "loss" else ""
 
 
 def asynchronous_communication(settings: MethodSettings, method: Algorithm) -> str | None:
@@ -121,26 +126,15 @@ def check_asynchronous(
     method: Algorithm,
     communication: str,
     scenario: Scenario,
-    optimizer: torch.optim.Optimizer,
 ) -> None:
     """Raise an ArgumentError for what cannot be simulated of ranks at their own pace."""
     _refuse_timing(settings, "update_in_backward", "window_prefix", "autotune")
     settings.compressor_for(method)  # which refuses any
-    if method.warms_up(optimizer, 0):
-        raise ArgumentError(
-            f"argument warmup_steps: {method.name} trains in step until its end, and a scenario is "
-            "asynchronous from the first step on; expected 0"
-        )
     bound = checked_staleness(settings.max_staleness, method)
-    if bound is not None and communication == "win_get":
-        raise ArgumentError(
-            f"argument max_staleness: {method.name} asks again until a neighbour has come so far, "
-            "which is not simulated; expected None, or a method that puts, such as 'win_put'"
-        )
-    if scenario.loss and (bound is not None or communication == "pair_average"):
+    if scenario.loses_messages and (bound is not None or communication == "pair_average"):
         raise ArgumentError(
             f"Scenario: argument loss: {method.name} waits for what is lost, or keeps a sum by it; "
-            "expected 0, or an asynchronous method without a bound, such as 'win_put'"
+            f"expected {_AGAIN}, or a method that does neither, such as 'win_put' without a bound"
         )
 
 
@@ -158,15 +152,15 @@ def _check_failures(
 ) -> None:
     differences = method.compression is CompressionUse.DIFFERENCES
     overall = issubclass(kind, GlobalAveraging)
-    failing = [name for name in ("loss", "departures") if getattr(scenario, name)]
-    for name in failing:
+    lost = ["loss"] if (scenario.loss if overall else scenario.loses_messages) else []
+    for name in [*lost, *(["departures"] if scenario.departures else [])]:
         if differences:
             raise ArgumentError(
                 f"Scenario: argument {name}: with {method.name} ranks keep copies of what their "
                 "neighbours have, which a message that is missing leaves wrong for good; "
-                "expected another method, such as 'adapt_then_combine'"
+                f"expected another method, such as 'adapt_then_combine'{_or_again(name)}"
             )
-        if overall and (name == "loss" or compressed):
+        if overall and (name == "loss" or compressed or kind is MachineGlobalAveraging):
             raise ArgumentError(
                 f"Scenario: argument {name}: {method.name} averages over all ranks"
                 f"{' by compressed parts' if compressed else ''}, which fails as a whole if "

@@ -19,11 +19,11 @@ from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.averaging import (
     AveragingScheme,
     GlobalAveraging,
-    MachineAveraging,
     NeighborAveraging,
     NoAveraging,
     Traffic,
 )
+from asyncddp.simulate.machine_averaging import LeaderAveraging
 from asyncddp.simulate.method_checks import averaging_of, checked_topology
 from asyncddp.simulate.mixing_round import Mask
 from asyncddp.simulate.problem import Batch
@@ -70,12 +70,13 @@ class MethodRun:
         self.hidden = method.when in _HIDDEN or method.delay > 0
         self._bucket_bytes = checked_bucket_bytes(settings.bucket_size_in_mb)
         self._interval = settings.steps_per_round(method)
+        self._local = scenario.ranks_per_machine
         first = method.communication_interval is not None and method.averages_first_step
         self._due_at = 0 if first else self._interval - 1
         schedule = None
         if issubclass(kind, NeighborAveraging):
-            local = scenario.ranks_per_machine
-            machines = model.ranks // local if kind is MachineAveraging else None
+            local = self._local
+            machines = model.ranks // local if kind.of_machines else None
             chosen = checked_topology(settings, method, model.ranks, machines)
             schedule = method.schedule_along(chosen)
         self.averaging: AveragingScheme = kind(method, model.ranks, schedule, scenario)
@@ -103,12 +104,15 @@ class MethodRun:
         self, place: tuple[int, NamedFlatBucket, torch.Tensor], compressor: Compressor | None
     ) -> SimulatedBucket:
         number, layout, flat = place
+        whole, local = None, self._local
+        if isinstance(self.averaging, LeaderAveraging):
+            whole, flat = flat, flat[::local]
         bucket = AveragedBucket(number, flat, layout, self.optimizer.groups)
         bucket.parameters = [self.model.parameters[name] for name in layout.names]
         first = (
             self.averaging.round_of(0) if isinstance(self.averaging, NeighborAveraging) else None
         )
-        return bucket_of_ranks(self.method, bucket, layout, compressor, first)
+        return bucket_of_ranks(self.method, bucket, layout, compressor, first, whole)
 
     def step(self, batch: Batch, active: Mask) -> torch.Tensor:
         """Make one step of all ranks; return their losses, ``(n,)``.
@@ -167,7 +171,7 @@ class MethodRun:
         averaging.end()
         self._rounds += 1
         if not isinstance(averaging, NoAveraging):
-            self.traffic = Traffic(nbytes, averaging.mixing, self._active)
+            self.traffic = averaging.traffic(nbytes)
 
     def average_gradients(self) -> None:
         """Average the gradients, or what the method sends in their place."""

@@ -125,6 +125,24 @@ class MixingRound:
         found.targets = np.concatenate([target for _, target in pairs])
         return found
 
+    def between_leaders(self, local: int) -> MixingRound:
+        """Return who sends to whom where the first rank of each machine does for the others.
+
+        Those wait for it, as it does for them; what travels inside of machines is not counted.
+
+        Args:
+            local: Ranks of a machine.
+        """
+        matrix = self.matrix
+        n, rows, columns = matrix.n * local, matrix.rows * local, matrix.columns * local
+        found = MixingRound(Matrix(n, rows, columns, matrix.values))
+        _ = found.messages_sent  # which keeps those between machines
+        others = np.arange(n)[np.arange(n) % local > 0]
+        firsts = others - others % local
+        found.sources = np.concatenate([found.sources, others, firsts])
+        found.targets = np.concatenate([found.targets, firsts, others])
+        return found
+
     def push_round(self) -> MixingRound:
         r"""Return the round of push-sum, in which what a rank keeps and gives are equal shares.
 

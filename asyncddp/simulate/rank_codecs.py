@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from asyncddp.compression import Compressor
@@ -16,11 +18,13 @@ class RankCodecs:
     Args:
         compressor: The compressor.
         index: Index of the bucket, from which the seeds are derived as on real ranks.
-        ranks: Number of ranks, n.
+        ranks: Ranks that encode, n.
+        every: From one of them to the next, where they encode for others.
     """
 
-    def __init__(self, compressor: Compressor, index: int, ranks: int) -> None:
-        self.each = [TensorCompressor(compressor, rank + index * ranks) for rank in range(ranks)]
+    def __init__(self, compressor: Compressor, index: int, ranks: int, every: int = 1) -> None:
+        seeds = (every * (rank + index * ranks) for rank in range(ranks))
+        self.each = [TensorCompressor(compressor, seed) for seed in seeds]
 
     def decoded(self, sent: torch.Tensor) -> torch.Tensor:
         """Return what receivers decode of what each rank sends, ``(n, d)`` or ``(n, k, d)``."""
@@ -29,22 +33,48 @@ class RankCodecs:
             codec.decode(codec.encode(own.reshape(-1, width)), decoded.view(-1, width))
         return found
 
-    def averaged(self, sent: torch.Tensor, divisor: float) -> torch.Tensor:
+    def decoded_shares(self, means: torch.Tensor, local: int) -> torch.Tensor:
+        """Return what is decoded of the means of machines, ``(n, d)``, alike on their ranks.
+
+        The ranks of a machine encode a share of it each.
+
+        Args:
+            means: The mean of each rank's machine, ``(n, d)``.
+            local: Ranks of a machine.
+        """
+        found = empty(means.shape, means.dtype, means.device)
+        for first in range(0, len(means), local):
+            places = slice(first, first + local)
+            shares = means[first].tensor_split(local), found[first].tensor_split(local)
+            for codec, share, decoded in zip(self.each[places], *shares, strict=True):
+                codec.decode(codec.encode(share.view(1, -1)), decoded.view(1, -1))
+            found[places] = found[first].clone()
+        return found
+
+    def averaged(
+        self, sent: torch.Tensor, divisor: float, among: Sequence[int] | None = None
+    ) -> torch.Tensor:
         r"""Return the sum of all rows over ``divisor``, as an allreduce encodes it, ``(d,)``.
 
         Rank c sums the c-th of n equal parts, and sends it encoded to all; see
         :func:`asyncddp.ops.encoded_exchange.sum_encoded_over_group`.
+
+        Args:
+            sent: A row of each that takes part.
+            divisor: By which the sum is divided.
+            among: The ranks that take part; None for all.
         """
+        each = self.each if among is None else [self.each[rank] for rank in among]
         ranks, numel = sent.shape
         width = -(-numel // ranks)
         parts = zeros((ranks, ranks, width), sent.dtype, sent.device)  # by sender and part
         parts.view(ranks, -1)[:, :numel].copy_(sent)
         total = zeros((ranks, width), DTYPES[sent.dtype].accumulate, sent.device)
-        for codec, own in zip(self.each, parts, strict=True):
+        for codec, own in zip(each, parts, strict=True):
             total.add_(codec.decode(codec.encode(own), empty_like(own)))
         means = total.div_(divisor).to(sent.dtype)
         whole = empty(means.shape, means.dtype, means.device)
-        for codec, mean, decoded in zip(self.each, _rows(means), _rows(whole), strict=True):
+        for codec, mean, decoded in zip(each, _rows(means), _rows(whole), strict=True):
             codec.second_message.decode(codec.second_message.encode(mean), decoded)
         return whole.view(-1)[:numel]
 

@@ -29,6 +29,9 @@ class Scenario:
         delay: Seconds by which messages of a rank arrive later than over its links, ``{0: 0.2}``.
         loss: Probability that a message to a neighbour is lost. The receiver's own tensor takes its
             place, as where a neighbour has left; with push-sum, the share is gone.
+        retransmit_after: Seconds after which a lost message is sent again, until it arrives, in the
+            order of those between two ranks, as TCP does it, after 0.2 s at least: a loss then
+            costs time and bytes, and changes nothing else. None: what is lost is gone.
         asynchronous: Whether ranks go on at their own pace with methods that let them: a step ends
             at its rank's time, and mixes what has arrived by then. Otherwise all meet in each
             round.
@@ -56,6 +59,7 @@ class Scenario:
     links: Links | Link | str = field(default_factory=Links)
     delay: Mapping[int, float] = field(default_factory=dict)
     loss: float = 0.0
+    retransmit_after: float | None = None
     asynchronous: bool = False
     departures: Mapping[int, int] = field(default_factory=dict)
     model_bytes: float | None = None
@@ -72,6 +76,10 @@ class Scenario:
         _check("step_seconds", self.step_seconds, "seconds above 0", zero=False)
         if self.model_bytes is not None:
             _check("model_bytes", self.model_bytes, "bytes above 0, or None", zero=False)
+        if self.retransmit_after is not None:
+            _check(
+                "retransmit_after", self.retransmit_after, "seconds above 0, or None", zero=False
+            )
         for rank, factor in self.slowdown.items():
             _check(f"slowdown of rank {rank}", factor, "a factor above 0", zero=False)
         for rank, seconds in self.delay.items():
@@ -124,11 +132,27 @@ class Scenario:
             there[rank] = step < last
         return there
 
+    @property
+    def loses_messages(self) -> bool:
+        """Whether messages are lost for good."""
+        return self.loss > 0 and self.retransmit_after is None
+
     def lost_messages(self, number: int, sources: npt.NDArray[np.intp]) -> Mask:
-        """Draw which messages of round ``number`` are lost, one for each source."""
-        if not self.loss:
+        """Draw which messages of round ``number`` are lost for good, one for each source."""
+        if not self.loses_messages:
             return np.zeros(len(sources), dtype=bool)
         return np.random.default_rng([self.seed, number]).random(len(sources)) < self.loss
+
+    def failures(
+        self, number: int, sources: npt.NDArray[np.intp], targets: npt.NDArray[np.intp]
+    ) -> npt.NDArray[np.int64] | None:
+        """Draw how often each message of a round between machines is sent in vain, if at all."""
+        if not self.loss or self.retransmit_after is None:
+            return None
+        random = np.random.default_rng([self.seed, number])
+        drawn = random.geometric(1 - self.loss, len(sources)) - 1
+        local = self.ranks_per_machine
+        return np.where((local > 1) & (sources // local == targets // local), 0, drawn)
 
 
 def _by_rank(given: Mapping[int, float], ranks: int, usual: float) -> Numbers:

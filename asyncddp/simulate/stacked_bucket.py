@@ -45,17 +45,28 @@ class SimulatedBucket(ABC):
         method: The method.
         bucket: The bucket with the tensors of all ranks, stacked.
         compressor: Compressor of what is sent; None for none.
+        of_all_ranks: The tensors of all ranks, where the bucket has those of each machine's first.
 
     Attributes:
         codecs: Compressors of all ranks; None where tensors travel as they are.
+        of_all_ranks: The tensors of all ranks, ``(n, d)``.
+        every: From one rank of the bucket to the next.
     """
 
     def __init__(
-        self, method: Algorithm, bucket: AveragedBucket, compressor: Compressor | None
+        self,
+        method: Algorithm,
+        bucket: AveragedBucket,
+        compressor: Compressor | None,
+        of_all_ranks: torch.Tensor | None = None,
     ) -> None:
         self.method, self.bucket = method, bucket
+        self.of_all_ranks = bucket.flat if of_all_ranks is None else of_all_ranks
         ranks = bucket.nodes = len(bucket.flat)
-        self.codecs = None if compressor is None else RankCodecs(compressor, bucket.index, ranks)
+        self.every = len(self.of_all_ranks) // ranks
+        self.codecs = (
+            None if compressor is None else RankCodecs(compressor, bucket.index, ranks, self.every)
+        )
         if self.codecs is not None:
             bucket.compressor = self.codecs.each[0]
 
@@ -141,6 +152,7 @@ class PerRankBucket(SimulatedBucket):
         method: The method.
         bucket: The bucket with the tensors of all ranks, stacked.
         compressor: Compressor of what is sent; None for none.
+        of_all_ranks: The tensors of all ranks, where the bucket has those of each machine's first.
         first: The first round, whose neighbours the method keeps something for.
         layout: Layout of one rank's tensor.
     """
@@ -150,18 +162,20 @@ class PerRankBucket(SimulatedBucket):
         method: Algorithm,
         bucket: AveragedBucket,
         compressor: Compressor | None,
+        of_all_ranks: torch.Tensor | None,
         first: MixingRound,
         layout: NamedFlatBucket,
     ) -> None:
-        super().__init__(method, bucket, compressor)
-        stacked = detached_copy(bucket.flat)
+        super().__init__(method, bucket, compressor, of_all_ranks)
+        stacked, every = detached_copy(bucket.flat), self.every
+        self._ranks = range(0, every * len(stacked), every)
         self._rows: list[AveragedBucket] = []
         self._to_each: list[Mapping[int, torch.Tensor] | None] = []
-        for rank, flat in enumerate(bucket.flat):
+        for place, (rank, flat) in enumerate(zip(self._ranks, bucket.flat, strict=True)):
             row = AveragedBucket(bucket.index, flat, layout, bucket.optimizer)
             row.rank, row.nodes = rank, bucket.nodes
-            row.compressor = None if self.codecs is None else self.codecs.each[rank]
-            near = {source: stacked[source] for source in first.weight_rows[rank].sources}
+            row.compressor = None if self.codecs is None else self.codecs.each[place]
+            near = {every * one: stacked[one] for one in first.weight_rows[place].sources}
             row.state.update(method.initial_state(row, partial(_given, near)))
             self._rows.append(row)
 
@@ -172,8 +186,8 @@ class PerRankBucket(SimulatedBucket):
 
     @override
     def outgoing(self, mixing: MixingRound | None) -> torch.Tensor:
-        for rank, row in enumerate(self._rows):
-            row.row = None if mixing is None else mixing.weight_rows[rank]
+        for place, row in enumerate(self._rows):
+            row.row = None if mixing is None else mixing.weight_rows[place].between(self._ranks)
         sent = [self.method.outgoing(row) for row in self._rows]
         pairs = zip(self._rows, sent, strict=True)
         alike = mixing is None or self.method.compression is not CompressionUse.DIFFERENCES
@@ -184,9 +198,9 @@ class PerRankBucket(SimulatedBucket):
 
     @override
     def incoming(self, arrived: StackedExchangeResult) -> None:
-        for rank, row in enumerate(self._rows):
+        for place, row in enumerate(self._rows):
             sources = () if row.row is None else row.row.sources
-            received = _RowReceived(arrived, rank, sources, self._to_each)
+            received = _RowReceived(arrived, place, sources, self._to_each, self.every)
             self.method.incoming(row, received)
 
     @property
@@ -214,15 +228,16 @@ class _RowReceived(Received):
     def __init__(
         self,
         arrived: StackedExchangeResult,
-        rank: int,
+        place: int,
         sources: Sequence[int],
         to_each: Sequence[Mapping[int, torch.Tensor] | None],
+        every: int,
     ) -> None:
-        self._to_each = to_each
-        self._decoded, self._mixed = arrived.decoded, arrived.mixed[rank]
-        self._rank, self.sources = rank, sources
-        self.sent_to_each = to_each[rank] or {}
-        self.states = {name: one[rank] for name, one in arrived.states.items()}
+        self._to_each, self._every = to_each, every
+        self._decoded, self._mixed = arrived.decoded, arrived.mixed[place]
+        self._place, self.sources = place, sources
+        self.sent_to_each = to_each[place] or {}
+        self.states = {name: one[place] for name, one in arrived.states.items()}
 
     @property
     @override
@@ -231,12 +246,13 @@ class _RowReceived(Received):
 
     @override
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
-        own = self._to_each[rank]
-        target.add_(self._decoded[rank] if own is None else own[self._rank], alpha=weight)
+        place = rank // self._every
+        own, receiver = self._to_each[place], self._every * self._place
+        target.add_(self._decoded[place] if own is None else own[receiver], alpha=weight)
 
     @override
     def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
-        target.add_(self._decoded[self._rank], alpha=weight)
+        target.add_(self._decoded[self._place], alpha=weight)
 
 
 def bucket_of_ranks(
@@ -245,10 +261,11 @@ def bucket_of_ranks(
     layout: NamedFlatBucket,
     compressor: Compressor | None,
     first: MixingRound | None,
+    of_all_ranks: torch.Tensor | None = None,
 ) -> SimulatedBucket:
     """Make the bucket of all ranks, with the method's state, for the kind of hooks that it has."""
     if method.by_neighbor and first is not None:
-        return PerRankBucket(method, bucket, compressor, first, layout)
+        return PerRankBucket(method, bucket, compressor, of_all_ranks, first, layout)
 
     def neighbors(tensor: torch.Tensor) -> Mapping[int, torch.Tensor]:
         if not method.by_neighbor:
@@ -260,4 +277,4 @@ def bucket_of_ranks(
     bucket.state.update(
         {key: one if one.dim() else one.expand(ranks, 1).clone() for key, one in state.items()}
     )
-    return StackedBucket(method, bucket, compressor)
+    return StackedBucket(method, bucket, compressor, of_all_ranks)

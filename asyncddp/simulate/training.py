@@ -11,7 +11,7 @@ import torch
 from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, checked_integer
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
-from asyncddp.simulate.asynchronous_run import AsynchronousRun, runs_asynchronously, train_events
+from asyncddp.simulate.asynchronous_run import AsynchronousRun, WarmUp, runs_asynchronously
 from asyncddp.simulate.clock import RankClocks
 from asyncddp.simulate.method_run import MethodRun
 from asyncddp.simulate.problem import Batch, Problem, StackedBatches
@@ -94,27 +94,45 @@ def train(
     fragments = method_settings.create_method().fragments
     model = StackedModel(problem, bucket_bytes, chunk_size, fragments)
     batches, recorder = StackedBatches(problem, seed), MetricsRecorder(problem, model)
-    if runs_asynchronously(method_settings, scenario, problem.ranks):
-        by_rank = StackedOptimizer(model, optimizer, schedule, by_rank=True)
-        run = AsynchronousRun(method_settings, model, by_rank, scenario, batches, steps)
-        train_events(run, recorder, steps, record_every, progress)
-        return recorder.finish(method_settings.describe())
-    stacked = StackedOptimizer(model, optimizer, schedule)
-    training = _Training(method_settings, model, stacked, scenario)
+    asynchronous = runs_asynchronously(method_settings, scenario, problem.ranks)
+    stacked = StackedOptimizer(model, optimizer, schedule, by_rank=asynchronous)
+    training = _Training(method_settings, model, stacked, scenario, in_step=not asynchronous)
+
+    def tell(step: int, run: _Training | AsynchronousRun) -> None:
+        if step % record_every == 0 or step == steps:
+            run.record(step, recorder)
+        if progress is not None and step:
+            progress(step)
+
     ranks = list(range(problem.ranks))
-    training.record(0, recorder)
-    for step in range(steps):
-        losses = training.step(step, batches.of(ranks, [step] * len(ranks)))
+    tell(0, training)
+    while training.goes_on and training.made < steps:
+        losses = training.step(batches.of(ranks, [training.made] * len(ranks)))
         recorder.add_losses(losses[training.there])
-        if (step + 1) % record_every == 0 or step + 1 == steps:
-            training.record(step + 1, recorder)
-        if progress is not None:
-            progress(step + 1)
+        tell(training.made, training)
+    if asynchronous:
+        begun = training.warm_up
+        run = AsynchronousRun(method_settings, model, stacked, scenario, batches, steps, begun)
+        for step in range(training.made + 1, steps + 1):
+            run.advance(step * problem.ranks)
+            tell(step, run)
     return recorder.finish(method_settings.describe())
 
 
 class _Training:
-    """Training of all ranks by a method, after its warm-up if it has one."""
+    """Training of all ranks in step, by a method after its warm-up, if it has one.
+
+    Args:
+        settings: The method.
+        model: The models.
+        optimizer: Their optimizer.
+        scenario: Speeds, links, losses and departures.
+        in_step: Whether it goes on after the warm-up.
+
+    Attributes:
+        made: Steps made.
+        there: The ranks that have not left.
+    """
 
     def __init__(
         self,
@@ -122,6 +140,8 @@ class _Training:
         model: StackedModel,
         optimizer: StackedOptimizer,
         scenario: Scenario,
+        *,
+        in_step: bool,
     ) -> None:
         self._settings, self._model, self._optimizer = settings, model, optimizer
         self._scenario = scenario
@@ -133,18 +153,35 @@ class _Training:
         self._scale = scenario.byte_scale(model.nbytes)
         self.there: list[int] = list(range(model.ranks))
         self._warming = self._method.warms_up(optimizer.groups, 0)
+        self._in_step, self.made = in_step, 0
         self._run = self._begin()
 
-    def _begin(self) -> MethodRun:
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next step is one of ranks in step."""
+        return self._run is not None
+
+    @property
+    def warm_up(self) -> WarmUp:
+        """What ranks have made that go on at their own pace."""
+        steps = [
+            self._scenario.departures.get(rank, self.made) for rank in range(self._model.ranks)
+        ]
+        return WarmUp([min(self.made, own) for own in steps], self._clocks.now, self._bytes)
+
+    def _begin(self) -> MethodRun | None:
+        if not self._warming and not self._in_step:
+            return None
         settings, method = self._settings, self._method
         if self._warming:
             settings = settings.before(method)
             method = settings.create_method()
         return MethodRun(settings, method, self._model, self._optimizer, self._scenario)
 
-    def step(self, step: int, batch: Batch) -> torch.Tensor:
-        """Make step number ``step``; return the losses of all ranks."""
-        active = self._scenario.active(self._model.ranks, step)
+    def step(self, batch: Batch) -> torch.Tensor:
+        """Make a step; return the losses of all ranks."""
+        assert self._run is not None
+        active = self._scenario.active(self._model.ranks, self.made)
         self.there = np.flatnonzero(active).tolist()
         losses = self._run.step(batch, active)
         traffic = self._run.traffic
@@ -152,8 +189,9 @@ class _Training:
             traffic.nbytes *= self._scale
             self._bytes += traffic.bytes_sent
         self._clocks.advance(traffic, active, hidden=self._run.hidden)
+        self.made += 1
         if self._warming:
-            self._warming = self._method.warms_up(self._optimizer.groups, step + 1)
+            self._warming = self._method.warms_up(self._optimizer.groups, self.made)
             if not self._warming:
                 self._run = self._begin()
         return losses
@@ -162,6 +200,4 @@ class _Training:
         """Record what is now, of the ranks that are there."""
         there = self.there
         seconds = float(self._clocks.now[there].max())
-        made = [self._scenario.departures.get(rank, step) for rank in range(self._model.ranks)]
-        steps = [min(step, own) for own in made]
-        recorder.record(step, seconds, float(self._bytes[there].mean()), there, steps)
+        recorder.record(step, seconds, float(self._bytes[there].mean()), there, self.warm_up.steps)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import asyncddp as bf
 import topology
 from asyncddp import simulate
-from asyncddp.algorithms import ALGORITHMS, CommunicationPattern, CompressionUse
+from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
 from asyncddp.compression import COMPRESSORS
 from asyncddp.simulate.problem import StackedBatches
 from asyncddp.simulate.stacked_model import StackedModel
@@ -150,28 +150,58 @@ def test_ranks_that_train_alone(name):
 MACHINES = [n for n in ALGORITHMS if CommunicationPattern.MACHINES in ALGORITHMS[n]().how]
 
 
+def compare_machines(name, given, local, steps=6, **settings):
+    """Train on machines of so many ranks both ways; parameters and bytes are to be the same."""
+    scenario, optimizer = simulate.Scenario(links=Links(Link(), local)), optimizer_of(name)
+    run = simulate.train(given, optimizer, name, steps=steps, scenario=scenario, **settings)
+    real, sent = train_on_loopback(given, optimizer, name, steps, local=local, **settings)
+    same(run.parameters, real)
+    assert abs(run.bytes_sent[-1] - sum(sent) / len(sent)) <= steps  # they are rounded on ranks
+    assert run.seconds[-1] > 0
+
+
 @pytest.mark.parametrize("local", [1, 2, 3])
-@pytest.mark.parametrize(
-    "name", [n for n in MACHINES if ALGORITHMS[n]().compression is not CompressionUse.DIFFERENCES]
-)
+@pytest.mark.parametrize("name", MACHINES)
 def test_machines(name, local):
-    """Means per machine, and averages between machines: parameters and bytes."""
+    """Means per machine, and averages between machines; the first rank encodes differences."""
     graph = topology.lazy_weights(topology.ring(3))
     settings = {"topology": graph, "communication": "hierarchical_neighbor_allreduce"}
-    given = problem(3 * local)
-    scenario = simulate.Scenario(links=Links(Link(), local))
-    optimizer = optimizer_of(name)
-    run = simulate.train(given, optimizer, name, steps=6, scenario=scenario, **settings)
-    real, sent = train_on_loopback(given, optimizer, name, 6, local=local, **settings)
-    same(run.parameters, real)
-    assert abs(run.bytes_sent[-1] - sum(sent) / len(sent)) <= 6  # they are rounded on ranks
+    compare_machines(name, problem(3 * local), local, **settings)
+
+
+@pytest.mark.parametrize("compression", ["qsgd_int8", "fp16"])
+def test_compressed_parameters_between_machines(compression):
+    """Each rank encodes its share of the mean of its machine."""
+    settings = {"topology": topology.base_k(3, 1), "compression": compression}
+    given, communication = problem(6), "hierarchical_neighbor_allreduce"
+    plain = {"plain_compression": True, "communication": communication}
+    compare_machines("adapt_then_combine", given, 2, **settings, **plain)
+
+
+@pytest.mark.parametrize("local", [1, 2, 3, 6])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gradient_allreduce", {"hierarchical": True}),
+        ("gradient_allreduce", {"hierarchical": True, "average": False}),
+        ("gradient_allreduce", {"hierarchical": True, "compression": "qsgd_int8"}),
+        ("bytegrad", {"hierarchical": True}),
+        ("adapt_then_combine", {"communication": "hierarchical_allreduce"}),
+        ("des_loc", {"communication": "hierarchical_allreduce", "communication_interval": 2}),
+    ],
+)
+def test_averages_over_all_by_one_rank_of_each_machine(name, settings, local):
+    """Sums inside machines, which their first ranks average, encoded where there is a codec."""
+    start = 0.0 if ALGORITHMS[name]().replicates_model else 0.3
+    compare_machines(name, problem(6, start=start), local, **settings)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"ranks": 5}, "5 ranks are no whole number of machines with ranks_per_machine=2"),
-        ({"loss": 0.1}, "loss: averages inside machines need all their ranks"),
+        ({"loss": 0.1}, "loss: averages inside machines need all .*, or retransmit_after=0.2"),
+        ({"departures": {1: 2}}, "departures: averages inside machines need all their ranks"),
         ({"graph": topology.ring(4)}, "has data of 4 ranks on 2 machines; build it with n=2"),
     ],
 )

@@ -71,6 +71,40 @@ def test_late_messages_hold_up_their_receivers():
     assert run.seconds[1] == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize("name", ["adapt_then_combine", "push_sum", "choco_sgd", "beer"])
+def test_what_is_sent_again_takes_time_and_bytes_alone(name):
+    """1 / (1 - p) messages for one, and the same parameters, also where ranks keep copies."""
+    plain, lossy = (
+        train(name, steps=60, topology=RING, scenario=simulate.Scenario(
+            loss=loss, retransmit_after=0.2, step_seconds=0.1, links=Link(0.0, 1e15)
+        ))
+        for loss in (0.0, 0.25)
+    )  # fmt: skip
+    torch.testing.assert_close(plain.parameters, lossy.parameters, rtol=0, atol=0)
+    assert lossy.bytes_sent[-1] / plain.bytes_sent[-1] == pytest.approx(1 / 0.75, rel=0.1)
+    assert plain.seconds[-1] == pytest.approx(6.0)
+    waits = np.diff(lossy.seconds) - 0.1  # of the last rank, which is behind no other
+    assert lossy.seconds[-1] > 6.0 + 60 * 0.25 * 0.2
+    np.testing.assert_allclose(waits / 0.2, np.round(waits / 0.2), atol=1e-6)
+
+
+def test_nothing_is_lost_inside_of_machines():
+    """Ranks of one share its memory: of two ranks a machine, only what leaves it is sent again."""
+    graph, links = topology.ring(2), Links(Link(0.0, 1e15), 2)
+    plain, lossy = (
+        train(
+            steps=100,
+            topology=graph,
+            communication="hierarchical_neighbor_allreduce",
+            scenario=simulate.Scenario(loss=loss, retransmit_after=0.2, links=links),
+        )
+        for loss in (0.0, 0.5)
+    )
+    torch.testing.assert_close(plain.parameters, lossy.parameters, rtol=0, atol=0)
+    # of four messages of a step, three go to the other rank of the machine
+    assert lossy.bytes_sent[-1] / plain.bytes_sent[-1] == pytest.approx(5 / 4, rel=0.05)
+
+
 def test_speeds_and_links_change_no_parameter_where_ranks_wait():
     """A rank that waits gets the same messages, only later."""
     plain = train(topology=RING)
@@ -169,6 +203,7 @@ def test_push_sum_keeps_the_ratio_where_shares_are_lost():
         ({"slowdown": {2: 0.0}}, "slowdown of rank 2: expected a factor above 0"),
         ({"step_seconds": -1.0}, "step_seconds: expected seconds above 0"),
         ({"step_seconds": float("nan")}, "step_seconds: expected seconds above 0"),
+        ({"retransmit_after": 0.0}, "retransmit_after: expected seconds above 0, or None"),
         ({"departures": {1: -3}}, "departures of rank 1"),
     ],
 )

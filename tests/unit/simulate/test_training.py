@@ -176,16 +176,6 @@ def test_a_method_of_ones_own():
         (lambda: train(steps=-1), ArgumentError, "argument steps: expected a whole number"),
         (lambda: train(record_every=0), ArgumentError, "argument record_every"),
         (lambda: train("async_model_average", sync_interval_ms=5.0), ArgumentError, "by the clock"),
-        (
-            lambda: train("gradient_allreduce", hierarchical=True),
-            ArgumentError,
-            "hierarchical_allreduce is not simulated",
-        ),
-        (
-            lambda: train("choco_sgd", hierarchical=True),
-            ArgumentError,
-            "choco_sgd sends between machines is encoded by one",
-        ),
         (lambda: train(autotune=True), ArgumentError, "argument autotune: .*leave it out"),
         (lambda: train(update_in_backward=True), ArgumentError, "argument update_in_backward"),
         (lambda: train("win_put", max_staleness=3), ArgumentError, "argument max_staleness"),

@@ -1,0 +1,108 @@
+"""How ranks average machine by machine: with neighbour machines, or over all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from asyncddp.simulate.averaging import GlobalAveraging, NeighborAveraging, Traffic, row_bytes
+from asyncddp.simulate.mixing_round import MixingRound
+from asyncddp.simulate.rank_codecs import RankCodecs
+from asyncddp.simulate.stacked_bucket import SimulatedBucket, StackedExchangeResult
+from asyncddp.tensors.allocation import make_tensor
+
+
+class MachineAveraging(NeighborAveraging):
+    """Means per machine, and weighted averages of them with the neighbour machines.
+
+    Each rank sends its share of the mean to the same rank of a neighbour machine, encoded by itself
+    where there is a compressor.
+    """
+
+    of_machines = True
+
+    @override
+    def _make_round(self, number: int) -> MixingRound:
+        return super()._make_round(number).between_machines(self._scenario.ranks_per_machine)
+
+    @override
+    def average(self, bucket: SimulatedBucket) -> float:
+        local, codecs = self._scenario.ranks_per_machine, bucket.codecs
+        if codecs is None:
+            return super().average(bucket) / local
+        mixing = self.mixing
+        assert mixing is not None
+        bucket.clear_padding()
+        sent, states = bucket.outgoing(mixing), bucket.travelling_states
+        means = mean_by_machine(sent, local)
+        decoded = codecs.decoded_shares(means, local)
+        mixed = mixing.mix(decoded)
+        # a machine has its own mean as it is: w_mm is spread over the ranks of its block of W
+        own = make_tensor(local * mixing.own_weights, sent.dtype, sent.device).unsqueeze(1)
+        mixed += own * (means - decoded)
+        mixed_states = {name: mixing.mix(one) for name, one in states.items()}
+        bucket.incoming(StackedExchangeResult(decoded, mixed, mixed_states, mixing))
+        nbytes = bucket.bucket.message_bytes(1, sent[0], sent.dtype)
+        return (nbytes + row_bytes(states)) / local
+
+
+class LeaderAveraging(NeighborAveraging):
+    """Averages of methods that send differences, by the first rank of each machine alone.
+
+    It keeps the method's state and encodes what is sent, see
+    :class:`asyncddp.algorithms.leader_round.LeaderRound`. Buckets have a row for each machine.
+    """
+
+    of_machines = True
+
+    @property
+    @override
+    def sent_round(self) -> MixingRound | None:
+        planned = self.round_of(self._number)
+        return planned.between_leaders(self._scenario.ranks_per_machine)
+
+    @override
+    def average(self, bucket: SimulatedBucket) -> float:
+        local, whole = self._scenario.ranks_per_machine, bucket.of_all_ranks
+        whole.copy_(mean_by_machine(whole, local))
+        nbytes = super().average(bucket)
+        whole.copy_(bucket.bucket.flat.repeat_interleave(local, dim=0))
+        return nbytes
+
+
+class MachineGlobalAveraging(GlobalAveraging):
+    """Average, or sum, over all ranks, with one rank of each machine on the network.
+
+    It sums over its machine, and encodes the sum where there is a compressor.
+    """
+
+    @property
+    def _leaders(self) -> list[int]:
+        return list(range(0, len(self.active), self._scenario.ranks_per_machine))
+
+    @property
+    @override
+    def _parts(self) -> int:
+        return len(self._leaders)
+
+    @override
+    def _decoded_average(self, codecs: RankCodecs, sent: torch.Tensor) -> torch.Tensor:
+        leaders = self._leaders
+        if len(leaders) == 1:
+            return self._averaged(sent)[0]
+        parts = torch.split(sent, self._scenario.ranks_per_machine)
+        sums = torch.stack([part.sum(dim=0) for part in parts])
+        return codecs.averaged(sums, self.divisor, leaders)
+
+    @override
+    def traffic(self, nbytes: float) -> Traffic:
+        leaders = np.zeros(len(self.active), dtype=bool)
+        leaders[self._leaders] = True
+        return Traffic(nbytes, None, self.active, leaders=leaders)
+
+
+def mean_by_machine(stacked: torch.Tensor, local: int) -> torch.Tensor:
+    """Return for each rank the mean over the ranks of its machine, ``(n, d)``."""
+    means = stacked.view(-1, local, stacked.shape[-1]).mean(dim=1)
+    return means.repeat_interleave(local, dim=0)
