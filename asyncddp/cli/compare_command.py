@@ -6,6 +6,7 @@ import ast
 import contextlib
 import csv
 from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,8 @@ def compare_command(
     that is trained here is small. A method that cannot live with the topology, or momentum for one
     that has its own, is named at the end, with what it needs.
     """  # noqa: D301 - click reads the \b
+    for file in (plot, table_file):
+        _check_folder(file)
     with click_errors():
         given_graph = {name: given.pop(name) for name in _family_names() if name in given}
         chosen = _topology_of(graph_name, ranks, given_graph)
@@ -113,11 +116,18 @@ def compare_command(
             record_every=every or max(1, steps // 50),
             seed=given_graph["seed"] or 0,
         )
-        _show(found, chosen, scenario)
-        _write(found, plot, table_file)
+        title = _title(found, chosen)
+        _show(found, title, scenario)
+        _write(found, title, plot, table_file)
     if found.refused:
         reasons = [f"{name}: {reason}" for name, reason in found.refused.items()]
         raise click.ClickException("\n  ".join(reasons))
+
+
+def _check_folder(file: Path | None) -> None:
+    """Raise for a file that could not be written in the end."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise click.ClickException(f"There is no folder {file.parent} for {file.name}; make it.")
 
 
 def _family_names() -> Sequence[str]:
@@ -243,13 +253,33 @@ def _progress(
         yield advance
 
 
-def _show(found: MethodComparison, chosen: GraphOrSchedule | None, scenario: Scenario) -> None:
+def _title(found: MethodComparison, chosen: GraphOrSchedule | None) -> str:
     import topology
 
     graph = "each method's own topology" if chosen is None else topology.describe(chosen)
+    return f"{found.problem}, {graph}"
+
+
+def _show(found: MethodComparison, title: str, scenario: Scenario) -> None:
     console = make_console()
-    console.print(_table(found, f"{found.problem}, {graph}"))
+    console.print(_table(found, title))
     console.print(_legend(found.runs, scenario), highlight=False)
+    for note in _notes(found.runs):
+        console.print(note, markup=False, highlight=False)
+
+
+def _notes(runs: Sequence[Run]) -> Iterator[str]:
+    """Tell of what no row should be read without."""
+    for run in runs:
+        if not isfinite(run.consensus_distance[-1]):
+            yield f"\n{run.method} has diverged: take a smaller --lr."
+        elif not run.bytes_sent[-1] and run.rank_steps.shape[1] > 1 and "empty" not in run.method:
+            name, interval = run.method.partition(",")[0], max(1, run.steps[-1] // 10)
+            yield (
+                f"\n{run.method} has sent nothing in {run.steps[-1]} steps: each rank has trained "
+                "alone. Take more --steps, or let it average more often: "
+                f"{name}:communication_interval={interval}."
+            )
 
 
 def _table(found: MethodComparison, title: str) -> Table:
@@ -288,12 +318,12 @@ sent        bytes that a rank sends in all steps
 seconds     of {runs[0].steps[-1]} steps: {each} each, and messages over {link}[/]"""
 
 
-def _write(found: MethodComparison, plot: Path | None, table_file: Path | None) -> None:
+def _write(found: MethodComparison, title: str, plot: Path | None, table_file: Path | None) -> None:
     from asyncddp import simulate
 
     try:
         if plot is not None:
-            simulate.draw(found.runs, found.problem).savefig(plot)
+            simulate.draw(found.runs, title).savefig(plot)
             click.echo(f"Wrote {plot}.")
         if table_file is not None:
             columns = simulate.table(found.runs)

@@ -38,6 +38,10 @@ class IntegerParamType(_ExplainedParamType, click.IntRange):
         bounds = bounds if most is None else f" from {least} to {most}"
         self.expected = f"a {what}{bounds}" if " " in what else f"a whole {what}{bounds}"
 
+    def _describe_range(self) -> str:
+        """Describe the range in the help, where click describes none as ``x<=None``."""
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
 
 class NumberParamType(_ExplainedParamType, click.FloatRange):
     """Type of a command-line argument that is a real number, which may have to be positive."""
@@ -45,6 +49,10 @@ class NumberParamType(_ExplainedParamType, click.FloatRange):
     def __init__(self, *, positive: bool = False) -> None:
         super().__init__(min=0 if positive else None, min_open=positive)
         self.expected = "a number above 0" if positive else "a number"
+
+    def _describe_range(self) -> str:
+        """Describe the range in the help, where click describes none as ``x<=None``."""
+        return "" if self.min is None else super()._describe_range()
 
 
 class LinkParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3

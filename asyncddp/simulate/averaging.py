@@ -33,30 +33,22 @@ class Traffic:
 
     Attributes:
         nbytes: Bytes of the message to a neighbour, or of what is averaged over all.
-        mixing: Who sends to whom; None for an average over all ranks.
-        active: The ranks that take part.
+        mixing: Whose message arrives where; None for an average over all ranks.
+        copies: How many of them each rank sends, ``(n,)``; of an average over all, a ring's.
         failures: How often each message is sent in vain; None where none is sent again.
-        leaders: In an average over all, the ranks that average for those of their machine; None if
-            each does for itself.
+        by_leaders: Whether one rank of each machine averages over all for the others.
     """
 
     nbytes: float
     mixing: MixingRound | None
-    active: Mask
+    copies: Numbers
     failures: npt.NDArray[np.int64] | None = None
-    leaders: Mask | None = None
+    by_leaders: bool = False
 
     @property
     def bytes_sent(self) -> Numbers:
-        """Bytes that each rank sends, ``(n,)``; a ring's in an average over all."""
-        if self.mixing is not None:
-            messages = self.mixing.messages_sent.astype(np.float64)
-            if self.failures is not None:
-                messages += np.bincount(self.mixing.sources, self.failures, len(messages))
-            return self.nbytes * messages
-        senders = self.active if self.leaders is None else self.leaders
-        count = int(senders.sum())
-        return senders.astype(np.float64) * (2 * (count - 1) / count * self.nbytes)
+        """Bytes that each rank sends, ``(n,)``."""
+        return self.nbytes * self.copies
 
 
 class AveragingScheme(ABC):
@@ -92,9 +84,9 @@ class AveragingScheme(ABC):
     def end(self) -> None:  # noqa: B027 - push-sum weights alone are averaged once for all buckets
         """End the round, when all buckets are averaged."""
 
+    @abstractmethod
     def traffic(self, nbytes: float) -> Traffic:
         """Return what travels in the round, with messages of so many bytes."""
-        return Traffic(nbytes, self.mixing, self.active)
 
 
 class NeighborAveraging(AveragingScheme):
@@ -131,8 +123,9 @@ class NeighborAveraging(AveragingScheme):
         self._number = number
         planned = self.round_of(number)
         gone = ~active[planned.sources] | ~active[planned.targets]
-        there = planned.without(gone)
-        self.mixing = there.without(self._scenario.lost_messages(number, there.sources))
+        self._sent = planned.without(gone)
+        lost = self._scenario.lost_messages(number, self._sent.sources)
+        self.mixing = self._sent.without(lost)
 
     @override
     def average(self, bucket: SimulatedBucket) -> float:
@@ -154,15 +147,18 @@ class NeighborAveraging(AveragingScheme):
 
     @override
     def traffic(self, nbytes: float) -> Traffic:
-        sent = self.sent_round
-        assert sent is not None
-        failures = self._scenario.failures(self._number, sent.sources, sent.targets)
-        return Traffic(nbytes, sent, self.active, failures)
+        assert self.mixing is not None
+        return self._traffic_of(self.mixing, self._sent.messages_sent, nbytes)
 
-    @property
-    def sent_round(self) -> MixingRound | None:
-        """Return who sends to whom in the round."""
-        return self.mixing
+    def _traffic_of(
+        self, arriving: MixingRound, sent: npt.NDArray[np.intp], nbytes: float
+    ) -> Traffic:
+        """Return what travels, with what is sent again until it arrives."""
+        copies, sources = sent.astype(np.float64), arriving.sources
+        failures = self._scenario.failures(self._number, sources, arriving.targets)
+        if failures is not None:
+            copies += np.bincount(sources, failures, len(copies))
+        return Traffic(nbytes, arriving, copies, failures)
 
 
 class PushSumAveraging(NeighborAveraging):
@@ -208,6 +204,10 @@ class GlobalAveraging(AveragingScheme):
         parts, wide = self._parts, DTYPES[sent.dtype].accumulate
         return bucket.bucket.message_bytes(parts, sent[0], wide) + row_bytes(states)
 
+    @override
+    def traffic(self, nbytes: float) -> Traffic:
+        return Traffic(nbytes, None, copies_of_ring(self.active))
+
     @property
     def _parts(self) -> int:
         """Return in how many parts a bucket is encoded."""
@@ -239,6 +239,16 @@ class NoAveraging(AveragingScheme):
             sent = bucket.outgoing(None)
             bucket.incoming(StackedExchangeResult(sent, sent, bucket.travelling_states, None))
         return 0.0
+
+    @override
+    def traffic(self, nbytes: float) -> Traffic:
+        raise TypeError("ranks that train alone send nothing")
+
+
+def copies_of_ring(senders: Mask) -> Numbers:
+    """Return how often each of some ranks sends its tensor in an allreduce of a ring, ``(n,)``."""
+    count = int(senders.sum())
+    return senders.astype(np.float64) * (2 * (count - 1) / count)
 
 
 def row_bytes(states: Mapping[str, torch.Tensor]) -> int:

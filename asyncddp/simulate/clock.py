@@ -51,7 +51,7 @@ class RankClocks:
         if traffic is None:
             after = ready
         elif traffic.mixing is None:
-            by_leaders = traffic.leaders is not None
+            by_leaders = traffic.by_leaders
             wait = self._allreduce(len(active), traffic.nbytes, by_leaders=by_leaders)
             after = np.maximum(ready, np.max((sent + self._delays)[active]) + wait)
         else:

@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncddp.errors import ArgumentError
 from asyncddp.install_commands import needed_package
+from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.problem import Problem
 from asyncddp.simulate.record import Run
 from asyncddp.simulate.stacked_optimizer import OptimizerFactory
@@ -72,7 +73,8 @@ def compare(
         The runs, and which methods cannot live with the topology or the optimizer, and why.
 
     Raises:
-        ArgumentError: No method works; the message has each one's reason.
+        ArgumentError: No method works; the message has each one's reason. Or, before any has run: a
+            method or setting of one that there is not, or a scenario of other ranks.
 
     Example:
         >>> import topology, torch
@@ -92,8 +94,12 @@ def compare(
     """
     runs: list[Run] = []
     refused: dict[str, str] = {}
-    for one in methods:
-        name, own = (one, {}) if isinstance(one, str) else one
+    named = [(one, {}) if isinstance(one, str) else one for one in methods]
+    for name, own in named:
+        MethodSettings.of(name, own).create_method()
+    if settings.get("scenario") is not None:
+        settings["scenario"].check(problem.ranks)
+    for name, own in named:
         told = None if progress is None else _told(progress, name)
         try:
             arguments = {**settings, **own}

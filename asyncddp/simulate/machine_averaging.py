@@ -6,7 +6,13 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from asyncddp.simulate.averaging import GlobalAveraging, NeighborAveraging, Traffic, row_bytes
+from asyncddp.simulate.averaging import (
+    GlobalAveraging,
+    NeighborAveraging,
+    Traffic,
+    copies_of_ring,
+    row_bytes,
+)
 from asyncddp.simulate.mixing_round import MixingRound
 from asyncddp.simulate.rank_codecs import RankCodecs
 from asyncddp.simulate.stacked_bucket import SimulatedBucket, StackedExchangeResult
@@ -56,11 +62,10 @@ class LeaderAveraging(NeighborAveraging):
 
     of_machines = True
 
-    @property
     @override
-    def sent_round(self) -> MixingRound | None:
-        planned = self.round_of(self._number)
-        return planned.between_leaders(self._scenario.ranks_per_machine)
+    def traffic(self, nbytes: float) -> Traffic:
+        sent = self.round_of(self._number).between_leaders(self._scenario.ranks_per_machine)
+        return self._traffic_of(sent, sent.messages_sent, nbytes)
 
     @override
     def average(self, bucket: SimulatedBucket) -> float:
@@ -99,7 +104,7 @@ class MachineGlobalAveraging(GlobalAveraging):
     def traffic(self, nbytes: float) -> Traffic:
         leaders = np.zeros(len(self.active), dtype=bool)
         leaders[self._leaders] = True
-        return Traffic(nbytes, None, self.active, leaders=leaders)
+        return Traffic(nbytes, None, copies_of_ring(leaders), by_leaders=True)
 
 
 def mean_by_machine(stacked: torch.Tensor, local: int) -> torch.Tensor:

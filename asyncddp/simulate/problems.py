@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from asyncddp.data import partition
+from asyncddp.errors import ArgumentError
 from asyncddp.install_commands import needed_package
 from asyncddp.simulate.problem import Problem
 from asyncddp.tensors.allocation import make_tensor
@@ -64,7 +65,7 @@ def digits(
     average model is judged: the score is its accuracy.
 
     Args:
-        ranks: Number of ranks, at most 1,347.
+        ranks: Number of ranks, at most 1,348.
         alpha: How the ranks' digits differ: Dirichlet(alpha), see
             :func:`asyncddp.data.partition.dirichlet`; None shares images out evenly.
         batch_size: Images of a batch.
@@ -87,6 +88,11 @@ def digits(
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(labels))
     test, rest = order[: len(order) // 4], order[len(order) // 4 :]
+    if not 1 <= ranks <= len(rest):
+        raise ArgumentError(
+            f"digits: argument ranks: expected 1 to {len(rest)}, of which each has an image, got "
+            f"{ranks}; least squares takes any number"
+        )
     if alpha is None:
         parts = partition.uniform(len(rest), ranks, seed=seed)
     else:

@@ -59,7 +59,15 @@ def optimizer_named(name: str, **options: Any) -> OptimizerFactory:
     for option in options:
         if option not in inspect.signature(kind).parameters:
             raise ArgumentError(f"argument {option}: torch.optim.{name} has no such option")
-    return lambda parameters: kind(parameters, **options)
+
+    def create(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        try:
+            made: torch.optim.Optimizer = kind(parameters, **options)
+        except ValueError as error:
+            raise ArgumentError(f"argument optimizer: torch.optim.{name}: {error}") from error
+        return made
+
+    return create
 
 
 class StackedOptimizer:

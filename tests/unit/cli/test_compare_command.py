@@ -141,6 +141,9 @@ def test_a_method_that_cannot_is_named_after_the_others():
         (("adapt_then_combine", *SMALL, "--slow", "3"), 2, "expected RANK:FACTOR such as 3:10"),
         (("adapt_then_combine", *SMALL, "--slow", "9:2"), 2, "there is no rank 9 among 8"),
         (("adapt_then_combine", *SMALL, "--loss", "1.5"), 2, "expected a probability"),
+        (("adapt_then_combine", *SMALL, "--retransmit", "0"), 2, "expected a number above 0"),
+        (("adapt_then_combine", *SMALL, "--momentum", "-1"), 2, "Invalid momentum value: -1.0"),
+        (("adapt_then_combine", *SMALL, "--csv", "no/such.csv"), 1, "There is no folder no"),
         (("adapt_then_combine", *SMALL, "--link", "fast"), 2, "100Mbit,20ms"),
         (("adapt_then_combine", *SMALL, "--alpha", "0.1"), 2, "least squares has none"),
         (("adapt_then_combine", *SMALL, "--optimizer", "Adm"), 2, "Did you mean 'Adam'?"),
@@ -185,6 +188,46 @@ def test_digits_of_real_data_train(tmp_path):
     last = [float(one["value"]) for one in rows if one["step"] == "60"]
     assert len(last) == 2
     assert np.min(last) > 0.6
+    command = [*command[:5], "-n", "2000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert "digits: argument ranks: expected 1 to 1348" in done.stderr
+
+
+def test_what_is_sent_again_takes_longer():
+    """--loss alone changes the models; with --retransmit it costs time and bytes."""
+    more = ("adapt_then_combine", *SMALL, "--topology", "ring")
+    plain, lossy = (call(*more, "--loss", p, "--retransmit", "200")[1] for p in ("0", "0.2"))
+    one, other = (row(output, "adapt_then_combine") for output in (plain, lossy))
+    assert one[:3] == other[:3]
+    assert float(one[3]) < float(other[3])
+    assert float(other[-1]) > float(one[-1]) + 1
+    gone = row(call(*more, "--loss", "0.2")[1], "adapt_then_combine")
+    assert gone[1] != one[1]
+    assert gone[3:] == one[3:]
+
+
+def test_a_method_that_has_never_averaged_says_so():
+    """Its row would be that of ranks that train alone; another that diverges says that."""
+    code, output = call("diloco", "adapt_then_combine", *SMALL)
+    assert code == 0
+    assert "diloco has sent nothing in 20 steps" in output
+    assert "diloco:communication_interval=2." in output
+    assert "adapt_then_combine has" not in output
+    assert "has sent nothing" not in call("diloco:communication_interval=2", *SMALL)[1]
+    output = call("adapt_then_combine", *SMALL, "--steps", "200", "--lr", "1e9")[1]
+    assert "adapt_then_combine has diverged: take a smaller --lr." in output
+
+
+def test_mistakes_are_told_before_anything_is_trained(monkeypatch):
+    """A typo in the last method does not cost the time of the others."""
+    monkeypatch.setattr("asyncddp.simulate.comparison.train", None)
+    for wrong in ("adapt_than_combine", "diloco:communication_interval=x", "win_put:heta=1"):
+        assert call("adapt_then_combine", wrong, *SMALL)[0] == 2
+
+
+def test_the_help_has_no_ranges_without_bounds():
+    """click tells those as ``x<=None``."""
+    assert "None" not in call("--help")[1]
 
 
 def test_the_command_is_read_without_torch():
