@@ -10,7 +10,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from asyncddp.errors import ArgumentError
 from asyncddp.simulate.problem import Batch, Problem
-from asyncddp.tensors.allocation import zeros
+from asyncddp.tensors.allocation import empty_like, make_tensor, zeros
 from asyncddp.tensors.buckets import NamedFlatBucket, fragments_of, partition
 
 Named = dict[str, torch.Tensor]
@@ -25,7 +25,8 @@ class StackedModel:
         problem: Model, loss and data.
         bucket_bytes: Bytes of a bucket of one rank at most.
         chunk: Ranks whose gradients are computed at once; None for all, or for one where a model
-            has convolutions of large inputs: stacked, these are grouped ones, which are slow.
+            has convolutions of large inputs: stacked, these are grouped ones, which are slow. One
+            goes without ``vmap``, which costs as much again then.
         fragments: Parts of the parameters that no bucket mixes.
 
     Attributes:
@@ -72,13 +73,14 @@ class StackedModel:
         self.parameters = {name: torch.nn.Parameter(views[name]) for name, _ in named}
         buffers = [dict(model.named_buffers()) for model in models]
         self.buffers = {key: torch.stack([one[key] for one in buffers]) for key in buffers[0]}
+        chunk = self._usual_chunk(problem) if chunk is None else chunk
+        self._one_by_one = chunk == 1
         self._gradients = vmap(
             grad_and_value(self._loss_of, has_aux=True),
             in_dims=0,
             randomness="different",
-            chunk_size=self._usual_chunk(problem) if chunk is None else chunk,
+            chunk_size=chunk,
         )
-        self._gradients_of_one = grad_and_value(self._loss_of, has_aux=True)
 
     @property
     def nbytes(self) -> int:
@@ -109,12 +111,26 @@ class StackedModel:
         Returns:
             The loss of each rank, ``(n,)``.
         """
+        if self._one_by_one:
+            return self._gradients_one_by_one(batch)
         found, (losses, buffers) = self._gradients(dict(self.parameters), self.buffers, batch)
         for name, gradient in found.items():
             self.parameters[name].grad = gradient
         self.buffers = {name: one.detach() for name, one in buffers.items()}
         detached: torch.Tensor = losses.detach()
         return detached
+
+    def _gradients_one_by_one(self, batch: Batch) -> torch.Tensor:
+        losses = []
+        stacked = {name: empty_like(one) for name, one in self.parameters.items()}
+        for rank in range(self.ranks):
+            found, loss = self.gradients_of(rank, tuple(one[rank : rank + 1] for one in batch))
+            losses.append(loss)
+            for name, gradient in found.items():
+                stacked[name][rank] = gradient
+        for name, parameter in self.parameters.items():
+            parameter.grad = stacked[name]
+        return make_tensor(losses, torch.float64)
 
     def gradients_of(self, rank: int, batch: Batch) -> tuple[Named, float]:
         """Return the gradients of one rank at its own parameters, by name, and its loss.
@@ -123,14 +139,12 @@ class StackedModel:
             rank: The rank.
             batch: Tensors ``(1, samples, …)``.
         """
-        parameters = {name: one.detach()[rank] for name, one in self.parameters.items()}
-        buffers = {name: one[rank] for name, one in self.buffers.items()}
-        sample = tuple(one[0] for one in batch)
-        found, (loss, changed) = self._gradients_of_one(parameters, buffers, sample)
-        with torch.no_grad():
-            for name, one in changed.items():
-                self.buffers[name][rank] = one
-        return found, float(loss)
+        rows = {name: one.detach()[rank].requires_grad_() for name, one in self.parameters.items()}
+        buffers = {name: one[rank] for name, one in self.buffers.items()}  # which it may change
+        with torch.enable_grad():
+            loss, _ = self._loss_of(rows, buffers, tuple(one[0] for one in batch))
+            found = torch.autograd.grad(loss, list(rows.values()), materialize_grads=True)
+        return dict(zip(rows, found, strict=True)), float(loss.detach())
 
     def flat_rows(self) -> torch.Tensor:
         """Return all parameters in float64, one row a rank, ``(n, d)``, in the model's order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -350,7 +351,8 @@ def test_schedules_of_the_learning_rate(optimizer):
     assert any((run.parameters[name] != flat.parameters[name]).any() for name in real)
 
 
-def test_batch_normalisation_keeps_running_means_for_each_rank():
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_batch_normalisation_keeps_running_means_for_each_rank(chunk):
     """Buffers are stacked too: the means are those that each rank's module would have."""
     generator = torch.Generator().manual_seed(1)
     data = [
@@ -359,7 +361,7 @@ def test_batch_normalisation_keeps_running_means_for_each_rank():
     ]
     net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
     given = simulate.Problem(net, F.mse_loss, data)
-    model = StackedModel(given, 1 << 20)
+    model = StackedModel(given, 1 << 20, chunk)
     for _ in range(2):
         model.gradients(StackedBatches(given, 0).of(range(3), [0] * 3))
     for rank, (inputs, _) in enumerate(data):
@@ -371,7 +373,9 @@ def test_batch_normalisation_keeps_running_means_for_each_rank():
 
 
 def test_chunks_change_nothing():
-    """Gradients of two ranks at a time are the same as those of all at once."""
+    """Gradients of two ranks at a time, or one, are the same as those of all at once."""
     given = problem()
-    whole, parts = (simulate.train(given, sgd, steps=5, chunk_size=size) for size in (None, 2))
-    same(parts.parameters, whole.parameters)
+    whole, *parts = (simulate.train(given, sgd, steps=5, chunk_size=size) for size in (None, 1, 2))
+    for one in parts:
+        same(one.parameters, whole.parameters)
+        np.testing.assert_allclose(one.loss, whole.loss, rtol=1e-12)
