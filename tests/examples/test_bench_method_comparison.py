@@ -79,3 +79,31 @@ def test_random_quadratics_are_as_heterogeneous_as_is_said(heterogeneity):
     assert np.linalg.norm(optimum) == pytest.approx(1)
     assert np.abs(slopes.sum(axis=0)).max() < 1e-12
     assert np.square(slopes).sum(axis=1).mean() == pytest.approx(heterogeneity, rel=1e-9, abs=1e-20)
+
+
+def test_paired_differences_are_judged_by_their_standard_error():
+    """By hand; what lies within two errors says nothing, in whichever direction."""
+    from benchmarks.methods.paired import PairedDifference
+
+    found = PairedDifference.of((3.0, 5.0, 4.0), (2.0, 2.0, 2.0))  # 1, 3, 2
+    assert found.mean == pytest.approx(2.0)
+    assert found.error == pytest.approx(1 / np.sqrt(3))
+    assert found.positive is True
+    assert PairedDifference.of((2.0, 2.0, 2.0), (3.0, 5.0, 4.0)).positive is False
+    assert PairedDifference.of((1.0, 3.0), (2.0, 1.0)).positive is None
+    assert found.told(10) == "+20.0 ± 5.8"
+
+
+def test_the_distance_that_ranks_keep_is_that_of_simulated_noise():
+    """Ranks that move at random and average, for many rounds; an average over all leaves none."""
+    from benchmarks.methods.digits import kept_distance
+
+    import topology
+
+    assert kept_distance(topology.complete(6)) == pytest.approx(0, abs=1e-12)
+    schedule, random = topology.base_k(5, 1), np.random.default_rng(0)
+    x, found = np.zeros((5, 20_000)), []
+    for number in range(20 * schedule.period):
+        x = topology.mixing_matrix(schedule, number) @ (x + random.standard_normal(x.shape))
+        found.append(np.square(x - x.mean(axis=0)).mean())
+    assert np.mean(found[-schedule.period :]) == pytest.approx(kept_distance(schedule), rel=0.02)

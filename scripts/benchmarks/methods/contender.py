@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from asyncddp import simulate
 from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
@@ -56,6 +57,7 @@ class Contender:
         steps: int,
         record_every: int | None = None,
         seed: int = 0,
+        schedule: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
     ) -> simulate.Run | None:
         """Train by SGD; None where the method cannot live with the graph, or with SGD."""
         optimizer = partial(torch.optim.SGD, lr=lr, momentum=self.momentum)
@@ -67,6 +69,7 @@ class Contender:
                 steps=steps,
                 record_every=record_every or steps,
                 seed=seed,
+                schedule=schedule,
                 topology=graph,
                 **self.settings,
             )

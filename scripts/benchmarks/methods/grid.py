@@ -27,7 +27,8 @@ class Grid:
         text: Tells the figures of all seeds.
         axis: What the figures are, below the picture.
         log: Whether the picture's axis is logarithmic.
-        aims: By row: what is to be reached, in words, and whether it is.
+        aims: By row: what is to be reached, in words, and whether it is; None where the seeds do
+            not tell.
         beside: A further column of the table, by row, such as what a paper reports.
         beside_name: Its head.
         note: What a reader must know.
@@ -43,7 +44,7 @@ class Grid:
     text: Callable[[Values], str]
     axis: str
     log: bool = False
-    aims: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    aims: Mapping[str, tuple[str, bool | None]] = field(default_factory=dict)
     beside: Mapping[str, str] = field(default_factory=dict)
     beside_name: str = ""
     note: str = ""
