@@ -57,7 +57,7 @@ _SCENARIO_OPTIONS = (
     click.option("--asynchronous", is_flag=True,
                  help="Let ranks go on at their own pace, with methods that wait for nobody."),
     click.option("--loss", type=_REAL, metavar="P", default=0.0,
-                 help="Probability that a message to a neighbour is lost [0]."),
+                 help="Probability that a message is lost [0]."),
     click.option("--retransmit", type=_POSITIVE, metavar="MS",
                  help="After which a lost message is sent again, as by TCP [it is gone]."),
 )  # fmt: skip

@@ -37,6 +37,7 @@ class Traffic:
         copies: How many of them each rank sends, ``(n,)``; of an average over all, a ring's.
         failures: How often each message is sent in vain; None where none is sent again.
         by_leaders: Whether one rank of each machine averages over all for the others.
+        number: Index of the round.
     """
 
     nbytes: float
@@ -44,6 +45,7 @@ class Traffic:
     copies: Numbers
     failures: npt.NDArray[np.int64] | None = None
     by_leaders: bool = False
+    number: int = 0
 
     @property
     def bytes_sent(self) -> Numbers:
@@ -67,10 +69,11 @@ class AveragingScheme(ABC):
         self._method, self._schedule, self._scenario = method, schedule, scenario
         self.mixing: MixingRound | None = None
         self.active: Mask = np.ones(ranks, dtype=bool)
+        self._number = 0
 
     def begin(self, number: int, active: Mask) -> None:
         """Begin round ``number`` among the ranks that are there."""
-        self.active = active
+        self._number, self.active = number, active
 
     @property
     def biases(self) -> torch.Tensor | None:
@@ -104,7 +107,6 @@ class NeighborAveraging(AveragingScheme):
         self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
     ) -> None:
         super().__init__(method, ranks, schedule, scenario)
-        self._number = 0
         self._round_of = lru_cache(maxsize=_ROUNDS)(self._make_round)
 
     def _make_round(self, number: int) -> MixingRound:
@@ -120,7 +122,6 @@ class NeighborAveraging(AveragingScheme):
     @override
     def begin(self, number: int, active: Mask) -> None:
         super().begin(number, active)
-        self._number = number
         planned = self.round_of(number)
         gone = ~active[planned.sources] | ~active[planned.targets]
         self._sent = planned.without(gone)
@@ -206,7 +207,13 @@ class GlobalAveraging(AveragingScheme):
 
     @override
     def traffic(self, nbytes: float) -> Traffic:
-        return Traffic(nbytes, None, copies_of_ring(self.active))
+        return self._traffic_among(self.active, nbytes)
+
+    def _traffic_among(self, senders: Mask, nbytes: float, *, by_leaders: bool = False) -> Traffic:
+        """Return what some ranks send each other, each message as often as can be expected."""
+        count = int(senders.sum())
+        copies = senders.astype(np.float64) * (2 * (count - 1) / count) / (1 - self._scenario.loss)
+        return Traffic(nbytes, None, copies, by_leaders=by_leaders, number=self._number)
 
     @property
     def _parts(self) -> int:
@@ -243,12 +250,6 @@ class NoAveraging(AveragingScheme):
     @override
     def traffic(self, nbytes: float) -> Traffic:
         raise TypeError("ranks that train alone send nothing")
-
-
-def copies_of_ring(senders: Mask) -> Numbers:
-    """Return how often each of some ranks sends its tensor in an allreduce of a ring, ``(n,)``."""
-    count = int(senders.sum())
-    return senders.astype(np.float64) * (2 * (count - 1) / count)
 
 
 def row_bytes(states: Mapping[str, torch.Tensor]) -> int:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from asyncddp.simulate.averaging import Traffic
 from asyncddp.simulate.mixing_round import Mask, MixingRound
 from asyncddp.simulate.scenario import Scenario
-from topology import communication_cost, ring
+from topology import Cost, communication_cost, ring
 
 Numbers = npt.NDArray[np.float64]
 
@@ -25,7 +25,8 @@ class RankClocks:
     time of the message by :class:`topology.Links` and :math:`\delta_j` the delay of j's messages.
     An average over all ranks begins when the last one is there, and takes the time of the fastest
     allreduce of :func:`topology.communication_cost`, or of the hierarchical one where one rank of
-    each machine averages for the others. A message that is sent again comes so much later.
+    each machine averages for the others. A message that is sent again comes so much later; of each
+    round of an allreduce, the last one counts.
 
     Attributes:
         now: Seconds since the start, ``(n,)``.
@@ -35,7 +36,7 @@ class RankClocks:
         self._scenario, self._compute = scenario, scenario.compute_seconds(ranks)
         self._delays = scenario.delays(ranks)
         self.now: Numbers = np.zeros(ranks)
-        self._allreduce = lru_cache(maxsize=None)(self._allreduce_seconds)
+        self._allreduce = lru_cache(maxsize=None)(self._allreduce_cost)
         self._times: dict[tuple[int, float], tuple[MixingRound, Numbers]] = {}
 
     def advance(self, traffic: Traffic | None, active: Mask, *, hidden: bool) -> None:
@@ -51,8 +52,10 @@ class RankClocks:
         if traffic is None:
             after = ready
         elif traffic.mixing is None:
-            by_leaders = traffic.by_leaders
-            wait = self._allreduce(len(active), traffic.nbytes, by_leaders=by_leaders)
+            cost = self._allreduce(len(active), traffic.nbytes, by_leaders=traffic.by_leaders)
+            rounds = round(cost.messages_per_rank)
+            again = self._scenario.seconds_again(traffic.number, rounds, len(active))
+            wait = cost.seconds + again
             after = np.maximum(ready, np.max((sent + self._delays)[active]) + wait)
         else:
             mixing = traffic.mixing
@@ -73,10 +76,10 @@ class RankClocks:
             self._times[key] = mixing, seconds + self._delays[mixing.sources]
         return self._times[key][1]
 
-    def _allreduce_seconds(self, ranks: int, nbytes: float, *, by_leaders: bool) -> float:
+    def _allreduce_cost(self, ranks: int, nbytes: float, *, by_leaders: bool) -> Cost:
         if ranks == 1:
-            return 0.0
+            return Cost(0.0, 0.0, 0.0)
         cost = communication_cost(ring(ranks), nbytes, self._scenario.network)
         if by_leaders:
-            return cost.hierarchical_allreduce.seconds
-        return min(one.seconds for one in cost.allreduces.values())
+            return cost.hierarchical_allreduce
+        return min(cost.allreduces.values(), key=lambda one: one.seconds)

@@ -10,7 +10,6 @@ from asyncddp.simulate.averaging import (
     GlobalAveraging,
     NeighborAveraging,
     Traffic,
-    copies_of_ring,
     row_bytes,
 )
 from asyncddp.simulate.mixing_round import MixingRound
@@ -104,7 +103,7 @@ class MachineGlobalAveraging(GlobalAveraging):
     def traffic(self, nbytes: float) -> Traffic:
         leaders = np.zeros(len(self.active), dtype=bool)
         leaders[self._leaders] = True
-        return Traffic(nbytes, None, copies_of_ring(leaders), by_leaders=True)
+        return self._traffic_among(leaders, nbytes, by_leaders=True)
 
 
 def mean_by_machine(stacked: torch.Tensor, local: int) -> torch.Tensor:

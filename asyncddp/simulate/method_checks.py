@@ -152,7 +152,7 @@ def _check_failures(
 ) -> None:
     differences = method.compression is CompressionUse.DIFFERENCES
     overall = issubclass(kind, GlobalAveraging)
-    lost = ["loss"] if (scenario.loss if overall else scenario.loses_messages) else []
+    lost = ["loss"] if scenario.loses_messages else []
     for name in [*lost, *(["departures"] if scenario.departures else [])]:
         if differences:
             raise ArgumentError(
@@ -165,4 +165,5 @@ def _check_failures(
                 f"Scenario: argument {name}: {method.name} averages over all ranks"
                 f"{' by compressed parts' if compressed else ''}, which fails as a whole if "
                 "anything is missing; expected a method that averages with neighbours"
+                f"{_or_again(name)}"
             )

@@ -27,7 +27,7 @@ class Scenario:
             ranks share a machine as well, one :class:`topology.Link` for all, or its text such as
             ``"100Mbit,20ms"``.
         delay: Seconds by which messages of a rank arrive later than over its links, ``{0: 0.2}``.
-        loss: Probability that a message to a neighbour is lost. The receiver's own tensor takes its
+        loss: Probability that a message is lost. The receiver's own tensor takes its
             place, as where a neighbour has left; with push-sum, the share is gone.
         retransmit_after: Seconds after which a lost message is sent again, until it arrives, in the
             order of those between two ranks, as TCP does it, after 0.2 s at least: a loss then
@@ -142,6 +142,14 @@ class Scenario:
         if not self.loses_messages:
             return np.zeros(len(sources), dtype=bool)
         return np.random.default_rng([self.seed, number]).random(len(sources)) < self.loss
+
+    def seconds_again(self, number: int, rounds: int, messages: int) -> float:
+        """Draw how long messages that are sent again hold up the rounds of allreduce ``number``."""
+        if not self.loss or self.retransmit_after is None:
+            return 0.0
+        random = np.random.default_rng([self.seed, number])
+        failures = random.geometric(1 - self.loss, (rounds, messages)) - 1
+        return self.retransmit_after * float(failures.max(axis=1, initial=0).sum())
 
     def failures(
         self, number: int, sources: npt.NDArray[np.intp], targets: npt.NDArray[np.intp]

@@ -242,7 +242,27 @@ def test_methods_that_cannot_miss_a_message_say_so(argument):
         train("bytegrad", scenario=scenario)
 
 
-def test_an_average_over_all_ranks_loses_nothing():
+def test_an_average_over_all_waits_for_the_last_message_of_each_round():
+    """Of the fastest allreduce's rounds, each with a message of each rank; draws by hand."""
+    ranks, loss = 8, 0.3
+    plain, lossy = (
+        train(
+            "gradient_allreduce",
+            ranks=ranks,
+            scenario=simulate.Scenario(loss=p, retransmit_after=0.2, links=Link(0.01, 1e15)),
+        )
+        for p in (0.0, loss)
+    )
+    torch.testing.assert_close(plain.parameters, lossy.parameters, rtol=0, atol=0)
+    rounds = 2 * 3  # halving and doubling, with the fewest latencies
+    for step, seconds in enumerate(np.diff(lossy.seconds) - np.diff(plain.seconds)):
+        drawn = np.random.default_rng([0, step]).geometric(1 - loss, (rounds, ranks)) - 1
+        assert seconds == pytest.approx(0.2 * drawn.max(axis=1).sum())
+    assert lossy.bytes_sent[-1] == pytest.approx(plain.bytes_sent[-1] / (1 - loss))
+
+
+def test_an_average_over_all_ranks_loses_nothing_for_good():
     """Its messages are not to neighbours."""
-    with pytest.raises(ArgumentError, match="expected a method that averages with neighbours"):
+    words = "expected a method that averages with neighbours, or retransmit_after=0.2"
+    with pytest.raises(ArgumentError, match=words):
         train("gradient_allreduce", scenario=simulate.Scenario(loss=0.1))
