@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 
 from asyncddp.errors import ArgumentError
 from asyncddp.simulate.problem import Batch, Problem
-from asyncddp.tensors.allocation import empty_like, make_tensor, zeros
+from asyncddp.tensors.allocation import empty_like, zeros
 from asyncddp.tensors.buckets import NamedFlatBucket, fragments_of, partition
 
 Named = dict[str, torch.Tensor]
@@ -74,13 +74,8 @@ class StackedModel:
         buffers = [dict(model.named_buffers()) for model in models]
         self.buffers = {key: torch.stack([one[key] for one in buffers]) for key in buffers[0]}
         chunk = self._usual_chunk(problem) if chunk is None else chunk
-        self._one_by_one = chunk == 1
-        self._gradients = vmap(
-            grad_and_value(self._loss_of, has_aux=True),
-            in_dims=0,
-            randomness="different",
-            chunk_size=chunk,
-        )
+        self._chunk = self.ranks if chunk is None else min(chunk, self.ranks)
+        self._stacked_losses = vmap(self._loss_of, randomness="different")
 
     @property
     def nbytes(self) -> int:
@@ -95,12 +90,12 @@ class StackedModel:
         return 1 if convolves and large else None
 
     def _loss_of(
-        self, parameters: Named, buffers: Named, batch: Batch
-    ) -> tuple[torch.Tensor, Named]:
-        """Evaluate the loss of one rank; gives the buffers as well, which the model may change."""
+        self, parameters: Mapping[str, torch.Tensor], buffers: Named, batch: Batch
+    ) -> torch.Tensor:
+        """Evaluate the loss of one rank, which may write into the buffers."""
         inputs, *targets = batch
         output = functional_call(self._template, {**parameters, **buffers}, (inputs,))
-        return self._loss(output, *targets), buffers
+        return self._loss(output, *targets)
 
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Set the gradients of all ranks, each at its own parameters on its batch.
@@ -111,26 +106,40 @@ class StackedModel:
         Returns:
             The loss of each rank, ``(n,)``.
         """
-        if self._one_by_one:
-            return self._gradients_one_by_one(batch)
-        found, (losses, buffers) = self._gradients(dict(self.parameters), self.buffers, batch)
-        for name, gradient in found.items():
-            self.parameters[name].grad = gradient
-        self.buffers = {name: one.detach() for name, one in buffers.items()}
-        detached: torch.Tensor = losses.detach()
-        return detached
+        if self._chunk == self.ranks > 1:
+            losses = self._stacked_losses(dict(self.parameters), self.buffers, batch)
+            found = self._backward(losses.sum(), self.parameters)
+            for name, parameter in self.parameters.items():
+                parameter.grad = found[name]
+            return losses.detach()
+        parts = []
+        for parameter in self.parameters.values():
+            parameter.grad = empty_like(parameter)
+        for first in range(0, self.ranks, self._chunk):
+            places = slice(first, min(first + self._chunk, self.ranks))
+            found, losses = self._gradients_of_some(places, tuple(one[places] for one in batch))
+            parts.append(losses)
+            for name, parameter in self.parameters.items():
+                assert parameter.grad is not None
+                parameter.grad[places] = found[name]
+        return torch.cat(parts)
 
-    def _gradients_one_by_one(self, batch: Batch) -> torch.Tensor:
-        losses = []
-        stacked = {name: empty_like(one) for name, one in self.parameters.items()}
-        for rank in range(self.ranks):
-            found, loss = self.gradients_of(rank, tuple(one[rank : rank + 1] for one in batch))
-            losses.append(loss)
-            for name, gradient in found.items():
-                stacked[name][rank] = gradient
-        for name, parameter in self.parameters.items():
-            parameter.grad = stacked[name]
-        return make_tensor(losses, torch.float64)
+    def _gradients_of_some(self, places: slice, batch: Batch) -> tuple[Named, torch.Tensor]:
+        """Return the gradients of consecutive ranks, stacked, and their losses."""
+        one = places.stop - places.start == 1
+        at = places.start if one else places
+        rows = {name: row.detach()[at].requires_grad_() for name, row in self.parameters.items()}
+        buffers = {name: row[at] for name, row in self.buffers.items()}
+        if one:
+            losses = self._loss_of(rows, buffers, tuple(row[0] for row in batch)).reshape(1)
+        else:
+            losses = self._stacked_losses(rows, buffers, batch)
+        return self._backward(losses.sum(), rows), losses.detach()
+
+    def _backward(self, loss: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> Named:
+        """Return the gradients of the ranks' losses, whose sum has them all."""
+        found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        return dict(zip(parameters, found, strict=True))
 
     def gradients_of(self, rank: int, batch: Batch) -> tuple[Named, float]:
         """Return the gradients of one rank at its own parameters, by name, and its loss.
@@ -139,12 +148,8 @@ class StackedModel:
             rank: The rank.
             batch: Tensors ``(1, samples, …)``.
         """
-        rows = {name: one.detach()[rank].requires_grad_() for name, one in self.parameters.items()}
-        buffers = {name: one[rank] for name, one in self.buffers.items()}  # which it may change
-        with torch.enable_grad():
-            loss, _ = self._loss_of(rows, buffers, tuple(one[0] for one in batch))
-            found = torch.autograd.grad(loss, list(rows.values()), materialize_grads=True)
-        return dict(zip(rows, found, strict=True)), float(loss.detach())
+        found, loss = self._gradients_of_some(slice(rank, rank + 1), batch)
+        return found, float(loss)
 
     def flat_rows(self) -> torch.Tensor:
         """Return all parameters in float64, one row a rank, ``(n, d)``, in the model's order."""

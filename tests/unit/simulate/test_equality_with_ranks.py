@@ -351,7 +351,7 @@ def test_schedules_of_the_learning_rate(optimizer):
     assert any((run.parameters[name] != flat.parameters[name]).any() for name in real)
 
 
-@pytest.mark.parametrize("chunk", [None, 1])
+@pytest.mark.parametrize("chunk", [None, 1, 2])
 def test_batch_normalisation_keeps_running_means_for_each_rank(chunk):
     """Buffers are stacked too: the means are those that each rank's module would have."""
     generator = torch.Generator().manual_seed(1)
