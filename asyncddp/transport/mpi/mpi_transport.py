@@ -131,9 +131,9 @@ class MPITransport(Transport):
         return self._tensors.irecv(out, peer, tag)
 
     def _message_collectives(self, tensor: torch.Tensor) -> MessageCollectives | None:
-        """Return what sums a tensor over TCP by sends and receives of many pieces at once.
+        """Return what sums or gathers over TCP by sends and receives of many pieces at once.
 
-        MPI sums a small one of many ranks in fewer messages, though in more of them in a row.
+        With many ranks MPI takes fewer messages for a small one, though more of them in a row.
         """
         if self._collectives is None or (tensor.nbytes <= SHORT_BYTES and self.size > FEW_RANKS):
             return None
@@ -203,6 +203,8 @@ class MPITransport(Transport):
     @override
     @translate_mpi_errors
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        if (collectives := self._message_collectives(out)) is not None:
+            return collectives.allgather(tensor, out, counts)
         if out.nbytes > _MAX_COUNT:
             raise ArgumentError(
                 f"allgather of {out.nbytes} bytes in all: expected at most {_MAX_COUNT}, which MPI "
