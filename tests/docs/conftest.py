@@ -1,19 +1,23 @@
-"""A warm Python for the scripts of all pages, and a folder for each page."""
+"""How scripts of all pages are run, and a folder for each page."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import REPO, Block, blocks_of
+from tests.support.processes import warm_server
 
-Run = Callable[[str, Path], tuple[int, str]]
+RUN = """
+import runpy, sys, warnings
+warnings.simplefilter("error")
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
 
 
 def environment() -> dict[str, str]:
@@ -30,31 +34,26 @@ def environment() -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="session")
-def run_python() -> Iterator[Run]:
-    """Run a script's text in a folder; give its exit code and what it has printed."""
-    warm = Path(__file__).with_name("warm_python.py")
-    process = subprocess.Popen(
-        [sys.executable, str(warm)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+def run_python(text: str, folder: Path) -> tuple[int, str]:
+    """Run a script's text in a folder as ``python -W error`` does, in a process that is warm.
+
+    Returns:
+        Its exit code and what it has printed.
+    """
+    script = folder / ".script.py"
+    script.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        warm_server().command("-c", RUN, str(script)),
+        cwd=folder,
         env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
     )
-    assert process.stdin
-    assert process.stdout
-
-    def run(text: str, folder: Path) -> tuple[int, str]:
-        script, output = folder / ".script.py", folder / ".output"
-        script.write_text(text, encoding="utf-8")
-        process.stdin.write(json.dumps([str(script), str(folder), str(output)]) + "\n")
-        process.stdin.flush()
-        return int(process.stdout.readline()), output.read_text(encoding="utf-8")
-
-    yield run
-    process.stdin.close()
-    assert process.wait(20) == 0
-    process.stdout.close()
+    return done.returncode, done.stdout
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from tests.docs.blocks import PAGES, blocks_of
-from tests.docs.conftest import environment, name_of
+from tests.docs.conftest import environment, name_of, run_python
 from tests.docs.parsed_commands import check_script
 from tests.support.processes import warm_server
 
@@ -99,7 +99,7 @@ def test_output_stands_below_what_prints_it():
 
 
 @of("python", without=["cells", "ranks"])
-def test_python_runs_on_one_rank(run_python, folder_of, block):
+def test_python_runs_on_one_rank(folder_of, block):
     """A block of Python is a whole script, which runs by itself and without a warning."""
     code, printed = run_python(block.text, folder_of(block.page))
     assert code == 0, printed
@@ -108,7 +108,7 @@ def test_python_runs_on_one_rank(run_python, folder_of, block):
 
 
 @of("python", "cells")
-def test_cells_run_in_ipython(run_python, folder_of, block):
+def test_cells_run_in_ipython(folder_of, block):
     """Cells run one after the other in IPython, which knows their magics."""
     script = CELLS.format(cells=[cell.strip() for cell in block.text.split("\n# %%\n")])
     code, printed = run_python(script, folder_of(block.page))
@@ -158,7 +158,7 @@ def test_diffs_begin_at_a_script(block):
 
 
 @of("diff", without=["ranks"])
-def test_diffs_lead_to_a_script_that_runs(run_python, folder_of, block):
+def test_diffs_lead_to_a_script_that_runs(folder_of, block):
     """The new side runs on one rank and prints something."""
     code, printed = run_python(block.script, folder_of(block.page))
     assert code == 0, printed
