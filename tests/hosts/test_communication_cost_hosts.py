@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ from tests.support.processes import REPO, warm_python
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
-ROUNDS = 3
+ROUNDS = 2
 ATTEMPTS = 3  # what else runs on the machine makes a call late, and never early
 ONE_PEER, RING = ("one-peer", "plain sockets"), ("ring", "plain sockets")
 ALLREDUCE = ("allreduce", "gloo")
@@ -29,8 +30,9 @@ def test_plain_sockets_and_gloo_s_ring_take_what_is_predicted(
 ):
     """Within 15 %: one peer, two neighbours at once, a ring allreduce; and ours is right.
 
-    Held against those that add least of their own. A machine that is busy is given other chances;
-    a wrong model fails all of them. Over a long link tensors are larger, as TCP begins slowly.
+    Held against those that add least of their own, by the fastest call of each: a machine that is
+    busy is given other chances; a wrong model fails all of them. Over a long link tensors are
+    larger, as TCP begins slowly.
     """
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
     monkeypatch.setattr(sys, "executable", warm_python())
@@ -42,17 +44,19 @@ def test_plain_sockets_and_gloo_s_ring_take_what_is_predicted(
     if problem := refusal():
         pytest.skip(problem)
     network = HostNetwork(4 // ranks, "100mbit", latency, ranks_per_host=ranks)
-    off: list[dict[tuple[str, str], float]] = []
+    fastest = dict.fromkeys(judged, math.inf)
     for _ in range(ATTEMPTS):
         found = measure(network, nbytes, ROUNDS, lambda text: None)
         assert found.missing == {}, "a result was wrong, or somebody could not run"
-        ratios = found.ratios()
-        assert {average for average, by in ratios if by == OURS} == {
+        assert {row.table for row in found.rows if row.rival == OURS} == {
             "one-peer",
             "ring",
             "allreduce",
         }
-        off.append({key: ratios[key] for key in judged})
-        if all(abs(ratio - 1) <= WITHIN for ratio in off[-1].values()):
+        for row in found.rows:
+            if (judge := (row.table, row.rival)) in fastest:
+                ratio = min(row.seconds) / found.predicted(row.table, row.nbytes)
+                fastest[judge] = min(fastest[judge], ratio)
+        if all(abs(ratio - 1) <= WITHIN for ratio in fastest.values()):
             return
-    pytest.fail(f"{found.place}: seconds ÷ prediction {off}")
+    pytest.fail(f"{found.place}: seconds ÷ prediction {fastest}")
