@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 from asyncddp.testing.process_pool import ProcessPool
+from tests.support.distribution import Groups, group_of
 from tests.support.leaks import Traces
 from tests.support.marks import parameters
 from tests.support.processes import warm_server
@@ -58,6 +59,18 @@ def pytest_collection() -> Generator[None, object, object]:
         freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let all tests on a world of processes follow the first of them, so that it starts once.
+
+    Pytest's own order of a parameter's values is by their places in each test's list of rows.
+    """
+    places: dict[str, int] = {}
+    for item in items:
+        places.setdefault(group_of(item.nodeid), len(places))
+    items.sort(key=lambda item: places[group_of(item.nodeid)])
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """The seed of a soak: that of ``--seed``, else a random one. It is printed."""
@@ -72,8 +85,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where there are to be several workers (``-n 2``), each takes whole groups of tests."""
     if config.getoption("dist") != "load":
         return None  # another way was asked for
-    from tests.support.distribution import Groups
-
     return Groups(config, log)
 
 
