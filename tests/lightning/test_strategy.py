@@ -140,7 +140,7 @@ def mistakes() -> list[str]:
     return told
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-4")
 def test_every_method_fits_validates_and_resumes(world: World, tmp_path: Path) -> None:
     """Steps are counted on, reduced metrics are equal on all ranks."""
     world.run(fits_and_resumes, str(tmp_path))
