@@ -13,7 +13,7 @@ import torch
 
 import asyncddp as bf
 import topology
-from tests.support import LoopbackWorld, on
+from tests.support import LoopbackWorld
 from tests.support.bagua_net import (
     LR,
     STEPS,
@@ -27,6 +27,7 @@ from tests.support.bagua_net import (
 )
 from tests.support.bagua_simulation import Simulation
 from tests.support.bagua_training import Run, all_equal, assert_near, train, vectors
+from tests.support.pairwise import by_transport
 
 SMALL = 600
 """Bytes of a bucket that make four of the model; the largest parameter has one of its own."""
@@ -252,8 +253,7 @@ SPOTS = {
 }
 
 
-@on("mpi-2", "mpi-4", "shared_memory-2", "shared_memory-4")
-@pytest.mark.parametrize("method", SPOTS)
+@by_transport(["mpi-2", "mpi-4", "shared_memory-2", "shared_memory-4"], method=SPOTS)
 def test_between_processes(world, method):
     """MPI and shared memory carry what threads do."""
     simulate, make, options = SPOTS[method]

@@ -15,6 +15,7 @@ import topology
 from asyncddp.shm.buddy_allocator import BuddyAllocator
 from asyncddp.tensors import allocation
 from tests.support import LoopbackWorld, on
+from tests.support.pairwise import pairwise
 from tests.unit.optim.optim_reference import vector
 
 WHOLE = 1000.0  # MiB: all buckets travel whole
@@ -82,10 +83,12 @@ def assert_same_bits(world, *args, megabytes=0.25, **options):
         assert torch.equal(one, other)
 
 
-@some_worlds
-@by_method
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("bucket", [25, 0.1])
+@pairwise(
+    world=["loopback-4", "mpi-4", "shared_memory-4"],
+    method=list(METHODS),
+    family=list(FAMILIES),
+    bucket=[25, 0.1],
+)
 def test_same_bits(world, method, family, bucket):
     """One large bucket, and several that are no multiples of a piece."""
     assert_same_bits(world, method, FAMILIES[family](4), bucket_size_in_mb=bucket)
@@ -202,13 +205,12 @@ def bytes_beyond_buckets(method, megabytes, family, layers):
     return found["most"] - before, sum(one.nbytes for one in model.parameters())
 
 
-processes = on("mpi-2", "shared_memory-2", "mpi-4", "shared_memory-4")
-
-
-@processes
-@by_method
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("megabytes", [0.25, 0.5])
+@pairwise(
+    world=["mpi-2", "shared_memory-2", "mpi-4", "shared_memory-4"],
+    method=list(METHODS),
+    family=list(FAMILIES),
+    megabytes=[0.25, 0.5],
+)
 def test_memory_has_the_limit(world, method, family, megabytes):
     """Messages under way and ring buffers together take what is allowed: a quarter of a model."""
     for most, model in world.run(bytes_beyond_buckets, method, megabytes, family, 8):
@@ -217,9 +219,7 @@ def test_memory_has_the_limit(world, method, family, megabytes):
         assert most > 0
 
 
-@on("shared_memory-2", "shared_memory-4")
-@by_method
-@pytest.mark.parametrize("family", FAMILIES)
+@pairwise(world=["shared_memory-2", "shared_memory-4"], method=list(METHODS), family=list(FAMILIES))
 def test_memory_by_default_where_all_share_it(world, method, family):
     """At most 4 MiB, whatever the model's size."""
     for most, model in world.run(bytes_beyond_buckets, method, None, family, 24):

@@ -17,10 +17,11 @@ import torch
 import asyncddp as bf
 import topology
 from tests.conformance.test_mismatches import BEFORE_DEADLINE, ODD, works_on
-from tests.support import DELAY, WORLDS, FileEvent, deadline_of, on
+from tests.support import DELAY, OF_SEVERAL, FileEvent, deadline_of, on
 from tests.support.oracle import held
+from tests.support.pairwise import by_transport
 
-SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+SEVERAL = on(*OF_SEVERAL)
 NEAR = on("shared_memory-2", "shared_memory-4")
 USES = 4
 """Uses after which a name goes through ring buffers."""
@@ -121,8 +122,7 @@ def as_alone(graph, seed):
             assert handle.wait() is got
 
 
-@SEVERAL
-@pytest.mark.parametrize("graph", GRAPHS)
+@by_transport(OF_SEVERAL, graph=GRAPHS)
 def test_each_gives_what_it_gives_alone(world, graph):
     """Bit by bit, whatever the order of calls and waits on each rank, and where one blocks."""
     world.run(as_alone, graph, 1)

@@ -12,10 +12,11 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.transport import Transport
-from tests.support import DELAY, WORLDS, FileEvent, on, until
+from tests.support import DELAY, OF_SEVERAL, FileEvent, on, until
 from tests.support.oracle import check, held, mixed
+from tests.support.pairwise import by_transport
 
-SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+SEVERAL = on(*OF_SEVERAL)
 
 
 def expected(of):
@@ -255,8 +256,7 @@ def fused(count, weights):
     return counted.posts / len(peers)
 
 
-@SEVERAL
-@pytest.mark.parametrize("weights", ["static", "weighted", "dynamic", "scaled"])
+@by_transport(OF_SEVERAL, weights=["static", "weighted", "dynamic", "scaled"])
 def test_many_small_verbs_travel_in_few_messages(world, weights):
     """Fifty verbs to the same peers are far fewer than fifty messages to each."""
     for posts in world.run(fused, 50, weights):

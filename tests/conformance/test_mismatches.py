@@ -10,10 +10,9 @@ import torch
 
 import asyncddp as bf
 import topology
-from tests.support import BEFORE_DEADLINE, DELAY, WORLDS, FileEvent, deadline_of, on, until
+from tests.support import BEFORE_DEADLINE, DELAY, OF_SEVERAL, FileEvent, deadline_of, on, until
 from tests.support.pairwise import pairwise
 
-OF_SEVERAL = [name for name, (_, size) in WORLDS.items() if size > 1]
 SEVERAL = on(*OF_SEVERAL)
 ODD = 1
 """The rank that differs."""

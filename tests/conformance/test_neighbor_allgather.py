@@ -12,11 +12,11 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.tensors.dtypes import DTYPES
-from tests.support import WORLDS, LoopbackWorld, on
+from tests.support import OF_SEVERAL, LoopbackWorld, on
 from tests.support.oracle import FAMILIES, family, held
 from tests.support.pairwise import by_transport
 
-SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+SEVERAL = on(*OF_SEVERAL)
 LENGTHS = (17, 32, 0, 12, 15, 23, 22, 3)
 
 

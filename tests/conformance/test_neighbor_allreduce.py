@@ -9,7 +9,7 @@ import torch
 import asyncddp as bf
 import topology
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
-from tests.support import WORLDS, LoopbackWorld, on
+from tests.support import OF_SEVERAL, LoopbackWorld, on
 from tests.support.oracle import (
     AVERAGING,
     FAMILIES,
@@ -23,7 +23,7 @@ from tests.support.oracle import (
 )
 from tests.support.pairwise import by_transport
 
-SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+SEVERAL = on(*OF_SEVERAL)
 ROUNDS = 8
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import asyncddp as bf
-from tests.support import WORLDS, on
+from tests.support import OF_SEVERAL, on
 from tests.support.oracle import AVERAGING, SHAPES, check, held, mixed, options
+from tests.support.pairwise import by_transport
 
-SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+SEVERAL = on(*OF_SEVERAL)
 
 
 def partner():
@@ -29,8 +30,7 @@ def averages(dtype):
         check(got, x, mixed(bf.rank(), 0.25, {partner(): 0.75}, of))
 
 
-@SEVERAL
-@pytest.mark.parametrize("dtype", AVERAGING, ids=str)
+@by_transport(OF_SEVERAL, dtype=AVERAGING)
 def test_every_dtype_and_shape(world, dtype):
     """The result is the mean, or the sum with the weights given, in the input's dtype."""
     world.run(averages, dtype)

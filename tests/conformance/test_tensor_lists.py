@@ -16,7 +16,8 @@ from tests.support import on
 from tests.support.oracle import held
 from tests.support.pairwise import pairwise
 
-SOME = on("loopback-4", "shared_memory-4", "mpi-4")
+WORLDS = ["loopback-4", "shared_memory-4", "mpi-4"]
+SOME = on(*WORLDS)
 SETTINGS = {"ranks_per_machine": 2}
 ARGUMENTS = {
     "pair_gossip": lambda: (bf.rank() ^ 1,),
@@ -86,9 +87,7 @@ def agrees_with_single_calls(verb, form):
             assert not one.requires_grad
 
 
-@SOME
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("verb", VERBS)
+@pairwise(verb=VERBS, form=FORMS, world=WORLDS)
 def test_a_list_gives_what_a_call_for_each_tensor_gives(world, verb, form):
     """Whatever the shapes, dtypes and strides, in each use of the name, and for each variant."""
     world.run(agrees_with_single_calls, verb, form, settings=SETTINGS)
@@ -326,8 +325,11 @@ def mismatched(verb, kind):
     return kind_of_error, text, one, other
 
 
-@SOME
-@pairwise(verb=["allreduce", "neighbor_allreduce", "hierarchical_allreduce"], kind=list(OTHERS))
+@pairwise(
+    verb=["allreduce", "neighbor_allreduce", "hierarchical_allreduce"],
+    kind=list(OTHERS),
+    world=WORLDS,
+)
 def test_another_list_on_one_rank_is_an_error_on_all(world, verb, kind):
     """At once, on all ranks concerned, even if the numbers of elements agree; with both lists."""
     found = world.run(mismatched, verb, kind)

@@ -14,11 +14,12 @@ import torch
 from asyncddp.errors import PeerError, WaitTimeoutError
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.transport import TRANSPORTS
-from tests.support import DELAY, WORLDS, FileEvent, on
+from tests.support import DELAY, OF_SEVERAL, WORLDS, FileEvent, on
+from tests.support.pairwise import by_transport
 
 SECONDS = 60.0
 EVERY = on(*WORLDS)
-SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1))
+SEVERAL = on(*OF_SEVERAL)
 TRANSPORT_DTYPES = [row.dtype for row in DTYPES.values() if row.dtype == row.accumulate]
 """The dtypes in which sums are formed; halves and short integers are summed in wider ones."""
 
@@ -261,23 +262,21 @@ def past_deadline(transport, what, folder):
     return message
 
 
-@SEVERAL
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("receive", "receive from rank 1, tag 9,"),
-        ("barrier", "barrier"),
-        ("allreduce", "allreduce"),
-        ("broadcast", "broadcast from rank 1"),
-        ("reduce_scatter", "reduce_scatter"),
-        ("allgather", "allgather"),
-    ],
-    ids=["receive", "barrier", "allreduce", "broadcast", "reduce_scatter", "allgather"],
-)
-def test_a_wait_past_its_deadline_says_who_waited_for_what(world, tmp_path, what, words):
+WAITS = {
+    "receive": "receive from rank 1, tag 9,",
+    "barrier": "barrier",
+    "allreduce": "allreduce",
+    "broadcast": "broadcast from rank 1",
+    "reduce_scatter": "reduce_scatter",
+    "allgather": "allgather",
+}
+
+
+@by_transport(OF_SEVERAL, what=WAITS)
+def test_a_wait_past_its_deadline_says_who_waited_for_what(world, tmp_path, what):
     """Blocking calls raise WaitTimeoutError with rank, operation and limit."""
     message, *_ = world.run_bare(past_deadline, what, tmp_path)
-    assert message == f"rank 0: {words} was not done in 0.2 s"
+    assert message == f"rank 0: {WAITS[what]} was not done in 0.2 s"
 
 
 def given_up_receive(transport):
@@ -402,8 +401,7 @@ def scattered_sums(transport, dtype):
             torch.testing.assert_close(got, mean)
 
 
-@EVERY
-@pytest.mark.parametrize("dtype", TRANSPORT_DTYPES, ids=str)
+@by_transport(WORLDS, dtype=TRANSPORT_DTYPES)
 def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(world, dtype):
     """Of parts both below and above what travels through shared memory."""
     world.run_bare(scattered_sums, dtype)

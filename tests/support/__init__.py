@@ -40,12 +40,13 @@ from asyncddp.testing.rank_function_call import DEFAULT_SETTINGS
 from tests.support.events import BEFORE_DEADLINE, DELAY, PATIENCE, FileEvent, deadline_of, until
 from tests.support.marks import on
 from tests.support.processes import RUN_LIMIT, Finished, run_on_mpirun, run_to_end
-from tests.support.worlds import WORLDS, LoopbackWorld, PoolWorld, World, open_transport
+from tests.support.worlds import OF_SEVERAL, WORLDS, LoopbackWorld, PoolWorld, World, open_transport
 
 __all__ = [
     "BEFORE_DEADLINE",
     "DEFAULT_SETTINGS",
     "DELAY",
+    "OF_SEVERAL",
     "PATIENCE",
     "RUN_LIMIT",
     "WORLDS",

@@ -81,21 +81,24 @@ def pairwise(**given: Collection[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(list(given), rows, **(_WORLDS if "world" in given else {}))
 
 
-def by_transport(**given: Collection[Any]) -> pytest.MarkDecorator:
+def by_transport(
+    worlds: Collection[str] = EVERYWHERE, /, **given: Collection[Any]
+) -> pytest.MarkDecorator:
     """Parametrize a test so that each value meets each transport, on numbers of ranks in turn.
 
     Args:
+        worlds: The numbers of ranks, by names of :data:`tests.support.worlds.WORLDS`.
         **given: The one other parameter and its values, which are shown as their ``str``.
     """
     ((name, values),) = given.items()
     sizes: dict[str, list[str]] = {}
-    for world in EVERYWHERE:
+    for world in worlds:
         sizes.setdefault(WORLDS[world][0], []).append(world)
     rows = [
         pytest.param(world.values[0], value, marks=world.marks, id=f"{world.id}-{value}")
         for number, value in enumerate(values)
-        for worlds in sizes.values()
-        for world in parameters([worlds[number % len(worlds)]])
+        for names in sizes.values()
+        for world in parameters([names[number % len(names)]])
     ]
     return pytest.mark.parametrize(("world", name), rows, **_WORLDS)
 

@@ -6,7 +6,15 @@ from contextlib import closing
 from asyncddp.testing.worlds import LoopbackWorld, PoolWorld, World, world_of
 from asyncddp.transport import TRANSPORTS
 
-__all__ = ["EVERYWHERE", "WORLDS", "LoopbackWorld", "PoolWorld", "World", "open_transport"]
+__all__ = [
+    "EVERYWHERE",
+    "OF_SEVERAL",
+    "WORLDS",
+    "LoopbackWorld",
+    "PoolWorld",
+    "World",
+    "open_transport",
+]
 
 _SIZES = {"loopback": (1, 2, 4), "c10d": (4,)}
 
@@ -16,6 +24,9 @@ WORLDS = {
     for size in _SIZES.get(transport, (2, 4))
 }
 """``{"loopback-4": ("loopback", 4), "mpi-2": ("mpi", 2), …}``"""
+
+OF_SEVERAL = [name for name, (_, size) in WORLDS.items() if size > 1]
+"""Those with somebody to talk to."""
 
 _CHOSEN = os.environ.get("ASYNCDDP_TEST_TRANSPORT")
 
