@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from tests.examples.test_digits import number, table_of
-from tests.support.processes import REPO, Finished, run_to_end, warm_script
+from tests.support.processes import REPO, Finished, run_to_end, warm_script, warm_server
 
 SCRIPT = str(REPO / "examples" / "compression.py")
 PARAMETERS = 64 * 256 + 256 + 256 * 10 + 10
@@ -52,6 +52,6 @@ def test_all_runs_run_on_four_ranks(tmp_path):
 
 def test_one_rank_is_told_to_start_more(tmp_path):
     """Where nobody can be sent anything the script says how to start it."""
-    done = run_to_end([sys.executable, SCRIPT], cwd=tmp_path)
+    done = run_to_end(warm_server().command(SCRIPT), cwd=tmp_path)
     assert done.code == 1
     assert "asyncddp run -np 4" in done.stderr

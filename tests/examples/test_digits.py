@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from tests.support.processes import REPO, Finished, run_to_end, warm_script
+from tests.support.processes import REPO, Finished, run_to_end, warm_script, warm_server
 
 SCRIPT = str(REPO / "examples" / "digits.py")
 PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10
@@ -22,7 +22,7 @@ def run_digits(
     ranks: int, *options: str, cwd: Path, timeout: float = 200, run: tuple[str, ...] = ()
 ) -> Finished:
     if ranks == 1:
-        return run_to_end([sys.executable, SCRIPT, *options], cwd=cwd, timeout=timeout)
+        return run_to_end(warm_server().command(SCRIPT, *options), cwd=cwd, timeout=timeout)
     command = [*ASYNCDDP, "run", "-np", str(ranks), *run, *warm_script(SCRIPT, *options)]
     return run_to_end(command, cwd=cwd, timeout=timeout)
 

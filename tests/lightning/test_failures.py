@@ -164,7 +164,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.launches
 def test_one_process_trains_alone(script: Path) -> None:
     """Without any launcher."""
-    done = run_to_end([sys.executable, str(script), "end", "gradient_allreduce"])
+    done = run_to_end(warm_server().command(str(script), "end", "gradient_allreduce"))
     assert done.code == 0, done
     assert "ranks: 1 steps: 256" in done.stdout, done
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import topology
 from asyncddp import simulate
 from asyncddp.cli.compare_command import compare_command
+from tests.support.processes import run_to_end, warm_server
 
 SMALL = ("--problem", "least_squares", "--steps", "20", "--ranks", "8")
 
@@ -176,13 +177,13 @@ def test_digits_of_real_data_train(tmp_path):
     if importlib.util.find_spec("sklearn") is None:
         pytest.skip("needs scikit-learn")
     table = tmp_path / "digits.csv"
-    command = [
-        sys.executable, "-m", "asyncddp", "compare", "adapt_then_combine", "gradient_allreduce",
+    command = warm_server().command(
+        "-m", "asyncddp", "compare", "adapt_then_combine", "gradient_allreduce",
         "--topology", "base_k", "--ranks", "64", "--alpha", "0.1", "--steps", "60",
         "--csv", str(table),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    )  # fmt: skip
+    done = run_to_end(command)
+    assert done.code == 0, done
     assert done.stderr == ""  # no progress where nobody looks
     rows = [one for one in records(table) if one["measure"] == "score"]
     last = [float(one["value"]) for one in rows if one["step"] == "60"]

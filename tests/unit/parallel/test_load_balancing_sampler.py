@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from itertools import chain
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import asyncddp as bf
-from tests.support import RUN_LIMIT
+from tests.support.processes import run_to_end, warm_server
 
 LENGTHS = random.Random(4).sample(range(1000), 60)
 RANKS = 4
@@ -86,9 +84,8 @@ def test_every_process_draws_the_same():
         f"data = {LENGTHS}\n"
         "print(list(bf.LoadBalancingDistributedSampler(data, int, 4, 1, random_level=0.5)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=RUN_LIMIT, check=True
-    )
+    done = run_to_end(warm_server().command("-c", code))
+    assert done.code == 0, done
     assert done.stdout.strip() == str(list(samplers(random_level=0.5)[1]))
 
 

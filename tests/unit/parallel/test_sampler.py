@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import asyncddp as bf
-from tests.support import RUN_LIMIT
+from tests.support.processes import run_to_end, warm_server
 
 
 def sampler(samples=10, batch_size=3, base_seed=5, **options):
@@ -70,9 +67,8 @@ def test_every_process_draws_the_same():
         "torch.manual_seed(99); torch.rand(7)\n"
         "print([b for b in bf.LocalStepRandomBatchSampler(range(10), 3, 5, rank=1)])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=RUN_LIMIT, check=True
-    )
+    done = run_to_end(warm_server().command("-c", code))
+    assert done.code == 0, done
     state = torch.get_rng_state()
     assert done.stdout.strip() == str(list(sampler(rank=1)))
     assert torch.equal(state, torch.get_rng_state()), "torch's own generator was touched"
