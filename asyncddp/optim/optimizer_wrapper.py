@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from asyncddp.algorithms.model_averager import NeighborProgressMixin
+from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
 
 
 class TransparentOptimizerWrapper(torch.optim.Optimizer):

@@ -11,7 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
 from asyncddp.algorithms import Algorithm
-from asyncddp.algorithms.model_averager import ModelAverager, NeighborProgressMixin
+from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.algorithms.wrapper_setup import check_weights, next_label, require_equal_settings
 from asyncddp.context import current

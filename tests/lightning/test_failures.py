@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -172,8 +171,11 @@ def test_one_process_trains_alone(script: Path) -> None:
 @pytest.mark.launches
 def test_an_exception_on_one_rank_ends_all_under_torchrun(script: Path) -> None:
     """With the exception's own words, and none left."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = run_to_end([*torchrun, "--standalone", str(script), "raise", "adapt_with_combine"])
+    python = warm_server().python
+    torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = run_to_end(
+        [*torchrun, "--no-python", python, str(script), "raise", "adapt_with_combine"]
+    )
     assert not done.timed_out, done
     assert done.code != 0, done
     assert BEGUN in done.stdout, done
