@@ -47,7 +47,7 @@ def test_the_mean_is_kept_exactly(name):
 def test_the_ranks_come_together(name):
     """Consensus is reached with the default step; the more bits, the sooner."""
     compression = COMPRESSORS[name](ratio=0.1) if name in ("top_k", "random_k") else name
-    for _, distances in LoopbackWorld(N).run(gossip, compression, 100):
+    for _, distances in LoopbackWorld(N).run(gossip, compression, 70):
         assert distances[-1] < 0.3 * distances[0]
 
 

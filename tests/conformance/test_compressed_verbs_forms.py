@@ -117,7 +117,7 @@ def test_a_tensor_compressor_remembers(verb, coarse):
     def case():
         graphs()
         codec = TensorCompressor(ErrorFeedback(coarse))
-        x, total, steps = held(bf.rank(), (200,)), torch.zeros(200), 80
+        x, total, steps = held(bf.rank(), (200,)), torch.zeros(200), 50
         for _ in range(steps):
             total += VERBS[verb](x, compression=codec)
         exact = VERBS[verb](x)
@@ -125,7 +125,7 @@ def test_a_tensor_compressor_remembers(verb, coarse):
         assert codec.uses == steps or (bf.local_rank() and verb == "hierarchical_allreduce")
         return float((total / steps - exact).norm() / once)
 
-    assert max(LoopbackWorld(4).run(case, settings=BY_TWO)) < 0.25
+    assert max(LoopbackWorld(4).run(case, settings=BY_TWO)) < 0.3
 
 
 @every_verb
