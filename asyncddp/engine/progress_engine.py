@@ -22,7 +22,7 @@ from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.engine.work import OperationSpec, Work
-from asyncddp.errors import ArgumentError, NotInitializedError
+from asyncddp.errors import ArgumentError, NotInitializedError, PeerLeftError
 from asyncddp.timeline.profiler_range import ProfilerRange
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import Transport
@@ -259,7 +259,8 @@ class ProgressEngine(ProgressLoop):
     def close(self, reason: str) -> None:
         """Stop the progress thread, fail what is in progress, and announce this rank's exit.
 
-        It raises the error of a peer that has refused an earlier exchange which had ended here.
+        It raises the error of a peer that has refused an earlier exchange which had ended here; not
+        where the peer has given up its part since a rank has left, as this one does.
         """
         if self.thread is not None:
             self.thread.stop()
@@ -270,8 +271,9 @@ class ProgressEngine(ProgressLoop):
             self.announce_exit(reason)
             if not self.closed:
                 self._end("shut down before its end")
-        if self._channels.late_error is not None:
-            raise self._channels.late_error
+        late = self._channels.late_error
+        if late is not None and not isinstance(late, PeerLeftError):
+            raise late
 
 
 def _check_name(verb: str, name: str) -> None:

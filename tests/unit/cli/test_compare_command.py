@@ -189,8 +189,8 @@ def test_digits_of_real_data_train(tmp_path):
     last = [float(one["value"]) for one in rows if one["step"] == "60"]
     assert len(last) == 2
     assert np.min(last) > 0.6
-    command = [*command[:5], "-n", "2000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    command = warm_server().command("-m", "asyncddp", "compare", "adapt_then_combine", "-n", "2000")
+    done = run_to_end(command)
     assert "digits: argument ranks: expected 1 to 1348" in done.stderr
 
 
