@@ -83,14 +83,21 @@ class CollectiveRequest:
             self._end(None)
 
     def _step(self, steps: Steps, waiting: list[PointToPointRequest]) -> None:
-        """Go on with a piece as far as that is possible, and keep it unless it has ended."""
-        while all([request.test() for request in waiting]):
+        """Go on with a piece as far as that is possible, and keep it unless it has ended.
+
+        Of what it waits for the first that has not ended is tested, again and again, and no more.
+        """
+        while True:
+            while waiting:
+                if not waiting[0].test():
+                    self._under_way.append((steps, waiting))
+                    return
+                del waiting[0]
             self.moves += 1
             following = next(steps, None)
             if following is None:
                 return
             waiting = following
-        self._under_way.append((steps, waiting))
 
     def _end(self, error: Exception | None) -> None:
         if not self._ended and self._error is None:
