@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import csv
 from collections.abc import Callable, Iterator, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from asyncddp.cli.console import format_bytes, make_console, make_table
+from asyncddp.cli.compare_report import show, write_files
 from asyncddp.cli.main import click_errors
 from asyncddp.cli.options import IntegerParamType, NumberParamType, add_options
 from asyncddp.cli.topology_options import (
@@ -25,9 +23,7 @@ from asyncddp.cli.topology_options import (
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from asyncddp.simulate import MethodComparison, Problem, Run, Scenario
+    from asyncddp.simulate import MethodComparison, Problem, Scenario
     from topology import GraphOrSchedule, Link
 
 _COUNT, _NATURAL = IntegerParamType(), IntegerParamType(least=0)
@@ -117,8 +113,8 @@ def compare_command(
             seed=given_graph["seed"] or 0,
         )
         title = _title(found, chosen)
-        _show(found, title, scenario)
-        _write(found, title, plot, table_file)
+        show(found, title, scenario)
+        write_files(found, title, plot, table_file)
     if found.refused:
         reasons = [f"{name}: {reason}" for name, reason in found.refused.items()]
         raise click.ClickException("\n  ".join(reasons))
@@ -258,79 +254,3 @@ def _title(found: MethodComparison, chosen: GraphOrSchedule | None) -> str:
 
     graph = "each method's own topology" if chosen is None else topology.describe(chosen)
     return f"{found.problem}, {graph}"
-
-
-def _show(found: MethodComparison, title: str, scenario: Scenario) -> None:
-    console = make_console()
-    console.print(_table(found, title))
-    console.print(_legend(found.runs, scenario), highlight=False)
-    for note in _notes(found.runs):
-        console.print(note, markup=False, highlight=False)
-
-
-def _notes(runs: Sequence[Run]) -> Iterator[str]:
-    """Tell of what no row should be read without."""
-    for run in runs:
-        if not isfinite(run.consensus_distance[-1]):
-            yield f"\n{run.method} has diverged: take a smaller --lr."
-        elif not run.bytes_sent[-1] and run.rank_steps.shape[1] > 1 and "empty" not in run.method:
-            name, interval = run.method.partition(",")[0], max(1, run.steps[-1] // 10)
-            yield (
-                f"\n{run.method} has sent nothing in {run.steps[-1]} steps: each rank has trained "
-                "alone. Take more --steps, or let it average more often: "
-                f"{name}:communication_interval={interval}."
-            )
-
-
-def _table(found: MethodComparison, title: str) -> Table:
-    from rich.text import Text
-
-    scored = any(run.score[-1] == run.score[-1] for run in found.runs)
-    judged = "score" if scored else "error"
-    table = make_table(title, ["method", "loss", judged, "distance", "sent", "seconds"])
-    table.columns[0].justify = "left"
-    for run in found.runs:
-        value = getattr(run, judged)[-1]
-        table.add_row(
-            Text(run.method, "bold cyan"),
-            f"{run.loss[-1]:.4g}",
-            f"{100 * value:.1f} %" if scored else f"{value:.3g}",
-            f"{run.consensus_distance[-1]:.3g}",
-            format_bytes(float(run.bytes_sent[-1])),
-            f"{run.seconds[-1]:.4g}",
-        )
-    return table
-
-
-def _legend(runs: Sequence[Run], scenario: Scenario) -> str:
-    scored = any(run.score[-1] == run.score[-1] for run in runs)
-    judged = (
-        "score       accuracy of the average model on images set aside"
-        if scored
-        else "error       distance of all ranks from the optimum, relative to its norm"
-    )
-    each, link = f"{1000 * scenario.step_seconds:g} ms", scenario.network.between
-    return f"""[dim]\
-loss        of the ranks' batches, on average since the last record
-{judged}
-distance    of the ranks' models from their average, root mean square
-sent        bytes that a rank sends in all steps
-seconds     of {runs[0].steps[-1]} steps: {each} each, and messages over {link}[/]"""
-
-
-def _write(found: MethodComparison, title: str, plot: Path | None, table_file: Path | None) -> None:
-    from asyncddp import simulate
-
-    try:
-        if plot is not None:
-            simulate.draw(found.runs, title).savefig(plot)
-            click.echo(f"Wrote {plot}.")
-        if table_file is not None:
-            columns = simulate.table(found.runs)
-            with table_file.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
-            click.echo(f"Wrote {table_file}.")
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
