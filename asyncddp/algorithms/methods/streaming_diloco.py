@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 
+import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.outer_nesterov import OUTER, OuterNesterov
 from asyncddp.algorithms.wrapper_setup import checked_integer, checked_share
 from asyncddp.errors import ArgumentError
+
+_FRAGMENTS = 4
 
 
 class StreamingDiLoCo(OuterNesterov):
@@ -30,14 +33,14 @@ class StreamingDiLoCo(OuterNesterov):
 
     Args:
         communication_interval: h.
-        fragments: P.
+        fragments: P, at most the number of parameters; None for 4, of which some may be empty.
         delay: :math:`\tau`, less than h; None for 1, or for 0 where h is 1.
         mixing: :math:`\alpha` in [0, 1).
         outer_lr: :math:`\eta` above 0.
         outer_momentum: :math:`\mu` in [0, 1).
 
     Raises:
-        ArgumentError: A number out of range.
+        ArgumentError: A number out of range, or more fragments than parameters.
 
     References:
         Douillard et al., "Streaming DiLoCo with overlapping communication: towards a distributed
@@ -50,7 +53,7 @@ class StreamingDiLoCo(OuterNesterov):
         self,
         *,
         communication_interval: int = 25,
-        fragments: int = 4,
+        fragments: int | None = None,
         delay: int | None = None,
         mixing: float = 0.5,
         outer_lr: float = 0.7,
@@ -58,7 +61,10 @@ class StreamingDiLoCo(OuterNesterov):
     ) -> None:
         super().__init__(communication_interval, outer_lr, outer_momentum)
         interval = communication_interval
-        self.fragments = checked_integer("argument fragments", fragments, 1)
+        self._wanted = fragments
+        self.fragments = checked_integer(
+            "argument fragments", _FRAGMENTS if fragments is None else fragments, 1
+        )
         chosen = min(1, interval - 1) if delay is None else delay
         self.delay = checked_integer("argument delay", chosen, 0)
         if self.delay >= interval:
@@ -67,6 +73,16 @@ class StreamingDiLoCo(OuterNesterov):
                 f"fragment arrives before the next is sent, got {delay!r}"
             )
         self.mixing = checked_share("argument mixing", mixing)
+
+    @override
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        super().check_optimizer(optimizer)
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._wanted is not None and self._wanted > count:
+            raise ArgumentError(
+                f"argument fragments: expected at most {count}, as many as there are parameters, "
+                f"got {self._wanted}: rounds of the others would send nothing"
+            )
 
     @override
     def messages_of(self, shape: Sequence[int]) -> float:

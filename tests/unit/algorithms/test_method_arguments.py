@@ -57,6 +57,21 @@ def test_an_option_out_of_range_is_named(method, argument, value, words):
         ALGORITHMS[method](**{argument: value})
 
 
+@pytest.mark.parametrize("fragments", [3, 99])
+def test_more_fragments_than_parameters_are_refused(fragments):
+    """With the number of parameters; as many as there are is the most that is taken."""
+
+    def train(count):
+        model = torch.nn.Linear(3, 2)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        bf.DistributedOptimizer(sgd, model, "streaming_diloco", fragments=count)
+
+    world = LoopbackWorld(2)
+    world.run(train, 2)
+    with pytest.raises(Exception, match=rf"fragments: expected at most 2, .* got {fragments}"):
+        world.run(train, fragments)
+
+
 def test_states_that_cannot_be_averaged_are_named():
     """An interval has at least a step; Adafactor keeps sums over rows, which are no moments."""
     with pytest.raises(ArgumentError, match="state_intervals: 'exp_avg': expected a whole number"):
