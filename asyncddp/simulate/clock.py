@@ -53,8 +53,9 @@ class RankClocks:
             after = ready
         elif traffic.mixing is None:
             cost = self._allreduce(len(active), traffic.nbytes, by_leaders=traffic.by_leaders)
-            rounds = round(cost.messages_per_rank)
-            again = self._scenario.seconds_again(traffic.number, rounds, len(active))
+            rounds = round(cost.rounds)
+            at_once = round(len(active) * cost.messages_per_rank / max(rounds, 1))
+            again = self._scenario.seconds_again(traffic.number, rounds, at_once)
             wait = cost.seconds + again
             after = np.maximum(ready, np.max((sent + self._delays)[active]) + wait)
         else:
@@ -78,7 +79,7 @@ class RankClocks:
 
     def _allreduce_cost(self, ranks: int, nbytes: float, *, by_leaders: bool) -> Cost:
         if ranks == 1:
-            return Cost(0.0, 0.0, 0.0)
+            return Cost(0.0, 0.0, 0.0, 0.0)
         cost = communication_cost(ring(ranks), nbytes, self._scenario.network)
         if by_leaders:
             return cost.hierarchical_allreduce

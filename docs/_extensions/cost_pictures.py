@@ -52,7 +52,9 @@ def _seconds() -> list[dict[str, list[tuple[int, float]]]]:
             times = {way: one.seconds for way, one in cost.allreduces.items()}
             times[_ONE_PEER] = cost.neighbors.seconds
             if links.ranks_per_machine == 1:
-                del times["hierarchical"]  # it is the ring there
+                del times[
+                    "hierarchical"
+                ]  # it is the ring there, or two latencies and the ring's bytes
             else:
                 machines = topology.one_peer_exponential(n // links.ranks_per_machine)
                 inside = topology.communication_cost(

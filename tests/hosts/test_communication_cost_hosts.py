@@ -55,7 +55,7 @@ def test_plain_sockets_and_gloo_s_ring_take_what_is_predicted(
         }
         for row in found.rows:
             if (judge := (row.table, row.rival)) in fastest:
-                ratio = min(row.seconds) / found.predicted(row.table, row.nbytes)
+                ratio = min(row.seconds) / found.predicted(row)
                 fastest[judge] = min(fastest[judge], ratio)
         if all(abs(ratio - 1) <= WITHIN for ratio in fastest.values()):
             return

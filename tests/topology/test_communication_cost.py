@@ -9,6 +9,7 @@ import pytest
 from graph_cases import build, label
 
 import topology
+from asyncddp.transport.collective_algorithms import FEW_RANKS
 from topology import Link, Links
 
 B, LATENCY, BANDWIDTH = 4e8, 1e-5, 1e9
@@ -41,38 +42,44 @@ def test_step_costs_the_messages_of_the_busiest_rank(graph, messages):
 
 @pytest.mark.parametrize("n", [2, 5, 8, 100])
 def test_allreduces_cost_the_textbook_formulas(n):
-    """With a link for each rank, what the textbooks give; the hierarchy is then the ring."""
+    """With a link for each rank, what the textbooks give; the hierarchy is then of ranks alone."""
     cost = topology.communication_cost(topology.ring(n), B, LINK)
     ring, tree, halving = cost.ring_allreduce, cost.tree_allreduce, cost.halving_doubling_allreduce
     assert ring.seconds == pytest.approx(2 * (n - 1) * (LATENCY + B / n / BANDWIDTH))
     assert ring.bytes_per_rank == pytest.approx(2 * (n - 1) / n * B)
-    assert ring.messages_per_rank == 2 * (n - 1)
+    assert ring.messages_per_rank == ring.rounds == 2 * (n - 1)
     depth = math.ceil(math.log2(n))
     assert tree.seconds == pytest.approx(2 * depth * (LATENCY + B / BANDWIDTH))
-    assert tree.messages_per_rank == depth
+    assert (tree.messages_per_rank, tree.rounds) == (depth, 2 * depth)
     power = 2 ** math.floor(math.log2(n))
     folds = n != power  # the others send all they have, and get all back
     sent = (2 * (power - 1) / power + 2 * folds) * B
     messages = 2 * math.log2(power)
     assert halving.seconds == pytest.approx((messages + 2 * folds) * LATENCY + sent / BANDWIDTH)
     assert halving.bytes_per_rank == pytest.approx(sent - folds * B)
-    assert halving.messages_per_rank == messages + folds
-    assert cost.hierarchical_allreduce == ring
+    assert (halving.messages_per_rank, halving.rounds) == (messages + folds, messages + 2 * folds)
+    own = cost.hierarchical_allreduce
+    in_a_row = 2 if n <= FEW_RANKS else 2 * (n - 1)
+    assert own.seconds == pytest.approx(in_a_row * LATENCY + 2 * (n - 1) / n * B / BANDWIDTH)
+    assert own.bytes_per_rank == pytest.approx(ring.bytes_per_rank)
+    assert (own.messages_per_rank, own.rounds) == (ring.messages_per_rank, in_a_row)
 
 
-@pytest.mark.parametrize(("machines", "local"), [(1, 4), (2, 4), (5, 4), (16, 4), (3, 8)])
-def test_hierarchical_allreduce_is_a_ring_inside_and_one_of_machines(machines, local):
-    """2(L-1)(α' + B/Lβ') + 2(M-1)(α + B/Mβ): parts of a tensor go around, together one tensor."""
+@pytest.mark.parametrize(("machines", "local"), [(1, 4), (2, 4), (5, 4), (16, 4), (17, 4), (3, 8)])
+def test_hierarchical_allreduce_is_a_ring_inside_and_direct_between_few_machines(machines, local):
+    """2(L-1)(α' + B/Lβ') + rα + 2(M-1)B/Mβ: parts of a tensor travel, together one tensor."""
     near, far = MACHINES.inside, MACHINES.between
     links = Links(far, local, near)
     found = topology.communication_cost(topology.ring(machines * local), B, links)
     inside, between = 2 * (local - 1), 2 * (machines - 1)
+    in_a_row = min(between, 2) if machines <= FEW_RANKS else between
     cost = found.hierarchical_allreduce
     assert cost.seconds == pytest.approx(
         inside * (near.latency + B / local / near.bandwidth)
-        + between * (far.latency + B / machines / far.bandwidth)
+        + in_a_row * far.latency
+        + between * B / machines / far.bandwidth
     )
-    assert cost.messages_per_rank == inside + between
+    assert (cost.messages_per_rank, cost.rounds) == (inside + between, inside + in_a_row)
     sent = inside / local * B + between / machines * B / local
     assert cost.bytes_per_rank == pytest.approx(sent)
 
@@ -175,7 +182,7 @@ def test_speedup_compares_with_the_fastest_allreduce():
 def test_one_rank_sends_nothing():
     """For one rank every cost is zero, and the speedup is infinite."""
     cost = topology.communication_cost(topology.ring(1), B, MACHINES)
-    assert {cost.neighbors, *cost.allreduces.values()} == {topology.Cost(0, 0, 0)}
+    assert {cost.neighbors, *cost.allreduces.values()} == {topology.Cost(0, 0, 0, 0)}
     assert cost.speedup == math.inf
 
 

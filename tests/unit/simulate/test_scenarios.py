@@ -243,7 +243,7 @@ def test_methods_that_cannot_miss_a_message_say_so(argument):
 
 
 def test_an_average_over_all_waits_for_the_last_message_of_each_round():
-    """Of the fastest allreduce's rounds, each with a message of each rank; draws by hand."""
+    """Of the fastest allreduce's rounds, each with a message between all; draws by hand."""
     ranks, loss = 8, 0.3
     plain, lossy = (
         train(
@@ -254,9 +254,9 @@ def test_an_average_over_all_waits_for_the_last_message_of_each_round():
         for p in (0.0, loss)
     )
     torch.testing.assert_close(plain.parameters, lossy.parameters, rtol=0, atol=0)
-    rounds = 2 * 3  # halving and doubling, with the fewest latencies
+    rounds, messages = 2, ranks * (ranks - 1)  # each to all, with the fewest latencies
     for step, seconds in enumerate(np.diff(lossy.seconds) - np.diff(plain.seconds)):
-        drawn = np.random.default_rng([0, step]).geometric(1 - loss, (rounds, ranks)) - 1
+        drawn = np.random.default_rng([0, step]).geometric(1 - loss, (rounds, messages)) - 1
         assert seconds == pytest.approx(0.2 * drawn.max(axis=1).sum())
     assert lossy.bytes_sent[-1] == pytest.approx(plain.bytes_sent[-1] / (1 - loss))
 

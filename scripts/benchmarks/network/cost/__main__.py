@@ -25,9 +25,10 @@ _NBYTES = 1 << 22
 _ROUNDS, _QUICK_ROUNDS = 9, 3
 _NOTE = (
     "Blocking calls on a tensor of 4 MB, each a median. Predicted: topology.communication_cost "
-    "with the links as they are set up, of an allreduce that of the ring. Judged are those who add "
-    "least of their own: plain sockets, and gloo's ring. Latency is that of a program in place of "
-    "the hosts' bridge, where the kernel has no netem; the slow link is the last host's."
+    "with the links as they are set up, of gloo's allreduce that of a ring, of ours that of a "
+    "hierarchy. Judged are those who add least of their own: plain sockets, and gloo's. Latency "
+    "is that of a program in place of the hosts' bridge, where the kernel has no netem; the slow "
+    "link is the last host's."
 )
 
 

@@ -79,25 +79,24 @@ class CostMeasurement:
             words += f", one of {str(link).partition(',')[0]}"
         return words
 
-    def predicted(self, average: str, nbytes: int) -> float:
-        """Seconds by the model, of an allreduce those of the ring, as gloo has it."""
+    def predicted(self, row: TimingRow) -> float:
+        """Seconds by the model, of gloo's allreduce those of a ring, of ours of a hierarchy."""
         ranks = self.network.hosts * self.network.ranks_per_host
-        graph = GRAPHS.get(average, topology.ring)(ranks)
-        cost = topology.communication_cost(graph, nbytes, links_of(self.network))
-        return (cost.ring_allreduce if average == ALLREDUCE else cost.neighbors).seconds
+        graph = GRAPHS.get(row.table, topology.ring)(ranks)
+        cost = topology.communication_cost(graph, row.nbytes, links_of(self.network))
+        if row.table != ALLREDUCE:
+            return cost.neighbors.seconds
+        return (cost.ring_allreduce if row.rival == GLOO else cost.hierarchical_allreduce).seconds
 
     def ratios(self) -> dict[tuple[str, str], float]:
         """Median seconds over those predicted, by average and who makes it."""
-        return {
-            (row.table, row.rival): row.median / self.predicted(row.table, row.nbytes)
-            for row in self.rows
-        }
+        return {(row.table, row.rival): row.median / self.predicted(row) for row in self.rows}
 
     def lines(self) -> list[FigureRow]:
         """A line for everybody; those are judged who add least of their own."""
         found = []
         for row in self.rows:
-            expected = self.predicted(row.table, row.nbytes)
+            expected = self.predicted(row)
             ratio = row.median / expected
             cells = (f"{row.table}, {self.place}", row.rival, _milliseconds(row.median))
             judged = _JUDGED[row.table] == row.rival
