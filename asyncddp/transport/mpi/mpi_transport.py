@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from typing_extensions import override
 
-from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport.base import Request, Transport, has_ended
 from asyncddp.transport.collective_algorithms import FEW_RANKS, SHORT_BYTES
 from asyncddp.transport.collective_request import RunningCollectives
@@ -26,8 +21,8 @@ from asyncddp.transport.mpi.communicator_pair import (
     acquire_world_pair,
     allgather_records,
 )
-from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest
-from asyncddp.transport.mpi.point_to_point import LARGEST_PIECE, MPIPointToPoint, cut
+from asyncddp.transport.mpi.mpi_collectives import MPICollectives
+from asyncddp.transport.mpi.point_to_point import MPIPointToPoint
 from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
 from asyncddp.transport.mpi.startup import start_and_synchronize
 from asyncddp.transport.polling_pause import SLEEP_SECONDS, PollingPause, outnumber_cores
@@ -35,7 +30,6 @@ from asyncddp.transport.shared_memory.collective_buffers import SharedCollective
 from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.tcp_send_queue import TCPSendQueueLimit, listening_ports
 
-_MAX_COUNT = (1 << 31) - 1
 _MESSAGE_TAG = 0
 _COLLECTIVE_TAGS = range(1, 1 << 15)
 _FABRIC = Path("/sys/class/infiniband")  # exists where the network is not TCP
@@ -83,6 +77,7 @@ class MPITransport(Transport):
         self._comm, self._bulk = self._pair.comm, self._pair.bulk
         self._tensors = MPIPointToPoint(self._pair, bulk=True)
         self._collectives: MessageCollectives | None = None  # of large tensors over TCP
+        self._of_mpi = MPICollectives(self._pair, self.break_collectives)
         self._running = RunningCollectives(self._advance, _check_nothing, self.break_collectives)
         self.rank, self.size = self._comm.rank, self._comm.size
         self._pending_sends: list[tuple[MPI.Request, bytes]] = []
@@ -130,28 +125,14 @@ class MPITransport(Transport):
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
         return self._tensors.irecv(out, peer, tag)
 
-    def _message_collectives(self, tensor: torch.Tensor) -> MessageCollectives | None:
-        """Return what sums or gathers over TCP by sends and receives of many pieces at once.
+    def _collectives_of(self, tensor: torch.Tensor) -> MessageCollectives | MPICollectives:
+        """Choose sends and receives of many pieces at once, over TCP, or MPI's own collectives.
 
         With many ranks MPI takes fewer messages for a small one, though more of them in a row.
         """
-        if self._collectives is None or (tensor.nbytes <= SHORT_BYTES and self.size > FEW_RANKS):
-            return None
         self.require_collectives()
-        return self._collectives
-
-    def _collective(
-        self,
-        start: Callable[[Any], MPI.Request],
-        pieces: Sequence[Any],
-        finish: Callable[[], object] | None = None,
-    ) -> Request:
-        """Start a collective for each piece, the same number on all ranks."""
-        self.require_collectives()
-        self._pair.collectives += 1
-        self._pair.pending_collectives += 1
-        started = [start(piece) for piece in pieces]
-        return MPICollectiveRequest(self._pair, started, pieces, finish, self.break_collectives)
+        few_messages = tensor.nbytes <= SHORT_BYTES and self.size > FEW_RANKS
+        return self._of_mpi if few_messages else self._collectives or self._of_mpi
 
     @override
     @translate_mpi_errors
@@ -159,66 +140,31 @@ class MPITransport(Transport):
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
         into = tensor if out is None else out
-        if (collectives := self._message_collectives(tensor)) is not None:
-            return collectives.allreduce(tensor, into, divisor)
-        datatype, operation = _mpi_reduction(tensor.dtype)
-        same = into.data_ptr() == tensor.data_ptr()
-
-        def start(pair: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]) -> MPI.Request:
-            count = pair[0].size // tensor.element_size()
-            given: Any = MPI.IN_PLACE if same else [pair[0], count, datatype]
-            return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)
-
-        pieces = list(zip(cut(tensor), cut(into), strict=True))
-        return self._collective(start, pieces, _division(into, divisor))
+        return self._collectives_of(tensor).allreduce(tensor, into, divisor)
 
     @override
     @translate_mpi_errors
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
-        if (collectives := self._message_collectives(tensor)) is not None:
-            return collectives.reduce_scatter(tensor, out, divisor)
-        datatype, operation = _mpi_reduction(tensor.dtype)
-        # larger tensors are copied in blocks of columns
-        step = max(1, LARGEST_PIECE // (self.size * tensor.element_size()))
-
-        def start(pair: tuple[torch.Tensor, torch.Tensor]) -> MPI.Request:
-            count = pair[1].numel()  # per part: mpi4py counts what is sent in the same way
-            given, taken = ([as_bytes(side).numpy(), count, datatype] for side in pair)
-            return self._comm.Ireduce_scatter_block(given, taken, operation)
-
-        parts = torch.split(tensor.view(self.size, out.numel()), step, dim=1)
-        columns = [part.contiguous() for part in parts]
-        pairs = list(zip(columns, torch.split(out, step), strict=True))
-        return self._collective(start, pairs, _division(out, divisor))
+        return self._collectives_of(tensor).reduce_scatter(tensor, out, divisor)
 
     @override
     @translate_mpi_errors
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        return self._collective(
-            lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), cut(tensor)
-        )
+        self.require_collectives()
+        return self._of_mpi.broadcast(tensor, root)
 
     @override
     @translate_mpi_errors
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        if (collectives := self._message_collectives(out)) is not None:
-            return collectives.allgather(tensor, out, counts)
-        if out.nbytes > _MAX_COUNT:
-            raise ArgumentError(
-                f"allgather of {out.nbytes} bytes in all: expected at most {_MAX_COUNT}, which MPI "
-                "can count; gather the tensor in parts"
-            )
-        size = tensor.element_size()
-        given = [as_bytes(tensor).numpy(), MPI.BYTE]
-        taken = [as_bytes(out).numpy(), [count * size for count in counts], MPI.BYTE]
-        return self._collective(lambda both: self._comm.Iallgatherv(*both), [(given, taken)])
+        return self._collectives_of(out).allgather(tensor, out, counts)
 
     @override
     @translate_mpi_errors
     def ibarrier(self) -> Request:
-        return self._collective(lambda _: self._comm.Ibarrier(), [None])
+        self.require_collectives()
+        return self._of_mpi.barrier()
 
     @override
     def split(self, color: int, key: int) -> Transport:
@@ -306,11 +252,3 @@ _DRAINING: list[MPITransport] = []
 
 def _check_nothing() -> None:
     """Leave it to MPI to find out that a rank is gone."""
-
-
-def _division(total: torch.Tensor, divisor: int | None) -> Callable[[], object] | None:
-    return None if divisor is None else partial(total.div_, divisor)
-
-
-def _mpi_reduction(dtype: torch.dtype) -> tuple[MPI.Datatype, MPI.Op]:
-    return getattr(MPI, DTYPES[dtype].mpi), MPI.LOR if dtype == torch.bool else MPI.SUM

@@ -1,0 +1,111 @@
+"""MPI's own collectives, of tensors of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncddp.errors import ArgumentError
+from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.transport.base import Request
+from asyncddp.transport.mpi.communicator_pair import CommunicatorPair
+from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest
+from asyncddp.transport.mpi.point_to_point import LARGEST_PIECE, cut
+from asyncddp.transport.mpi.runtime import MPI
+
+_MAX_COUNT = (1 << 31) - 1
+
+
+class MPICollectives:
+    """Collectives of the ranks of a communicator, by the non-blocking ones of MPI.
+
+    Tensors are cut into pieces that MPI can count, the same on all ranks.
+
+    Args:
+        pair: The communicators.
+        give_up: Called where a rank stops waiting for one of them.
+    """
+
+    def __init__(self, pair: CommunicatorPair, give_up: Callable[[], None]) -> None:
+        self._pair, self._comm, self._give_up = pair, pair.comm, give_up
+
+    def _start(
+        self,
+        start: Callable[[Any], MPI.Request],
+        pieces: Sequence[Any],
+        finish: Callable[[], object] | None = None,
+    ) -> Request:
+        self._pair.collectives += 1
+        self._pair.pending_collectives += 1
+        started = [start(piece) for piece in pieces]
+        return MPICollectiveRequest(self._pair, started, pieces, finish, self._give_up)
+
+    def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
+        """Start to sum a tensor of all ranks into another, and to divide the sum."""
+        datatype, operation = _reduction(tensor.dtype)
+        same = into.data_ptr() == tensor.data_ptr()
+
+        def start(pair: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]) -> MPI.Request:
+            count = pair[0].size // tensor.element_size()
+            given: Any = MPI.IN_PLACE if same else [pair[0], count, datatype]
+            return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)
+
+        pieces = list(zip(cut(tensor), cut(into), strict=True))
+        return self._start(start, pieces, _division(into, divisor))
+
+    def reduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
+    ) -> Request:
+        """Start to sum a tensor of all ranks, of which this one keeps its part."""
+        datatype, operation = _reduction(tensor.dtype)
+        ranks = self._comm.size
+        # larger tensors are copied in blocks of columns
+        step = max(1, LARGEST_PIECE // (ranks * tensor.element_size()))
+
+        def start(pair: tuple[torch.Tensor, torch.Tensor]) -> MPI.Request:
+            count = pair[1].numel()  # per part: mpi4py counts what is sent in the same way
+            given, taken = ([as_bytes(side).numpy(), count, datatype] for side in pair)
+            return self._comm.Ireduce_scatter_block(given, taken, operation)
+
+        parts = torch.split(tensor.view(ranks, out.numel()), step, dim=1)
+        columns = [part.contiguous() for part in parts]
+        pairs = list(zip(columns, torch.split(out, step), strict=True))
+        return self._start(start, pairs, _division(out, divisor))
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        """Start to replace a tensor by the root's."""
+        return self._start(lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), cut(tensor))
+
+    def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``.
+
+        Raises:
+            ArgumentError: They are more bytes than MPI can count.
+        """
+        if out.nbytes > _MAX_COUNT:
+            raise ArgumentError(
+                f"allgather of {out.nbytes} bytes in all: expected at most {_MAX_COUNT}, which MPI "
+                "can count; gather the tensor in parts"
+            )
+        size = tensor.element_size()
+        given = [as_bytes(tensor).numpy(), MPI.BYTE]
+        taken = [as_bytes(out).numpy(), [count * size for count in counts], MPI.BYTE]
+        return self._start(lambda both: self._comm.Iallgatherv(*both), [(given, taken)])
+
+    def barrier(self) -> Request:
+        """Start to wait for all ranks."""
+        return self._start(lambda _: self._comm.Ibarrier(), [None])
+
+
+def _division(total: torch.Tensor, divisor: int | None) -> Callable[[], object] | None:
+    return None if divisor is None else partial(total.div_, divisor)
+
+
+def _reduction(dtype: torch.dtype) -> tuple[MPI.Datatype, MPI.Op]:
+    return getattr(MPI, DTYPES[dtype].mpi), MPI.LOR if dtype == torch.bool else MPI.SUM
