@@ -128,5 +128,5 @@ def test_worlds_that_come_and_go_use_communicators_and_memory_again(tmp_path):
 
 @pytest.mark.soak
 def test_a_hundred_worlds_that_come_and_go_use_memory_again(tmp_path):
-    """The same on four ranks, with noise that is small beside the growth that is looked for."""
-    assert growth(4, 100, tmp_path) < 4 * 20
+    """The same on four ranks: 100 MiB each are looked for, and up to 50 come and go."""
+    assert growth(4, 100, tmp_path) < 4 * 60
