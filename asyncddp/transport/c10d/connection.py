@@ -17,11 +17,19 @@ _READS = 16  # calls before other connections have their turn
 
 @dataclass
 class BulkSend:
-    """A large tensor on its way to one peer: the bytes that are left, and what follows the last."""
+    """A large tensor on its way to one peer.
+
+    Attributes:
+        number: By which the peer knows it.
+        left: The bytes that are left.
+        on_sent: Called when all of them are sent.
+        credit: How many of them may be sent now; with none it waits outside of the queue.
+    """
 
     number: int
     left: memoryview
     on_sent: Callable[[], None]
+    credit: int
 
 
 class PayloadTarget:
@@ -32,26 +40,55 @@ class PayloadTarget:
 
 
 class BulkReceive:
-    """A large tensor that a peer has been asked for: the memory of the bytes yet to come."""
+    """A large tensor that a peer has announced: the bytes yet to come, and where they go.
 
-    def __init__(self, memory: memoryview, on_received: Callable[[], None]) -> None:
-        self.left, self._on_received = memory, on_received
+    What comes before anybody has given memory for it is kept.
+
+    Attributes:
+        left: How many bytes are yet to come.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+        self._memory: memoryview | None = None
+        self._kept: list[memoryview] | None = []  # None for bytes that nobody wants
+        self._on_received: Callable[[], None] | None = None
         self._arriving: PayloadTarget | None = None
 
     def next_target(self, size: int) -> PayloadTarget:
         """Return the memory of the next piece."""
-        piece, self.left = self.left[:size], self.left[size:]
+        self.left -= size
+        if self._memory is None:
+            piece = memoryview(bytearray(size))
+            if self._kept is not None:
+                self._kept.append(piece)
+        else:
+            piece, self._memory = self._memory[:size], self._memory[size:]
         self._arriving = PayloadTarget(piece, self._on_piece)
         return self._arriving
 
     def _on_piece(self) -> None:
         self._arriving = None
-        if not len(self.left):
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        if not self.left and self._arriving is None and self._on_received is not None:
             self._on_received()
+
+    def give(self, memory: memoryview, on_received: Callable[[], None]) -> None:
+        """Let all bytes go into memory, those that have come too; it is called once all have."""
+        for kept in self._kept or ():
+            piece, memory = memory[: len(kept)], memory[len(kept) :]
+            piece[:] = kept
+            if self._arriving is not None and self._arriving.view is kept:
+                self._arriving.view = piece
+        self._kept = None
+        self._memory, self._on_received = memory, on_received
+        self._end_if_complete()
 
     def abandon(self) -> None:
         """Let the bytes that still come go elsewhere."""
-        self.left, self._on_received = memoryview(bytearray(len(self.left))), lambda: None
+        self._memory = self._kept = self._on_received = None
         if self._arriving is not None:
             self._arriving.view = memoryview(bytearray(len(self._arriving.view)))
 
@@ -103,7 +140,7 @@ class Connection:
         self._frames.append((header.pack() + bytes(payload), on_sent))
 
     def send_bulk(self, send: BulkSend) -> None:
-        """Queue a large tensor, which takes turns with others piece by piece."""
+        """Queue a large tensor that has credit; it takes turns with others piece by piece."""
         self._bulk.append(send)
 
     def discard_output(self) -> None:
@@ -143,14 +180,18 @@ class Connection:
             frames.append(frame)
             self._frames_sent += [on_sent] if on_sent is not None else []
         self._batch += [memoryview(b"".join(frames))] if frames else []
+        while self._bulk and not self._bulk[0].credit:
+            self._bulk.popleft()
         if not self._frames and self._bulk:
             send = self._bulk.popleft()
-            piece, send.left = send.left[: self._piece()], send.left[self._piece() :]
+            size = min(self._piece(), send.credit)
+            piece, send.left = send.left[:size], send.left[size:]
+            send.credit -= size
             header = FrameHeader(FrameKind.DATA, number=send.number, size=len(piece)).pack()
             self._batch += [memoryview(header), piece]
-            if len(send.left):
+            if send.credit:
                 self._bulk.append(send)
-            else:
+            elif not len(send.left):
                 self._bulk_sent = send.on_sent
         return bool(self._batch)
 

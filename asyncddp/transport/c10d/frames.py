@@ -1,7 +1,8 @@
 """Frames on the sockets between two ranks: a fixed header, and a payload that may be empty.
 
-A tensor of more than ``EAGER_BYTES`` is sent once its receiver is ready (a rendezvous): ``RTS``
-(ready to send) announces it, ``CTS`` (clear to send) asks for it, and ``DATA`` frames carry it.
+A tensor of more than ``EAGER_BYTES`` is announced by ``RTS`` (ready to send), ``CTS`` (clear to
+send) says that its receiver is ready, and ``DATA`` frames carry it. To another machine the first
+``CREDIT_BYTES`` follow the announcement unasked: a rendezvous would take three latencies.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import NamedTuple
 
 EAGER_BYTES = 1 << 16
 """Tensors up to this size are sent at once, into the receiver's memory for unexpected messages."""
+CREDIT_BYTES = 1 << 22
+"""Bytes of larger ones that may be under way to a rank of a group that is not ready for them."""
 
 
 class FrameKind(IntEnum):
@@ -21,7 +24,7 @@ class FrameKind(IntEnum):
     MESSAGE = 1  # control message of a group
     EAGER = 2  # a whole tensor
     RTS = 3  # announces a tensor of ``size`` bytes as ``number``; no payload
-    CTS = 4  # asks for tensor ``number``
+    CTS = 4  # asks for all of tensor ``number``
     DATA = 5  # the next bytes of tensor ``number``
     WITHDRAWN = 6  # tensor ``number`` will not be sent
     REFUSED = 7  # tensor ``number`` does not fit; the receive expected ``size`` bytes

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from asyncddp.errors import MismatchError
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.c10d.connection import BulkReceive, BulkSend
-from asyncddp.transport.c10d.frames import EAGER_BYTES, FrameHeader, FrameKind
-from asyncddp.transport.c10d.socket_mesh import SocketMesh
+from asyncddp.transport.c10d.frames import CREDIT_BYTES, EAGER_BYTES, FrameHeader, FrameKind
+from asyncddp.transport.c10d.socket_mesh import Payload, SocketMesh
 
 
 class MeshRequest:
@@ -63,6 +64,15 @@ class _PostedReceive(MeshRequest):
             self.bulk.abandon()
 
 
+class _AnnouncedSend(NamedTuple):
+    """A large tensor whose receiver has not said yet that it is ready."""
+
+    request: MeshRequest
+    bulk: BulkSend
+    size: int
+    credit: int  # bytes that go unasked
+
+
 class MessageEndpoint:
     """Endpoint of a group of ranks on this one; ``members`` are their ranks in the world."""
 
@@ -71,8 +81,10 @@ class MessageEndpoint:
         self._place = {member: rank for rank, member in enumerate(members)}
         self.inbox: deque[tuple[int, bytes]] = deque()
         self._posted: dict[tuple[int, int], deque[_PostedReceive]] = {}
-        self._unexpected: dict[tuple[int, int], deque[tuple[FrameHeader, bytes | bytearray]]] = {}
-        self._announced: dict[int, tuple[MeshRequest, memoryview]] = {}
+        self._unexpected: dict[tuple[int, int], deque[tuple[FrameHeader, Payload]]] = {}
+        self._announced: dict[int, _AnnouncedSend] = {}
+        self._unasked: Counter[int] = Counter()  # bytes of them that go, or went, by receiver
+        self._near = set(mesh.world.machine_ranks())
         mesh.open_endpoint(group, self)
 
     def post(self, peer: int, message: bytes) -> None:
@@ -98,21 +110,41 @@ class MessageEndpoint:
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> MeshRequest:
         """Start to send a tensor: at once, or announced first where it is large."""
         member, memory = self.members[peer], _memory(data)
+        size = len(memory)
         with self._mesh.lock:
-            if len(memory) <= EAGER_BYTES or member == self._mesh.rank:
+            if size <= EAGER_BYTES or member == self._mesh.rank:
                 request = MeshRequest(self._mesh, member, bool)
-                header = FrameHeader(FrameKind.EAGER, tag, self._group, 0, len(memory))
+                header = FrameHeader(FrameKind.EAGER, tag, self._group, 0, size)
                 self._send(member, header, memory, request.complete)
                 return request
             number = self._mesh.next_number()
             request = MeshRequest(self._mesh, member, partial(self._withdraw, member, number))
-            self._announced[number] = request, memory
-            self._send(member, FrameHeader(FrameKind.RTS, tag, self._group, number, len(memory)))
+            credit = 0 if member in self._near else min(size, CREDIT_BYTES - self._unasked[member])
+            bulk = BulkSend(number, memory, request.complete, credit)
+            self._announced[number] = _AnnouncedSend(request, bulk, size, credit)
+            self._unasked[member] += credit
+            self._send(member, FrameHeader(FrameKind.RTS, tag, self._group, number, size))
+            if credit:
+                self._mesh.send_bulk(member, bulk)
             return request
 
+    def _answered(self, member: int, number: int) -> _AnnouncedSend | None:
+        """Take a tensor that was announced to a rank; the bytes that went unasked are no more."""
+        sent = self._announced.pop(number, None)
+        if sent is not None:
+            self._unasked[member] -= sent.credit
+        return sent
+
     def _withdraw(self, member: int, number: int) -> None:
-        if self._announced.pop(number, None) is not None:
+        if (sent := self._answered(member, number)) is not None:
+            sent.bulk.credit = 0
             self._send(member, FrameHeader(FrameKind.WITHDRAWN, 0, self._group, number))
+
+    def _continue(self, member: int, bulk: BulkSend) -> None:
+        """Send the rest of a tensor that its receiver is ready for."""
+        waits, bulk.credit = not bulk.credit, len(bulk.left)
+        if waits and bulk.credit:
+            self._mesh.send_bulk(member, bulk)
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> MeshRequest:
         """Start to receive a tensor of exactly this size."""
@@ -136,9 +168,10 @@ class MessageEndpoint:
 
     # frames
 
-    def on_frame(self, peer: int, header: FrameHeader, payload: bytes | bytearray) -> None:
+    def on_frame(self, peer: int, header: FrameHeader, payload: Payload) -> None:
         """Take a frame from a rank of the world."""
         if header.kind is FrameKind.MESSAGE:
+            assert not isinstance(payload, BulkReceive)
             self.inbox.append((self._place[peer], bytes(payload)))
         elif header.kind in (FrameKind.EAGER, FrameKind.RTS):
             receive = self._posted_receive((peer, header.tag))
@@ -148,12 +181,14 @@ class MessageEndpoint:
                 self._match(receive, header, payload)
         elif header.kind is FrameKind.WITHDRAWN:
             self._forget(peer, header.number)
-        elif header.number in self._announced:
-            request, memory = self._announced.pop(header.number)
-            if header.kind is FrameKind.CTS:
-                self._mesh.send_bulk(peer, BulkSend(header.number, memory, request.complete))
-            else:
-                request.error = self._mismatch(self._mesh.rank, len(memory), peer, header.size)
+        elif (sent := self._answered(peer, header.number)) is None:
+            return
+        elif header.kind is FrameKind.CTS:
+            self._continue(peer, sent.bulk)
+        else:
+            sent.bulk.credit = 0
+            sent.request.error = self._mismatch(self._mesh.rank, sent.size, peer, header.size)
+            self._send(peer, FrameHeader(FrameKind.WITHDRAWN, 0, self._group, header.number))
 
     def _posted_receive(self, key: tuple[int, int]) -> _PostedReceive | None:
         """Take the first posted receive of a sender and tag that was not given up."""
@@ -166,23 +201,23 @@ class MessageEndpoint:
                 return receive
         return None
 
-    def _match(
-        self, receive: _PostedReceive, header: FrameHeader, payload: bytes | bytearray
-    ) -> None:
+    def _match(self, receive: _PostedReceive, header: FrameHeader, payload: Payload) -> None:
         peer, number, rank = receive.peer, header.number, self._mesh.rank
-        announced = header.kind is FrameKind.RTS
-        if header.size != len(receive.out):
+        fits = header.size == len(receive.out)
+        if not fits:
             receive.error = self._mismatch(peer, header.size, rank, len(receive.out))
-            if announced:
-                refusal = FrameHeader(FrameKind.REFUSED, 0, self._group, number, len(receive.out))
-                self._send(peer, refusal)
-        elif announced:
-            receive.bulk = BulkReceive(receive.out, receive.complete)
-            self._mesh.bulk_receives[peer, number] = receive.bulk
+        if not isinstance(payload, BulkReceive):
+            if fits:
+                receive.out[:] = payload
+                receive.complete()
+        elif fits:
+            receive.bulk = payload
             self._send(peer, FrameHeader(FrameKind.CTS, 0, self._group, number))
+            payload.give(receive.out, receive.complete)
         else:
-            receive.out[:] = payload
-            receive.complete()
+            payload.abandon()
+            refusal = FrameHeader(FrameKind.REFUSED, 0, self._group, number, len(receive.out))
+            self._send(peer, refusal)
 
     def _forget(self, peer: int, number: int) -> None:
         """Drop the announcement of a tensor that will not be sent."""
@@ -205,14 +240,20 @@ class MessageEndpoint:
         self._mesh.endpoints[self._group] = _CLOSED
         self.inbox.clear()
         self._posted.clear()
+        for waiting in self._unexpected.values():
+            for _, payload in waiting:
+                if isinstance(payload, BulkReceive):
+                    payload.abandon()
         self._unexpected.clear()
 
 
 class _ClosedEndpoint:
     """Endpoint of a closed group: it drops what comes."""
 
-    def on_frame(self, peer: int, header: FrameHeader, payload: bytes | bytearray) -> None:
-        """Drop the frame."""
+    def on_frame(self, peer: int, header: FrameHeader, payload: Payload) -> None:
+        """Drop the frame, and what comes of a tensor that it announces."""
+        if isinstance(payload, BulkReceive):
+            payload.abandon()
 
 
 _CLOSED = _ClosedEndpoint()

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from asyncddp.errors import PeerLeftError
 from asyncddp.transport.c10d.addresses import connect_to
@@ -30,10 +30,14 @@ _PIECE = 1 << 20  # bytes of a large tensor that are sent before others have the
 _SOCKET_ERRORS = (OSError, EOFError, ValueError)
 
 
+Payload: TypeAlias = "bytes | bytearray | BulkReceive"
+"""Bytes of a frame, or of an announced tensor what is to come."""
+
+
 class FrameReceiver(Protocol):
     """Endpoint of a group on this rank, to which the mesh hands the group's frames."""
 
-    def on_frame(self, peer: int, header: FrameHeader, payload: bytes | bytearray) -> None:
+    def on_frame(self, peer: int, header: FrameHeader, payload: Payload) -> None:
         """Take a frame from a rank of the world."""
         ...
 
@@ -58,7 +62,7 @@ class SocketMesh:
         self.piece = _PIECE
         self.rounds: list[Callable[[], object]] = []  # called in every round of progress
         self._numbers = itertools.count(1)  # of large tensors that this rank sends
-        self._waiting_frames: dict[int, list[tuple[int, FrameHeader, bytes | bytearray]]] = {}
+        self._waiting_frames: dict[int, list[tuple[int, FrameHeader, Payload]]] = {}
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._connections: dict[int, Connection] = {}  # by file descriptor
         self._routes: dict[int, Connection] = {}  # by rank: where this rank sends
@@ -114,7 +118,7 @@ class SocketMesh:
         return next(self._numbers)
 
     def send_bulk(self, peer: int, send: BulkSend) -> None:
-        """Send a tensor that the other rank has asked for."""
+        """Send of a tensor that was announced to the other rank what has credit."""
         connection = self.connect(peer)
         if connection is not None:
             connection.send_bulk(send)
@@ -201,9 +205,9 @@ class SocketMesh:
 
     def _bulk_target(self, peer: int, header: FrameHeader) -> PayloadTarget:
         receive = self.bulk_receives.get((peer, header.number))
-        if receive is None or len(receive.left) < header.size:
-            raise ValueError(f"{header.size} bytes that nobody has asked for")
-        if len(receive.left) == header.size:
+        if receive is None or receive.left < header.size:
+            raise ValueError(f"{header.size} bytes that were not announced")
+        if receive.left == header.size:
             del self.bulk_receives[peer, header.number]
         return receive.next_target(header.size)
 
@@ -218,10 +222,16 @@ class SocketMesh:
             self.departed.add(connection.peer)
         elif header.kind is FrameKind.FAILED:
             self.mark_failed(header.number, payload.decode("utf-8", "replace"))
+        elif header.kind is FrameKind.RTS:
+            bulk = self.bulk_receives[connection.peer, header.number] = BulkReceive(header.size)
+            self._deliver(connection.peer, header, bulk)
+        elif header.kind is FrameKind.WITHDRAWN:
+            self.bulk_receives.pop((connection.peer, header.number), None)
+            self._deliver(connection.peer, header, payload)
         else:
             self._deliver(connection.peer, header, payload)
 
-    def _deliver(self, peer: int, header: FrameHeader, payload: bytes | bytearray) -> None:
+    def _deliver(self, peer: int, header: FrameHeader, payload: Payload) -> None:
         endpoint = self.endpoints.get(header.group)
         if endpoint is None:
             self._waiting_frames.setdefault(header.group, []).append((peer, header, payload))

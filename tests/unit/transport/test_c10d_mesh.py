@@ -16,7 +16,7 @@ from asyncddp.errors import MismatchError, PeerLeftError
 from asyncddp.transport import collective_algorithms
 from asyncddp.transport.c10d.addresses import open_listeners
 from asyncddp.transport.c10d.c10d_transport import C10dTransport, MeshGroup
-from asyncddp.transport.c10d.frames import EAGER_BYTES, FrameHeader, FrameKind
+from asyncddp.transport.c10d.frames import CREDIT_BYTES, EAGER_BYTES, FrameHeader, FrameKind
 from asyncddp.transport.c10d.socket_mesh import SocketMesh
 from asyncddp.transport.c10d.world_records import WorldRecord, make_record
 from tests.conformance import test_transports as transports
@@ -93,7 +93,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_contract_holds_between_machines(world, case):
-    """Without shared memory all goes over sockets: large tensors by rendezvous, sums in parts."""
+    """Without shared memory all goes over sockets: large tensors are announced, sums in parts."""
     told = world.run_bare(getattr(transports, case), *CASES[case])
     if case == "given_up_receive":
         assert told[0] == ([0.0] * 3, [1.0] * 3)
@@ -120,22 +120,94 @@ def exchange(transport, length):
         transport.receive(out, behind, 4, SECONDS)
     except MismatchError as error:
         received = str(error)
+    told = None
     try:
         transport.finish(sending, SECONDS, "send")
     except MismatchError as error:
-        return received, str(error)
-    return received, None
+        told = str(error)
+    transport.barrier(SECONDS)  # who has heard all still has to tell its neighbour
+    return received, told
 
 
-@pytest.mark.parametrize("length", [5, EAGER_BYTES])
+@pytest.mark.parametrize("length", [5, EAGER_BYTES, CREDIT_BYTES])
 def test_a_receive_of_another_size_is_an_error_where_it_is_known(world, length):
-    """The receiver always knows; the sender of a large tensor waits for it, and is told."""
+    """The receiver always knows; a sender that has to wait for it is told."""
     size = 4 * length
     for rank, (received, sent) in enumerate(world.run_bare(exchange, length)):
         ahead, behind = (rank + 1) % world.size, (rank - 1) % world.size
         words = "rank {} sent {} bytes to rank {}, which expected {}".format
         assert received == words(behind, size, rank, size + 4)
-        assert sent == (words(rank, size, ahead, size + 4) if size > EAGER_BYTES else None)
+        near = ahead in world.meshes[rank].world.machine_ranks()
+        waits = size > (EAGER_BYTES if near else CREDIT_BYTES)
+        assert sent == (words(rank, size, ahead, size + 4) if waits else None)
+    world.run_bare(transports.around_pieces, [65_537])  # over the same connections
+
+
+LATE = [EAGER_BYTES // 4 + 1, 1 << 18, 700_001, CREDIT_BYTES // 4, CREDIT_BYTES // 4 + 1, 3 << 20]
+
+
+def late_receives(transport, seconds):
+    """Send tensors around, and ask for them in the reverse order some time later."""
+    ahead, behind = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    sent = [torch.arange(length, dtype=torch.int32) * (transport.rank + 1) for length in LATE]
+    sending = [transport.isend(one, ahead, tag) for tag, one in enumerate(sent)]
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        transport.poll()
+    for tag in reversed(range(len(LATE))):
+        out = torch.empty(LATE[tag], dtype=torch.int32)
+        transport.receive(out, behind, tag, SECONDS)
+        torch.testing.assert_close(out, torch.arange(len(out), dtype=torch.int32) * (behind + 1))
+    for request in sending:
+        transport.finish(request, SECONDS, "send")
+    return True
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.002, 0.3])
+def test_what_comes_before_it_is_asked_for_is_kept(world, seconds):
+    """Whether nothing, a part or all that may come unasked is there; three times the credit."""
+    for _ in range(3):
+        assert all(world.run_bare(late_receives, seconds))
+
+
+def send_to_late_rank(transport, length):
+    """Rank 0 sends; rank 1 looks at its sockets only, and asks for it after a barrier."""
+    out = torch.zeros(length)
+    done = []
+    if transport.rank == 0:
+        request = transport.isend(torch.ones(length), 1, 7)
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until and not request.done():
+            pass
+        done.append(request.completed)
+    else:
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            transport.poll()
+    transport.barrier(SECONDS)
+    if transport.rank == 0:
+        transport.finish(request, SECONDS, "send")
+    else:
+        transport.receive(out, 0, 7, SECONDS)
+        assert out.sum() == length
+    return done
+
+
+@pytest.mark.parametrize(
+    ("machines", "length", "unasked"),
+    [
+        (int, CREDIT_BYTES // 4, True),
+        (int, CREDIT_BYTES // 4 + 1, False),
+        (lambda rank: 0, EAGER_BYTES // 4 + 1, False),
+    ],
+    ids=["far", "far and larger", "near"],
+)
+def test_only_so_much_goes_unasked_and_only_to_other_machines(machines, length, unasked):
+    """The receiver of more would have to keep it all; near by, asking takes no time."""
+    world = Threads(2, machines=machines)
+    told = world.run_bare(send_to_late_rank, length)
+    world.close()
+    assert told[0] == [unasked]
 
 
 def await_failure(transport, wait):
@@ -144,7 +216,7 @@ def await_failure(transport, wait):
     started = time.monotonic()
     request = {
         "receive": lambda: transport.irecv(torch.ones(2), 1, 0),
-        "large send": lambda: transport.isend(torch.ones(100_000), 1, 0),
+        "large send": lambda: transport.isend(torch.ones(CREDIT_BYTES), 1, 0),
         "barrier": transport.ibarrier,
         "allreduce": lambda: transport.iallreduce(torch.ones(50_000)),
     }[wait]()
