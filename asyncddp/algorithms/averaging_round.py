@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.bucket_exchange import BucketExchange, exchange_of
 from asyncddp.algorithms.bucket_windows import BucketWindowSet
@@ -99,7 +99,8 @@ class CrossRoundState:
             with torch.no_grad():
                 for bucket in self.buckets:
                     bucket.row = row or WeightRow(1.0, {}, {})
-                    self.algorithm.restart(bucket, partial(self.tensors_of_neighbors, bucket))
+                    exchange = partial(self.tensors_of_neighbors, bucket)
+                    self.algorithm.restart(bucket, NeighborTensors(bucket, exchange))
 
     def tensors_of_neighbors(
         self, bucket: AveragedBucket, tensor: torch.Tensor

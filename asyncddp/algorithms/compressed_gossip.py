@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
@@ -65,15 +63,3 @@ class CompressedGossip(Algorithm):
             numel = min(bucket.flat.shape[-1], _SAMPLE)
             step = typical_contraction(bucket.compressor.compressor, numel)
         return step or 1.0
-
-
-def mixed_as_they_are(
-    bucket: AveragedBucket, own: torch.Tensor, neighbors: NeighborTensors
-) -> torch.Tensor:
-    r"""Return :math:`\sum_j w_{ij} z_j` by messages without a compressor, with z as it is here."""
-    row, received = bucket.row, neighbors(own)
-    assert row is not None
-    mixed = own * row.self_weight
-    for rank in row.sources:
-        mixed.add_(received[rank], alpha=row.src_weights[rank])
-    return mixed

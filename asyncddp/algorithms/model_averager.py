@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState
 from asyncddp.algorithms.communication import COMMUNICATIONS, Communication
@@ -181,8 +181,9 @@ class ModelAverager(CrossRoundState):
             if self.compressor is not None:
                 seed = self.context.rank + bucket.index * self.context.size
                 bucket.compressor = TensorCompressor(self.compressor, seed)
-            fetch = partial(self._tensors_of_first_round, bucket)
-            bucket.state.update(self.algorithm.initial_state(bucket, fetch))
+            exchange = partial(self._tensors_of_first_round, bucket)
+            neighbors = NeighborTensors(bucket, exchange)
+            bucket.state.update(self.algorithm.initial_state(bucket, neighbors))
 
     def _tensors_of_first_round(
         self, bucket: AveragedBucket, tensor: torch.Tensor

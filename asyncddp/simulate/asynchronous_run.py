@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from asyncddp.algorithms.algorithm import NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, ReceivedAverage
 from asyncddp.algorithms.method_traits import CommunicationTiming
 from asyncddp.optim.distributed_optimizer_arguments import checked_scale_steps, checked_staleness
@@ -142,7 +143,8 @@ class AsynchronousRun:
         bucket = AveragedBucket(number, flat, layout, self._optimizer.of_rank(rank))
         bucket.parameters = self._optimizer.rows_of(rank, layout.names)
         bucket.rank, bucket.nodes = rank, self._model.ranks
-        bucket.state.update(self._method.initial_state(bucket, lambda tensor: {}))
+        neighbors = NeighborTensors(bucket, lambda tensor: {})
+        bucket.state.update(self._method.initial_state(bucket, neighbors))
         return bucket
 
     def _step_scales(self) -> list[float]:

@@ -14,11 +14,11 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm
-from asyncddp.algorithms.method_traits import CompressionUse
+from asyncddp.algorithms.method_traits import CompressionUse, JoinedRanks
 from asyncddp.simulate.mixing_round import Mask, MixingRound
 from asyncddp.simulate.rank_codecs import RankCodecs
 from asyncddp.simulate.scenario import Scenario
-from asyncddp.simulate.stacked_bucket import SimulatedBucket, StackedExchangeResult
+from asyncddp.simulate.simulated_bucket import SimulatedBucket, StackedExchangeResult
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.tensors.dtypes import DTYPES
 from topology import Schedule
@@ -108,23 +108,41 @@ class NeighborAveraging(AveragingScheme):
     ) -> None:
         super().__init__(method, ranks, schedule, scenario)
         self._round_of = lru_cache(maxsize=_ROUNDS)(self._make_round)
+        self._round_among = lru_cache(maxsize=_ROUNDS)(self._make_round_among)
 
     def _make_round(self, number: int) -> MixingRound:
         assert self._schedule is not None
         return MixingRound.of(self._schedule, number)
 
-    def round_of(self, number: int) -> MixingRound:
-        """Return the graph of round ``number`` as it was planned."""
+    def _make_round_among(self, number: int, there: bytes) -> MixingRound:
+        """Return a round among those who are there, as within ``join`` on real ranks."""
+        planned, active = self._round_of(number), np.frombuffer(there, dtype=bool)
+        if active.all() or self._method.joined_ranks is JoinedRanks.RELAY:
+            return planned
+        if self._method.needs.uniform:
+            return planned.mean_among(active)
+        gone = ~active[planned.sources] | ~active[planned.targets]
+        return planned.without(gone, kept_by_sender=self._gives_shares)
+
+    @property
+    def _gives_shares(self) -> bool:
+        """Return whether columns of W sum to one, in place of rows."""
+        return self._method.needs.column_stochastic
+
+    def _place(self, number: int) -> int:
+        """Return by which number a round of the schedule is known."""
         assert self._schedule is not None
         period = self._schedule.period
-        return self._round_of(number if period is None else number % period)
+        return number if period is None else number % period
+
+    def round_of(self, number: int) -> MixingRound:
+        """Return the graph of round ``number`` as it was planned."""
+        return self._round_of(self._place(number))
 
     @override
     def begin(self, number: int, active: Mask) -> None:
         super().begin(number, active)
-        planned = self.round_of(number)
-        gone = ~active[planned.sources] | ~active[planned.targets]
-        self._sent = planned.without(gone)
+        self._sent = self._round_among(self._place(number), active.tobytes())
         lost = self._scenario.lost_messages(number, self._sent.sources)
         self.mixing = self._sent.without(lost)
 
@@ -177,6 +195,11 @@ class PushSumAveraging(NeighborAveraging):
 
     @property
     @override
+    def _gives_shares(self) -> bool:
+        return True
+
+    @property
+    @override
     def biases(self) -> torch.Tensor:
         return self._weights
 
@@ -187,27 +210,30 @@ class PushSumAveraging(NeighborAveraging):
 
 
 class GlobalAveraging(AveragingScheme):
-    """Average, or sum, over all ranks that are there."""
+    """Average, or sum, over all ranks that are there.
+
+    Those that have left go on answering with zeros, as within ``join`` on real ranks.
+    """
 
     @override
     def average(self, bucket: SimulatedBucket) -> float:
         codecs = bucket.codecs
         if codecs is not None:
             bucket.clear_padding()
-        sent, states = bucket.outgoing(None), bucket.travelling_states
+        sent, states = self._given(bucket.outgoing(None)), bucket.travelling_states
         mixed = self._averaged(sent)
         if codecs is not None:
             numel = bucket.bucket.payload.shape[-1]
             mixed = mixed.clone()
             mixed[:, :numel] = self._decoded_average(codecs, sent[:, :numel])
-        mixed_states = {name: self._averaged(one) for name, one in states.items()}
+        mixed_states = {name: self._averaged(self._given(one)) for name, one in states.items()}
         bucket.incoming(StackedExchangeResult(sent, mixed, mixed_states, None))
         parts, wide = self._parts, DTYPES[sent.dtype].accumulate
         return bucket.bucket.message_bytes(parts, sent[0], wide) + row_bytes(states)
 
     @override
     def traffic(self, nbytes: float) -> Traffic:
-        return self._traffic_among(self.active, nbytes)
+        return self._traffic_among(np.ones_like(self.active), nbytes)
 
     def _traffic_among(self, senders: Mask, nbytes: float, *, by_leaders: bool = False) -> Traffic:
         """Return what some ranks send each other, each message as often as can be expected."""
@@ -229,10 +255,17 @@ class GlobalAveraging(AveragingScheme):
         """By what the sum over all ranks is divided."""
         return float(self.active.sum()) if self._method.average else 1.0
 
+    def _given(self, stacked: torch.Tensor) -> torch.Tensor:
+        """Return what each rank gives: nothing but zeros where it has left."""
+        gone = np.flatnonzero(~self.active).tolist()
+        if gone:
+            stacked = stacked.clone()
+            stacked[gone] = 0.0
+        return stacked
+
     def _averaged(self, stacked: torch.Tensor) -> torch.Tensor:
         """Return the average, or sum, over those who are there, for each rank."""
-        there = stacked if self.active.all() else stacked[np.flatnonzero(self.active).tolist()]
-        return there.sum(dim=0).div_(self.divisor).expand(len(stacked), -1)
+        return stacked.sum(dim=0).div_(self.divisor).expand(len(stacked), -1)
 
 
 class NoAveraging(AveragingScheme):

@@ -47,7 +47,7 @@ class RankClocks:
             active: The ranks that are there.
             hidden: Whether messages travel while gradients are computed.
         """
-        ready = self.now + self._compute
+        ready = self.now + np.where(active, self._compute, 0.0)  # those that have left may relay
         sent = self.now if hidden else ready
         if traffic is None:
             after = ready
@@ -65,7 +65,7 @@ class RankClocks:
                 arrived += traffic.failures * (self._scenario.retransmit_after or 0.0)
             after = ready.copy()
             np.maximum.at(after, mixing.targets, arrived)
-        self.now = np.where(active, after, self.now)
+        self.now = after
 
     def _message_seconds(self, mixing: MixingRound, nbytes: float) -> Numbers:
         key = id(mixing), nbytes

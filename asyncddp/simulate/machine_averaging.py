@@ -14,7 +14,7 @@ from asyncddp.simulate.averaging import (
 )
 from asyncddp.simulate.mixing_round import MixingRound
 from asyncddp.simulate.rank_codecs import RankCodecs
-from asyncddp.simulate.stacked_bucket import SimulatedBucket, StackedExchangeResult
+from asyncddp.simulate.simulated_bucket import SimulatedBucket, StackedExchangeResult
 from asyncddp.tensors.allocation import make_tensor
 
 

@@ -85,12 +85,18 @@ def averaging_of(
             f"{', '.join(_AVERAGINGS)}"
         )
     kind = _AVERAGINGS[communication]
-    compressed = settings.compressor_for(method) is not None
     if kind is MachineAveraging:
         _check_machines(scenario, ranks)
         if method.compression is CompressionUse.DIFFERENCES:
             kind = LeaderAveraging
-    _check_failures(method, kind, scenario, compressed=compressed)
+    if scenario.loses_messages:
+        _check_loss(method, kind, compressed=settings.compressor_for(method) is not None)
+    if scenario.departures and kind is MachineGlobalAveraging:
+        raise ArgumentError(
+            f"Scenario: argument departures: {communication} needs all ranks of each machine, "
+            "within join on real ranks too; expected communication='allreduce', and no "
+            "hierarchical=True"
+        )
     return kind
 
 
@@ -103,8 +109,9 @@ def _check_machines(scenario: Scenario, ranks: int) -> None:
         )
     if scenario.loses_messages or scenario.departures:
         name = "loss" if scenario.loses_messages else "departures"
+        joins = "" if name == "loss" else ", within join on real ranks too"
         raise ArgumentError(
-            f"Scenario: argument {name}: averages inside machines need all their ranks; "
+            f"Scenario: argument {name}: averages inside machines need all their ranks{joins}; "
             f"expected communication='neighbor_allreduce'{_or_again(name)}"
         )
 
@@ -147,23 +154,16 @@ def _refuse_timing(settings: MethodSettings, *names: str) -> None:
             )
 
 
-def _check_failures(
-    method: Algorithm, kind: type[AveragingScheme], scenario: Scenario, *, compressed: bool
-) -> None:
-    differences = method.compression is CompressionUse.DIFFERENCES
-    overall = issubclass(kind, GlobalAveraging)
-    lost = ["loss"] if scenario.loses_messages else []
-    for name in [*lost, *(["departures"] if scenario.departures else [])]:
-        if differences:
-            raise ArgumentError(
-                f"Scenario: argument {name}: with {method.name} ranks keep copies of what their "
-                "neighbours have, which a message that is missing leaves wrong for good; "
-                f"expected another method, such as 'adapt_then_combine'{_or_again(name)}"
-            )
-        if overall and (name == "loss" or compressed or kind is MachineGlobalAveraging):
-            raise ArgumentError(
-                f"Scenario: argument {name}: {method.name} averages over all ranks"
-                f"{' by compressed parts' if compressed else ''}, which fails as a whole if "
-                "anything is missing; expected a method that averages with neighbours"
-                f"{_or_again(name)}"
-            )
+def _check_loss(method: Algorithm, kind: type[AveragingScheme], *, compressed: bool) -> None:
+    if method.compression is CompressionUse.DIFFERENCES:
+        raise ArgumentError(
+            f"Scenario: argument loss: what a rank of {method.name} has sent counts as known to "
+            "its neighbours, which a message that is missing makes wrong for good; expected "
+            f"another method, such as 'adapt_then_combine', or {_AGAIN}"
+        )
+    if issubclass(kind, GlobalAveraging):
+        raise ArgumentError(
+            f"Scenario: argument loss: {method.name} averages over all ranks"
+            f"{' by compressed parts' if compressed else ''}, which fails as a whole if anything "
+            f"is missing; expected a method that averages with neighbours, or {_AGAIN}"
+        )

@@ -28,7 +28,8 @@ from asyncddp.simulate.method_checks import averaging_of, checked_topology
 from asyncddp.simulate.mixing_round import Mask
 from asyncddp.simulate.problem import Batch
 from asyncddp.simulate.scenario import Scenario
-from asyncddp.simulate.stacked_bucket import SimulatedBucket, bucket_of_ranks
+from asyncddp.simulate.simulated_bucket import SimulatedBucket
+from asyncddp.simulate.stacked_bucket import bucket_of_ranks
 from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import StackedOptimizer
 from asyncddp.tensors.allocation import detached_copy, zeros
@@ -88,6 +89,7 @@ class MethodRun:
         self.buckets = [self._bucket(place, compressor) for place in places]
         self._steps = self._rounds = 0
         self._active: Mask = np.ones(model.ranks, dtype=bool)
+        self._averaged = self._active  # which ranks took part in the last round
         self.traffic: Traffic | None = None
 
     def _places(self) -> list[tuple[int, NamedFlatBucket, torch.Tensor]]:
@@ -145,9 +147,6 @@ class MethodRun:
             for one in self._each_bucket():
                 hook(one)
 
-    def _restart(self, bucket: AveragedBucket) -> None:
-        self.method.restart(bucket, lambda tensor: {})  # methods that ask neighbours are refused
-
     def _each_bucket(self) -> Iterator[AveragedBucket]:
         """Yield the buckets on which hooks run one after the other."""
         return (one for bucket in self.buckets for one in bucket.each)
@@ -157,14 +156,16 @@ class MethodRun:
         averaging = self.averaging
         if self._idle:
             return
-        if (self._active != averaging.active).any():
-            self._call(self._restart)  # others take part than in the last round
-            averaging.active = self._active
         if isinstance(averaging, NeighborAveraging) and self.method.averages_all(self._rounds):
             averaging = self._over_all
         averaging.begin(self._rounds, self._active)
-        for one in self._each_bucket():
-            one.round = self._rounds
+        if (self._active != self._averaged).any() and not isinstance(averaging, NoAveraging):
+            with torch.no_grad():
+                for bucket in self.buckets:
+                    bucket.restart(averaging.mixing)  # others take part than in the last round
+            self._averaged = self._active
+        for bucket in self.buckets:
+            bucket.begin_round(self._rounds, self._active)
         taking_part = [one for one in self.buckets if self.method.takes_part(one.each[0])]
         with torch.no_grad():
             nbytes = sum(averaging.average(bucket) for bucket in taking_part)

@@ -77,11 +77,13 @@ class MixingRound:
         own = self.own_weights.tolist()
         return [WeightRow(*weights) for weights in zip(own, received, sent, strict=True)]
 
-    def without(self, lost: Mask) -> MixingRound:
+    def without(self, lost: Mask, *, kept_by_sender: bool = False) -> MixingRound:
         """Return the round without some messages, whose weights are the receivers' own.
 
         Args:
             lost: For each message, whether it is lost.
+            kept_by_sender: Whether weights are the senders' own, by which columns keep their sums
+                in place of rows.
         """
         if not lost.any():
             return self
@@ -90,10 +92,24 @@ class MixingRound:
         gone = np.zeros(len(matrix.rows), dtype=bool)
         gone[off] = lost
         values = matrix.values.copy()
-        moved = np.bincount(matrix.rows[gone], values[gone], matrix.n)
+        keepers = matrix.columns if kept_by_sender else matrix.rows
+        moved = np.bincount(keepers[gone], values[gone], matrix.n)
         values[~off] += moved[matrix.rows[~off]]
         kept = ~gone
         return MixingRound(Matrix(matrix.n, matrix.rows[kept], matrix.columns[kept], values[kept]))
+
+    def mean_among(self, active: Mask) -> MixingRound:
+        r"""Return the round of a uniform W, in which all take the mean over some ranks.
+
+        .. math:: w_{ij} = 1 / |T|\ (j \in T), \qquad w_{ij} = 0\ (j \notin T)
+
+        Args:
+            active: For each rank, whether it is in T.
+        """
+        matrix = self.matrix
+        kept = active[matrix.columns]
+        rows, columns = matrix.rows[kept], matrix.columns[kept]
+        return MixingRound(Matrix(matrix.n, rows, columns, np.full(len(rows), 1 / active.sum())))
 
     def between_machines(self, local: int) -> MixingRound:
         r"""Return the round of ranks whose machines average as the ranks of this one do.

@@ -35,8 +35,10 @@ class Scenario:
         asynchronous: Whether ranks go on at their own pace with methods that let them: a step ends
             at its rank's time, and mixes what has arrived by then. Otherwise all meet in each
             round.
-        departures: The step after which a rank leaves, ``{5: 100}``. Its weight is its neighbours'
-            own from then on.
+        departures: The step after which a rank leaves, ``{5: 100}``, as real ranks do at the end of
+            a :func:`asyncddp.join` block: its weight is its neighbours' own from then on, or what
+            they would give it is, where columns of W sum to one. In an average over all ranks it
+            counts no more, and answers; with ``relay_sgd`` it relays.
         model_bytes: Size of the model for which bytes and times are given, in bytes, as if this
             small one had it; None for its own.
         seed: Of the messages that are lost.

@@ -5,7 +5,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.compressed_gossip import CompressedGossip, mixed_as_they_are
+from asyncddp.algorithms.compressed_gossip import CompressedGossip
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.tensors.allocation import zeros_like
 
@@ -85,7 +85,7 @@ class Beer(CompressedGossip):
     def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
         state = bucket.state
         for public, mixed in _PUBLIC:
-            state[mixed].copy_(mixed_as_they_are(bucket, state[public], neighbors))
+            state[mixed].copy_(neighbors.mixed(state[public]))
         state[_TRACKER].copy_(state[_TRACKED])
 
     def _pull(self, bucket: AveragedBucket, public: str, mixed: str) -> torch.Tensor:

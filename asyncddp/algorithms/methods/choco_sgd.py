@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.compressed_gossip import CompressedGossip, mixed_as_they_are
+from asyncddp.algorithms.compressed_gossip import CompressedGossip
 from asyncddp.tensors.allocation import zeros_like
 
 _OWN, _MIXED = "public copy", "mixed public copies"
@@ -64,4 +64,4 @@ class ChocoSGD(CompressedGossip):
 
     @override
     def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
-        bucket.state[_MIXED].copy_(mixed_as_they_are(bucket, bucket.state[_OWN], neighbors))
+        bucket.state[_MIXED].copy_(neighbors.mixed(bucket.state[_OWN]))

@@ -13,10 +13,12 @@ import asyncddp as bf
 import topology
 from asyncddp import simulate
 from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
+from asyncddp.algorithms.method_traits import JoinedRanks
 from asyncddp.compression import COMPRESSORS
 from asyncddp.simulate.problem import StackedBatches
 from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import StackedOptimizer
+from tests.support import RanksFailedError
 from tests.unit.simulate.loopback import train_on_loopback
 from topology import Link, Links
 
@@ -70,12 +72,13 @@ def optimizer_of(name):
     return plain_sgd if ALGORITHMS[name].owns_momentum else sgd
 
 
-def same(simulated, real):
+def same(simulated, real, ranks=slice(None)):
     """Whether all parameters are equal to 1e-12, relative to the largest of each."""
     assert list(simulated) == list(real)
     for name, one in real.items():
         scale = max(1.0, float(one.abs().max()))
-        assert float((simulated[name] - one).abs().max()) <= TOLERANCE * scale, name
+        apart = (simulated[name] - one)[ranks].abs().max()
+        assert float(apart) <= TOLERANCE * scale, name
 
 
 def graph_for(method, ranks=RANKS):
@@ -150,6 +153,83 @@ def test_ranks_that_train_alone(name):
     compare(name, optimizer_of(name), steps=SHORT, communication="empty", **short(name))
 
 
+DEPARTURES = {1: 6, 3: 8}
+"""After the end of each warm-up, which ranks make together."""
+WAITING = [n for n in ALGORITHMS if not all(how.one_sided for how in ALGORITHMS[n].how)]
+
+
+def compare_departures(name, optimizer, given=None, **settings):
+    """Let two ranks leave, which are done within ``join``; they keep models that are their own."""
+    replicates = ALGORITHMS[name]().replicates_model
+    given = problem(start=0.0 if replicates else 0.3) if given is None else given
+    scenario = simulate.Scenario(departures=DEPARTURES)
+    run = simulate.train(given, optimizer, name, steps=STEPS, scenario=scenario, **settings)
+    real, sent = train_on_loopback(given, optimizer, name, STEPS, departures=DEPARTURES, **settings)
+    there = [rank for rank in range(given.ranks) if rank not in DEPARTURES]
+    leave = ALGORITHMS[name].joined_ranks is JoinedRanks.LEAVE and not replicates
+    same(run.parameters, real, slice(None) if leave else there)
+    assert abs(run.bytes_sent[-1] - np.mean([sent[rank] for rank in there])) <= STEPS
+
+
+def often(name):
+    """Options by which a method averages in each second step, with the last of a warm-up."""
+    options = short(name)
+    return (
+        {**options, "communication_interval": 2} if "communication_interval" in options else options
+    )
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_ranks_that_leave(name):
+    """Every method goes on without them as within ``join``, with what it asks neighbours anew."""
+    compare_departures(name, optimizer_of(name), **{**settings_of(name), **often(name)})
+
+
+@pytest.mark.parametrize("name", [n for n in WAITING if "GLOBAL" in str(ALGORITHMS[n]().how)])
+def test_ranks_that_leave_averages_over_all(name):
+    """They give zeros, encoded too, and the others divide by their own number."""
+    compare_departures(name, optimizer_of(name), communication="allreduce", **often(name))
+
+
+ROUNDED = {("bytegrad", "top_k_int2")}
+"""Of what a rank owes, an element that was sent exactly lies on the border of two bins, up to the
+last place: ranks that sum in another order take the other one."""
+LEAVING = [(one, how) for one in ("bytegrad", "choco_sgd", "deepsqueeze") for how in COMPRESSORS]
+
+
+@pytest.mark.parametrize(("name", "compression"), [p for p in LEAVING if p not in ROUNDED])
+def test_ranks_that_leave_with_every_compressor(name, compression):
+    """What a rank owes by error feedback arrives after it has left, as its zeros are encoded."""
+    compare_departures(name, sgd, compression=compression)
+
+
+@pytest.mark.parametrize("name", ["choco_sgd", "low_precision_decentralized", "power_gossip"])
+def test_ranks_that_leave_with_several_buckets(name):
+    """Each is asked for by itself."""
+    compare_departures(name, sgd, bucket_size_in_mb=1e-5)
+
+
+@pytest.mark.parametrize("name", ["beer", "gradient_tracking"])
+def test_ranks_that_leave_those_that_train_alone(name):
+    """Trackers go on, as nobody asks neighbours."""
+    compare_departures(name, sgd, communication="empty")
+
+
+def test_ranks_that_leave_keep_what_they_would_give():
+    """Where columns of W sum to one, the senders' weights grow, not the receivers'."""
+    graph = topology.push_weights(topology.exponential_two(RANKS))
+    compare_departures("push_diging", sgd, topology=graph)
+    directed = topology.push_weights(topology.star(RANKS))
+    compare_departures("push_diging", sgd, topology=directed)
+
+
+def test_ranks_that_leave_a_schedule():
+    """Rounds with other neighbours each, of which some have left."""
+    compare_departures("adapt_then_combine", sgd, topology=topology.base_k(RANKS, 1))
+    options = {"communication_interval": 2, "base": "adapt_then_combine"}
+    compare_departures("slowmo", sgd, topology=topology.base_k(RANKS, 1), **options)
+
+
 MACHINES = [n for n in ALGORITHMS if CommunicationPattern.MACHINES in ALGORITHMS[n]().how]
 
 
@@ -204,7 +284,7 @@ def test_averages_over_all_by_one_rank_of_each_machine(name, settings, local):
     [
         ({"ranks": 5}, "5 ranks are no whole number of machines with ranks_per_machine=2"),
         ({"loss": 0.1}, "loss: averages inside machines need all .*, or retransmit_after=0.2"),
-        ({"departures": {1: 2}}, "departures: averages inside machines need all their ranks"),
+        ({"departures": {1: 2}}, "averages inside machines need all their ranks, within join on"),
         ({"graph": topology.ring(4)}, "has data of 4 ranks on 2 machines; build it with n=2"),
     ],
 )
@@ -219,6 +299,17 @@ def test_machines_that_cannot_be(settings, message):
         simulate.train(
             given, sgd, steps=1, topology=graph, scenario=scenario, communication=communication
         )
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
+def test_who_leaves_a_machine_whose_ranks_average_for_each_other(algorithm):
+    """Real ranks refuse it too; the remedy is an average over all ranks without machines."""
+    scenario = simulate.Scenario(links=Links(Link(), 2), departures={1: 2})
+    given, settings = problem(4, start=0.0), {"hierarchical": True}
+    with pytest.raises(bf.ArgumentError, match="hierarchical_allreduce needs all ranks of each"):
+        simulate.train(given, sgd, algorithm, steps=1, scenario=scenario, **settings)
+    with pytest.raises(RanksFailedError, match="hierarchical_allreduce needs all ranks in every"):
+        train_on_loopback(given, sgd, algorithm, 3, local=2, departures={1: 2}, **settings)
 
 
 def test_column_stochastic_weights():
