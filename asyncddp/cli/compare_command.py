@@ -91,6 +91,15 @@ def compare_command(
     classes that real ranks run. Losses and distances are computed; seconds are a model: each step
     takes --step-time on each rank, and messages the latency and bandwidth of --link.
 
+    With --ranks-per-machine ranks share machines, and a method that averages between those, such as
+    choco_sgd:hierarchical=True or, of most methods,
+    NAME:communication=hierarchical_neighbor_allreduce, has a --topology of machines: of --ranks
+    over --ranks-per-machine nodes. For all others its nodes are ranks.
+
+    \b
+      asyncddp compare adapt_then_combine choco_sgd:hierarchical=True --topology ring \\
+          --ranks 16 --ranks-per-machine 4
+
     Take --alpha where ranks hold different data: methods that are not exact are biased there, as
     the distance between ranks shows. Take --megabytes for the size of your own model, since the one
     that is trained here is small. A method that cannot live with the topology, or momentum for one
@@ -100,19 +109,19 @@ def compare_command(
         _check_folder(file)
     with click_errors():
         given_graph = {name: given.pop(name) for name in _family_names() if name in given}
-        chosen = _topology_of(graph_name, ranks, given_graph)
+        topologies = _RequestedTopologies(graph_name, given_graph)
         scenario = _scenario_of(given)
         found = _compare(
             [_parsed(one) for one in methods],
             _problem_of(problem, ranks, given_graph["seed"] or 0, given),
             _optimizer_options(given),
             steps,
-            topology=chosen,
+            topology=topologies.build if graph_name else None,
             scenario=scenario,
             record_every=every or max(1, steps // 50),
             seed=given_graph["seed"] or 0,
         )
-        title = _title(found, chosen)
+        title = f"{found.problem}{topologies.describe(ranks)}"
         show(found, title, scenario)
         write_files(found, title, plot, table_file)
     if found.refused:
@@ -134,22 +143,44 @@ def _family_names() -> Sequence[str]:
     return sorted({name for parameters in every for name in parameters} | {"seed"})
 
 
-def _topology_of(name: str | None, ranks: int, given: dict[str, Any]) -> GraphOrSchedule | None:
-    """Return the graph of --topology and its options; None for the methods' own."""
-    import topology
+class _RequestedTopologies:
+    """The graphs of --topology and its options, by their number of nodes: ranks, or machines.
 
-    options = {key: value for key, value in given.items() if value is not None}
-    if name is None:
-        wrong = [key for key in options if key != "seed"]
-        if wrong:
+    Args:
+        name: Of --topology; None for the methods' own.
+        given: The options of graphs and schedules.
+
+    Raises:
+        click.UsageError: There is none of that name, or it has no such option.
+    """
+
+    def __init__(self, name: str | None, given: dict[str, Any]) -> None:
+        self._builder = None if name is None else find_builder(name, "--topology")
+        self._built: dict[int, GraphOrSchedule] = {}
+        self._options = {key: value for key, value in given.items() if value is not None}
+        wrong = [key for key in self._options if key != "seed"]
+        if name is not None and self._builder is not None:
+            check_options(wrong, {name: self._builder})
+        elif wrong:
             raise click.UsageError(f"--{wrong[0]} belongs to a topology: name it by --topology.")
-        return None
-    builder = find_builder(name, "--topology")
-    check_options([key for key in options if key != "seed"], {name: builder})
-    try:
-        return build_topology(builder, ranks, options)
-    except topology.TopologyError as error:
-        raise click.ClickException(str(error)) from error
+
+    def build(self, nodes: int) -> GraphOrSchedule:
+        """Return the graph with a number of nodes."""
+        if nodes not in self._built:
+            assert self._builder is not None
+            self._built[nodes] = build_topology(self._builder, nodes, self._options)
+        return self._built[nodes]
+
+    def describe(self, ranks: int) -> str:
+        """Return the part of a title that tells of those that were built."""
+        from topology import describe
+
+        if self._builder is None:
+            return ", each method's own topology"
+        return "".join(
+            f", {describe(graph)}{'' if nodes == ranks else ' of machines'}"
+            for nodes, graph in sorted(self._built.items(), reverse=True)
+        )
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
@@ -247,10 +278,3 @@ def _progress(
             bar.update(task, completed=made, description=name)
 
         yield advance
-
-
-def _title(found: MethodComparison, chosen: GraphOrSchedule | None) -> str:
-    import topology
-
-    graph = "each method's own topology" if chosen is None else topology.describe(chosen)
-    return f"{found.problem}, {graph}"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from asyncddp.algorithms.algorithm import Algorithm
-from asyncddp.algorithms.method_traits import CommunicationTiming, CompressionUse
+from asyncddp.algorithms.method_traits import (
+    CommunicationPattern,
+    CommunicationTiming,
+    CompressionUse,
+)
 from asyncddp.algorithms.model_averager import communication_for
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.distributed_optimizer_arguments import checked_force, checked_staleness
@@ -36,6 +42,23 @@ _AVERAGINGS: dict[str, type[AveragingScheme]] = {
 }
 """Averaging by the name of the communication; that through windows is of ranks that meet."""
 _AGAIN = "retransmit_after=0.2, after which what is lost is sent again"
+
+
+def built_topology(
+    settings: MethodSettings,
+    build: Callable[[int], GraphOrSchedule],
+    scenario: Scenario,
+    ranks: int,
+) -> GraphOrSchedule | None:
+    """Return what a function builds for the nodes of a method's graph; None where it has none.
+
+    Nodes are ranks, or machines where the method averages between them.
+    """
+    how = communication_for(settings.create_method(), settings.communication).how
+    if how is None or how is CommunicationPattern.GLOBAL:
+        return None
+    machines = how is CommunicationPattern.MACHINES
+    return build(_machine_count(scenario, ranks) if machines else ranks)
 
 
 def checked_topology(
@@ -100,13 +123,18 @@ def averaging_of(
     return kind
 
 
-def _check_machines(scenario: Scenario, ranks: int) -> None:
+def _machine_count(scenario: Scenario, ranks: int) -> int:
     local = scenario.ranks_per_machine
     if ranks % local:
         raise ArgumentError(
             f"Scenario: argument links: {ranks} ranks are no whole number of machines with "
             f"ranks_per_machine={local}; expected a divisor"
         )
+    return ranks // local
+
+
+def _check_machines(scenario: Scenario, ranks: int) -> None:
+    _machine_count(scenario, ranks)
     if scenario.loses_messages or scenario.departures:
         name = "loss" if scenario.loses_messages else "departures"
         joins = "" if name == "loss" else ", within join on real ranks too"

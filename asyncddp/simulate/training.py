@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, checked_inte
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
 from asyncddp.simulate.asynchronous_run import AsynchronousRun, WarmUp, runs_asynchronously
 from asyncddp.simulate.clock import RankClocks
+from asyncddp.simulate.method_checks import built_topology
 from asyncddp.simulate.method_run import MethodRun
 from asyncddp.simulate.problem import Batch, Problem, StackedBatches
 from asyncddp.simulate.record import MetricsRecorder, Run
@@ -23,6 +25,7 @@ from asyncddp.simulate.stacked_optimizer import (
     SchedulerFactory,
     StackedOptimizer,
 )
+from topology import GraphOrSchedule
 
 
 def train(
@@ -31,6 +34,7 @@ def train(
     algorithm: str | type[Algorithm] = "adapt_then_combine",
     *,
     steps: int,
+    topology: GraphOrSchedule | Callable[[int], GraphOrSchedule] | None = None,
     scenario: Scenario | None = None,
     schedule: SchedulerFactory | None = None,
     record_every: int = 1,
@@ -56,6 +60,9 @@ def train(
             ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``.
         algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
         steps: Number of steps of each rank, or on average.
+        topology: Who averages with whom; or a function that builds it for a number of nodes, such
+            as ``topology.ring``: ranks, or machines where the method averages between them. None
+            for the method's own.
         scenario: Speeds, links, delays, losses and departures; None for equal ranks.
         schedule: Makes a scheduler of the learning rate for an optimizer; it goes on each step.
         record_every: Steps from one record to the next.
@@ -63,7 +70,7 @@ def train(
         chunk_size: Ranks whose gradients are computed at once; None chooses by the model.
         progress: Called with the number of steps made, after each.
         **settings: Settings of the method as in :class:`asyncddp.DistributedOptimizer`, such as
-            ``topology``, ``compression`` and ``num_steps_per_communication``, and its options.
+            ``compression`` and ``num_steps_per_communication``, and its options.
 
     Returns:
         What was measured, and the models in the end.
@@ -90,6 +97,9 @@ def train(
     checked_integer("argument steps", steps, 0)
     checked_integer("argument record_every", record_every, 1)
     method_settings = MethodSettings.of(algorithm, settings)
+    if callable(topology):
+        topology = built_topology(method_settings, topology, scenario, problem.ranks)
+    method_settings = replace(method_settings, topology=topology)
     bucket_bytes = checked_bucket_bytes(method_settings.bucket_size_in_mb)
     fragments = method_settings.create_method().fragments
     model = StackedModel(problem, bucket_bytes, chunk_size, fragments)

@@ -16,6 +16,7 @@ import topology
 from asyncddp import simulate
 from asyncddp.cli.compare_command import compare_command
 from tests.support.processes import run_to_end, warm_server
+from topology import Link, Links
 
 SMALL = ("--problem", "least_squares", "--steps", "20", "--ranks", "8")
 
@@ -71,6 +72,51 @@ def test_settings_follow_a_colon():
     plain = row(call("adapt_then_combine", *SMALL)[1], "adapt_then_combine")
     assert found[3:5] == ["1.54", "kB"]  # 4 times 128 bytes to 3 neighbours
     assert plain[3:5] == ["7.68", "kB"]
+
+
+def test_methods_between_machines_have_a_topology_of_machines(tmp_path):
+    """By the command line: --ranks over --ranks-per-machine nodes, beside one of ranks."""
+    table, between = tmp_path / "runs.csv", "communication='hierarchical_neighbor_allreduce'"
+    command = warm_server().command(
+        "-m", "asyncddp", "compare",
+        "adapt_then_combine", f"adapt_then_combine:{between}", "choco_sgd:hierarchical=True",
+        *SMALL, "--topology", "ring", "--ranks", "12", "--ranks-per-machine", "3",
+        "--csv", str(table),
+    )  # fmt: skip
+    done = run_to_end(command)
+    assert done.code == 0, done
+    assert "least squares, 12 ranks, ring(12), ring(4) of machines" in done.stdout
+    links = Links(Link.parse("10Gbit,50us"), 3, Link.parse("80Gbit,2us"))
+    for name, graph, settings in (
+        ("adapt_then_combine", topology.ring(12), {}),
+        ("adapt_then_combine", topology.ring(4), {"communication": between[15:-1]}),
+        ("choco_sgd", topology.ring(4), {"hierarchical": True}),
+    ):
+        run = simulate.train(
+            simulate.least_squares(12),
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            name,
+            topology=graph,
+            steps=20,
+            scenario=simulate.Scenario(links=links),
+            **settings,
+        )
+        rows = [one for one in records(table) if one["method"] == run.method]
+        found = {one["measure"]: float(one["value"]) for one in rows if one["step"] == "20"}
+        assert found["error"] == pytest.approx(run.error[-1], rel=1e-12)
+        assert found["consensus_distance"] == pytest.approx(run.consensus_distance[-1], rel=1e-9)
+
+
+def test_a_topology_that_fits_machines_alone():
+    """A hypercube of two machines, but none of six ranks, which the other method would need."""
+    more = (*SMALL, "--ranks", "6", "--ranks-per-machine", "3", "--topology", "hypercube")
+    code, output = call("choco_sgd:hierarchical=True", "gradient_allreduce", *more)
+    assert code == 0, output
+    assert "least squares, 6 ranks, hypercube(2) of machines" in output
+    code, output = call("choco_sgd:hierarchical=True", "adapt_then_combine", *more)
+    assert code == 1
+    assert row(output, "choco_sgd, hierarchical=True")
+    assert "adapt_then_combine: hypercube needs n to be a power of two, got n=6" in output
 
 
 def test_a_scenario_changes_time_and_bytes():
@@ -134,8 +180,13 @@ def test_a_method_that_cannot_is_named_after_the_others():
         ),
         (
             ("adapt_then_combine", *SMALL, "--topology", "hypercube", "--ranks", "6"),
-            1,
+            2,
             "power of two",
+        ),
+        (
+            ("choco_sgd:hierarchical=True", *SMALL, "--topology=ring", "--ranks-per-machine", "3"),
+            2,
+            "8 ranks are no whole number of machines with ranks_per_machine=3",
         ),
         (("adapt_then_combine:lr", *SMALL), 2, "expected NAME:key=value"),
         (("adapt_then_combine:lr=3", *SMALL), 2, "argument lr: adapt_then_combine has no such"),
@@ -170,6 +221,7 @@ def test_help_teaches():
     assert code == 0
     assert "asyncddp compare adapt_then_combine gradient_allreduce" in text
     assert "seconds are a model" in text
+    assert "has a --topology of machines: of --ranks over --ranks-per-machine nodes" in text
 
 
 def test_digits_of_real_data_train(tmp_path):

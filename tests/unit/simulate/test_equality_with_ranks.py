@@ -312,6 +312,35 @@ def test_who_leaves_a_machine_whose_ranks_average_for_each_other(algorithm):
         train_on_loopback(given, sgd, algorithm, 3, local=2, departures={1: 2}, **settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "nodes"),
+    [
+        ("adapt_then_combine", {}, 6),
+        ("choco_sgd", {"hierarchical": True}, 3),
+        ("adapt_then_combine", {"communication": "hierarchical_neighbor_allreduce"}, 3),
+        ("win_put", {}, 6),
+        ("gradient_allreduce", {}, None),
+        ("adapt_then_combine", {"communication": "empty"}, None),
+    ],
+)
+def test_a_function_builds_the_topology_of_ranks_or_machines(name, settings, nodes):
+    """It is asked for as many nodes as the method has, and not where it has none."""
+    asked = []
+
+    def build(n):
+        asked.append(n)
+        return topology.ring(n)
+
+    given, scenario = problem(6, start=0.0), simulate.Scenario(links=Links(Link(), 2))
+    run = simulate.train(given, sgd, name, steps=3, topology=build, scenario=scenario, **settings)
+    assert asked == ([] if nodes is None else [nodes])
+    graph = None if nodes is None else topology.ring(nodes)
+    same_run = simulate.train(
+        given, sgd, name, steps=3, topology=graph, scenario=scenario, **settings
+    )
+    same(run.parameters, same_run.parameters)
+
+
 def test_column_stochastic_weights():
     """Push-DIGing's weight differs between ranks, and travels along."""
     graph = topology.push_weights(topology.star(RANKS))
