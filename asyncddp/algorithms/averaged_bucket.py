@@ -138,9 +138,9 @@ class AveragedBucket:
             if kept is not None:
                 if not isinstance(kept, torch.Tensor) or kept.shape != view.shape:
                     raise ArgumentError(
-                        f"optimizer: what {type(self.optimizer).__name__} keeps of {name} as "
-                        f"{key!r} cannot be averaged with the parameters; expected a tensor of "
-                        f"shape {tuple(view.shape)}, got {kept!r}"
+                        f"optimizer: what it keeps of {name} as {key!r} cannot be averaged with "
+                        f"the parameters; expected a tensor of shape {tuple(view.shape)}, got "
+                        f"{kept!r}"
                     )
                 yield view, kept
 

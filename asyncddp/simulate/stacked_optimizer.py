@@ -110,7 +110,8 @@ class StackedOptimizer:
             _refuse_closures(first)
             self._rank_rows = [rows, *(self._rows(rank) for rank in range(1, model.ranks))]
             self._optimizers = [first, *(create(rows) for rows in self._rank_rows[1:])]
-            self.groups = cast("torch.optim.Optimizer", _StackedGroups(first, rows, self._stacked))
+            stacked = _StackedGroups(self._optimizers, self._rank_rows, self._stacked)
+            self.groups = cast("torch.optim.Optimizer", stacked)
         self._schedulers = [] if schedule is None else [schedule(one) for one in self._optimizers]
 
     def _rows(self, rank: int) -> list[torch.nn.Parameter]:
@@ -157,33 +158,57 @@ class StackedOptimizer:
 
 
 class _StackedGroups:
-    """Groups of one rank's optimizer, with the stacked parameters in the place of the rank's."""
+    """Groups and state of all ranks' optimizers, with stacked parameters in place of the ranks'."""
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
-        rows: list[torch.nn.Parameter],
+        optimizers: list[torch.optim.Optimizer],
+        rank_rows: list[list[torch.nn.Parameter]],
         stacked: list[torch.nn.Parameter],
     ) -> None:
-        self._optimizer, self.defaults = optimizer, optimizer.defaults
-        self._stacked_of = {id(row): one for row, one in zip(rows, stacked, strict=True)}
+        self._optimizers, self.defaults = optimizers, optimizers[0].defaults
+        self._stacked, self._rows = stacked, list(zip(*rank_rows, strict=True))
+        self._stacked_of = {id(row): one for row, one in zip(rank_rows[0], stacked, strict=True)}
 
     @property
-    def state(self) -> Any:
-        """Refuse to give what optimizers keep, of which each rank has its own."""
-        raise ArgumentError(
-            f"argument optimizer: what {type(self._optimizer).__name__} keeps is not averaged in a "
-            "simulation, which has one for each rank; expected one that treats each element by "
-            "itself, such as torch.optim.AdamW"
-        )
+    def state(self) -> dict[torch.nn.Parameter, _StackedState]:
+        """What the ranks' optimizers keep of each parameter, once they have made a step."""
+        return {
+            one: _StackedState(
+                [own.state[row] for own, row in zip(self._optimizers, rows, strict=True)]
+            )
+            for one, rows in zip(self._stacked, self._rows, strict=True)
+            if rows[0] in self._optimizers[0].state
+        }
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups with their options of now."""
         return [
             {**group, "params": [self._stacked_of[id(row)] for row in group["params"]]}
-            for group in self._optimizer.param_groups
+            for group in self._optimizers[0].param_groups
         ]
+
+
+class _StackedState:
+    """What the ranks' optimizers keep of one parameter, by name."""
+
+    def __init__(self, each: list[dict[str, Any]]) -> None:
+        self._each = each
+
+    def get(self, key: str) -> Any:
+        """Return the ranks' tensors stacked, in whose memory they lie from now on.
+
+        What is no tensor, or of another shape on some rank, is given as the first rank has it.
+        """
+        kept = [own.get(key) for own in self._each]
+        tensors = [one for one in kept if isinstance(one, torch.Tensor)]
+        if len(tensors) < len(kept) or len({one.shape for one in tensors}) > 1:
+            return kept[0]
+        stacked = torch.stack(tensors)
+        for own, row in zip(self._each, stacked, strict=True):
+            own[key] = row
+        return stacked
 
 
 def _refuse_closures(optimizer: torch.optim.Optimizer) -> None:

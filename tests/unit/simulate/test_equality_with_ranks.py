@@ -359,13 +359,29 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.05)
 
 
+def adam_by_rank(parameters):
+    """A class of the user's own, of which nobody knows whether it treats each element by itself."""
+    return type("Mine", (torch.optim.Adam,), {})(parameters, 0.05)
+
+
 def test_moments_that_travel():
-    """An optimizer for all ranks keeps them stacked; of one for each rank none are known."""
+    """An optimizer for all ranks keeps them stacked; those of one for each rank are stacked."""
     intervals = {"exp_avg": 3, "exp_avg_sq": 4}
-    compare("des_loc", adam, communication_interval=2, state_intervals=intervals)
-    own = lambda p: type("Mine", (torch.optim.Adam,), {})(p, 0.05)  # noqa: E731
-    with pytest.raises(bf.ArgumentError, match="what Mine keeps is not averaged in a simulation"):
-        simulate.train(problem(), own, "des_loc", steps=3, communication_interval=1)
+    settings = {"communication_interval": 2, "state_intervals": intervals}
+    for optimizer in (adam, adam_by_rank):
+        compare("des_loc", optimizer, **settings)
+        compare_departures("des_loc", optimizer, **settings)
+    compare("des_loc", RANK_BY_RANK["a subclass"], communication_interval=2)
+
+
+def test_state_of_an_optimizer_that_cannot_be_averaged():
+    """Row and column sums are of another shape than the parameter, as real ranks say too."""
+    factored, settings = RANK_BY_RANK["Adafactor"], {"state_intervals": {"row_var": 2}}
+    words = "what it keeps of 0.weight as 'row_var' cannot be averaged with the parameters"
+    with pytest.raises(bf.ArgumentError, match=words):
+        simulate.train(problem(), factored, "des_loc", steps=4, **settings)
+    with pytest.raises(RanksFailedError, match=words):
+        train_on_loopback(problem(), factored, "des_loc", 4, **settings)
 
 
 def test_neighbours_and_all_by_turns():
