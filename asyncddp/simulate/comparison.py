@@ -89,7 +89,7 @@ def compare(
         ... )
         >>> for run in found.runs:
         ...     print(f"{run.method:20} {run.error[-1]:.0e} {run.seconds[-1]:3.0f} s")
-        gradient_allreduce   6e-12  51 s
+        gradient_allreduce   6e-12  15 s
         adapt_then_combine   2e-01   9 s
     """
     runs: list[Run] = []
