@@ -6,7 +6,7 @@ import ast
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from asyncddp.simulate import MethodComparison, Problem, Scenario
     from topology import GraphOrSchedule, Link
 
-_COUNT, _NATURAL = IntegerParamType(), IntegerParamType(least=0)
+_Number = TypeVar("_Number", int, float)
+
+_COUNT = IntegerParamType()
 _REAL, _POSITIVE = NumberParamType(), NumberParamType(positive=True)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _PROBLEM_OPTIONS = (
@@ -50,6 +52,8 @@ _SCENARIO_OPTIONS = (
                  help="Bytes and seconds as if the model had this size [its own]."),
     click.option("--slow", metavar="RANK:FACTOR", multiple=True,
                  help="Takes longer by this factor: 3:10; repeatable."),
+    click.option("--leave", metavar="RANK:STEP", multiple=True,
+                 help="Leaves after so many steps, as by join: 5:100; repeatable."),
     click.option("--asynchronous", is_flag=True,
                  help="Let ranks go on at their own pace, with methods that wait for nobody."),
     click.option("--loss", type=_REAL, metavar="P", default=0.0,
@@ -208,7 +212,12 @@ def _scenario_of(given: dict[str, Any]) -> Scenario:
     megabytes, again = given["megabytes"], given["retransmit"]
     return Scenario(
         step_seconds=given["step_time"] / 1000,
-        slowdown=dict(_slow_rank(text) for text in given["slow"]),
+        slowdown=dict(
+            _of_rank(text, float, "--slow RANK:FACTOR", "3:10") for text in given["slow"]
+        ),
+        departures=dict(
+            _of_rank(text, int, "--leave RANK:STEP", "5:100") for text in given["leave"]
+        ),
         links=Links(link, given["ranks_per_machine"], given["link_inside"]),
         loss=given["loss"],
         retransmit_after=None if again is None else again / 1000,
@@ -217,13 +226,15 @@ def _scenario_of(given: dict[str, Any]) -> Scenario:
     )
 
 
-def _slow_rank(text: str) -> tuple[int, float]:
-    rank, _, factor = text.partition(":")
+def _of_rank(
+    text: str, kind: Callable[[str], _Number], option: str, such: str
+) -> tuple[int, _Number]:
+    """Split RANK:NUMBER of an option."""
+    rank, _, number = text.partition(":")
+    name, form = option.split()
     with contextlib.suppress(ValueError):
-        return int(rank), float(factor)
-    raise click.BadParameter(
-        f"expected RANK:FACTOR such as 3:10, got {text!r}.", param_hint="--slow"
-    )
+        return int(rank), kind(number)
+    raise click.BadParameter(f"expected {form} such as {such}, got {text!r}.", param_hint=name)
 
 
 def _problem_of(name: str, ranks: int, seed: int, given: dict[str, Any]) -> Problem:

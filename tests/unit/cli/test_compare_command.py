@@ -131,6 +131,25 @@ def test_a_scenario_changes_time_and_bytes():
     assert row(large, "adapt_then_combine")[3:5] == ["4.00", "GB"]  # 20 steps to 2 neighbours
 
 
+def test_ranks_that_leave_leave_in_the_simulation(tmp_path):
+    """--leave is Scenario's departures: of ranks 2 and 5, after 4 and 11 steps."""
+    table = tmp_path / "runs.csv"
+    leaving = ("--leave", "2:4", "--leave", "5:11", "--csv", str(table))
+    code, output = call("choco_sgd", *SMALL, "--topology", "ring", *leaving)
+    assert code == 0, output
+    run = simulate.train(
+        simulate.least_squares(8),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "choco_sgd",
+        topology=topology.ring(8),
+        steps=20,
+        scenario=simulate.Scenario(departures={2: 4, 5: 11}),
+    )
+    rows = [one for one in records(table) if one["step"] == "20"]
+    found = {one["measure"]: float(one["value"]) for one in rows}
+    assert found["error"] == pytest.approx(run.error[-1], rel=1e-12)
+
+
 def test_ranks_that_do_not_wait_need_not_wait_for_a_slow_one():
     """In step the slow rank sets the pace, of win_put too; asynchronously it does not."""
     more = ("win_put", "adapt_then_combine", *SMALL, "--topology", "ring", "--slow", "3:10")
@@ -192,6 +211,8 @@ def test_a_method_that_cannot_is_named_after_the_others():
         (("adapt_then_combine:lr=3", *SMALL), 2, "argument lr: adapt_then_combine has no such"),
         (("adapt_then_combine", *SMALL, "--slow", "3"), 2, "expected RANK:FACTOR such as 3:10"),
         (("adapt_then_combine", *SMALL, "--slow", "9:2"), 2, "there is no rank 9 among 8"),
+        (("adapt_then_combine", *SMALL, "--leave", "2:x"), 2, "expected RANK:STEP such as 5:100"),
+        (("adapt_then_combine", *SMALL, "--leave", "2:-1"), 2, "a number of steps of at least 0"),
         (("adapt_then_combine", *SMALL, "--loss", "1.5"), 2, "expected a probability"),
         (("adapt_then_combine", *SMALL, "--retransmit", "0"), 2, "expected a number above 0"),
         (("adapt_then_combine", *SMALL, "--momentum", "-1"), 2, "Invalid momentum value: -1.0"),
