@@ -45,6 +45,13 @@ def test_all_of_it_is_shared_among_workers_by_the_number_of_processors(suite, pr
     assert call == f"python [-m] [pytest] [-n] [{workers}] {PROGRESS}"
 
 
+def test_processes_of_the_tests_keep_what_they_compile(suite, machine):
+    """Also on a machine whose Python is told to write no bytecode."""
+    machine.install("python", f"echo \"${{PYTHONDONTWRITEBYTECODE-kept}}\" >'{machine.root}/told'")
+    suite(PYTHONDONTWRITEBYTECODE="1")
+    assert (machine.root / "told").read_text() == "kept\n"
+
+
 def test_quick_runs_in_one_process_what_launches_nothing(suite):
     """Unit tests and topology without worlds of processes; further arguments are pytest's."""
     marks = "not (soak or release or slow or mpi or hosts or launches or training)"
