@@ -31,6 +31,7 @@ for cell in {cells!r}:
     shell.run_cell(cell).raise_error()
 """
 FIGURE = r"\d[\d.]*(e[+-]?\d+)?|─+"  # numbers, and rules as wide as their columns
+FRAMEWORKS = r"^\s*(from|import) (accelerate|lightning|sklearn|transformers)\b"
 LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -128,7 +129,9 @@ def test_scripts_for_several_ranks_are_run_by_a_command(block):
 def test_commands_run(folder_of, block):
     """Commands run in the page's folder, where its scripts lie; those marked ``fails`` fail."""
     environ = environment()
-    environ["PATH"] = os.pathsep.join([warm_server().commands, environ["PATH"]])
+    page = "\n".join(one.text for one in blocks_of(block.page))
+    server = warm_server(frameworks=re.search(FRAMEWORKS, page, re.MULTILINE) is not None)
+    environ["PATH"] = os.pathsep.join([server.commands, environ["PATH"]])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=folder_of(block.page),

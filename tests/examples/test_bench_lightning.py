@@ -16,7 +16,14 @@ PATH = os.pathsep.join((str(REPO / "scripts"), str(REPO)))
 @pytest.mark.launches
 def test_quick_run_has_a_row_for_each_strategy(tmp_path):
     """Ratios are formed against ddp, and against the same strategy beside a late rank."""
-    command = [warm_python(), "-m", "benchmarks.lightning", "--quick", "--json", "out.json"]
+    command = [
+        warm_python(frameworks=True),
+        "-m",
+        "benchmarks.lightning",
+        "--quick",
+        "--json",
+        "out.json",
+    ]
     done = run_to_end([*command, "--plot", "out.png"], cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done
     (sheet,) = json.loads((tmp_path / "out.json").read_text())["sheets"]

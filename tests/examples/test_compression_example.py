@@ -17,7 +17,9 @@ PARAMETERS = 64 * 256 + 256 + 256 * 10 + 10
 
 def run_compression(ranks: int, *options: str, cwd: Path) -> Finished:
     command = [sys.executable, "-m", "asyncddp", "run", "-np", str(ranks)]
-    return run_to_end([*command, *warm_script(SCRIPT, *options)], cwd=cwd, timeout=200)
+    return run_to_end(
+        [*command, *warm_script(SCRIPT, *options, frameworks=True)], cwd=cwd, timeout=200
+    )
 
 
 @pytest.mark.slow

@@ -23,7 +23,14 @@ def run_digits(
 ) -> Finished:
     if ranks == 1:
         return run_to_end(warm_server().command(SCRIPT, *options), cwd=cwd, timeout=timeout)
-    command = [*ASYNCDDP, "run", "-np", str(ranks), *run, *warm_script(SCRIPT, *options)]
+    command = [
+        *ASYNCDDP,
+        "run",
+        "-np",
+        str(ranks),
+        *run,
+        *warm_script(SCRIPT, *options, frameworks=True),
+    ]
     return run_to_end(command, cwd=cwd, timeout=timeout)
 
 

@@ -19,7 +19,9 @@ SCRIPT = str(REPO / "examples" / "lightning_digits.py")
 def test_trains_resumes_and_reads_the_distances(tmp_path: Path) -> None:
     """The second Trainer goes on from each rank's own file, and no process is left."""
     run = (sys.executable, "-m", "asyncddp", "run", "-np", "2")
-    done = run_to_end([*run, *warm_script(SCRIPT, "--smoke")], cwd=tmp_path, timeout=200)
+    done = run_to_end(
+        [*run, *warm_script(SCRIPT, "--smoke", frameworks=True)], cwd=tmp_path, timeout=200
+    )
     assert done.code == 0, done
     assert not done.left
     lines = [re.sub(r"\d+\.\d+", "#", line) for line in done.stdout.splitlines()]

@@ -28,7 +28,7 @@ def slow_hosts(tmp_path):
 
 def run_on(hosts, *options):
     """The table of a short run of the example, four ranks on both hosts."""
-    child = hosts.start(*NETWORK, *warm_script(SCRIPT, "--seconds", "4", *options))
+    child = hosts.start(*NETWORK, *warm_script(SCRIPT, "--seconds", "4", *options, frameworks=True))
     stdout, stderr = child.communicate(timeout=100)
     assert child.returncode == 0, stderr
     return table_of(Finished(0, stdout, stderr, 0.0, 0.0, timed_out=False, left=()))

@@ -93,7 +93,7 @@ def test_another_number_of_ranks_begins_from_the_average(world: World, tmp_path:
     folder = str(tmp_path)
     world.run(saves, folder)
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
-    with open_transport("mpi-2") as two:
+    with open_transport("mpi-2", frameworks=True) as two:
         found = two.run(begins_from, folder)
     for weight in found:
         assert torch.equal(weight, saved["net.0.weight"])

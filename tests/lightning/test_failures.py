@@ -163,7 +163,9 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.launches
 def test_one_process_trains_alone(script: Path) -> None:
     """Without any launcher."""
-    done = run_to_end(warm_server().command(str(script), "end", "gradient_allreduce"))
+    done = run_to_end(
+        warm_server(frameworks=True).command(str(script), "end", "gradient_allreduce")
+    )
     assert done.code == 0, done
     assert "ranks: 1 steps: 256" in done.stdout, done
 
@@ -171,7 +173,7 @@ def test_one_process_trains_alone(script: Path) -> None:
 @pytest.mark.launches
 def test_an_exception_on_one_rank_ends_all_under_torchrun(script: Path) -> None:
     """With the exception's own words, and none left."""
-    python = warm_server().python
+    python = warm_server(frameworks=True).python
     torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = run_to_end(
         [*torchrun, "--no-python", python, str(script), "raise", "adapt_with_combine"]
@@ -187,7 +189,7 @@ def test_an_exception_on_one_rank_ends_all_under_torchrun(script: Path) -> None:
 @pytest.mark.mpi(2)
 def test_sigterm_ends_all_ranks(script: Path) -> None:
     """The launcher hands it on; Lightning ends the batch under way."""
-    command = warm_server().command(str(script), "end-less", "push_sum")
+    command = warm_server(frameworks=True).command(str(script), "end-less", "push_sum")
     process = subprocess.Popen(
         mpirun(2, *command),
         env=environment(),

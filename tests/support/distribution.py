@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
-__all__ = ["HOSTS", "RANKS", "Groups", "group_of", "handle_of_block"]
+__all__ = ["HOSTS", "LIGHTNING", "RANKS", "Groups", "group_of", "handle_of_block"]
 
 HOSTS = "hosts"
 """The group of all tests that make hosts."""
+
+LIGHTNING = "tests/lightning/"
+"""The group of the tests on ranks that have Lightning."""
 
 RANKS = tuple(name for name, (transport, _) in WORLDS.items() if transport != "loopback")
 """The groups of tests on ranks that are processes, one of each world."""
@@ -41,6 +44,7 @@ _LONG = (
     HOSTS,
     "tests/slurm/",
     "tests/docs/",
+    LIGHTNING,
     "tests/examples/",
     "tests/notebook/",
     "tests/mpi/",
@@ -54,17 +58,21 @@ _PORTION = 4  # tests that a worker is told of at once
 
 
 def group_of(nodeid: str) -> str:
-    """The group of a test: the hosts', its world's, or its file's.
+    """The group of a test: the hosts', Lightning's, its world's, or its file's.
 
     Example:
         >>> group_of("tests/mpi/test_soak.py::test_random_verbs[ring-mpi-4]")
         'mpi-4'
         >>> group_of("tests/unit/test_config.py::test_defaults[mpi-4000]")
         'tests/unit/test_config.py'
+        >>> group_of("tests/lightning/test_fabric.py::test_fabric_trains_as_the_wrapper[mpi-2]")
+        'tests/lightning/'
     """
     file, _, test = nodeid.partition("::")
     if file.startswith(_MAKE_HOSTS):
         return HOSTS
+    if file.startswith(LIGHTNING):
+        return LIGHTNING
     world = _WORLD.search(test)
     return world[1] if world else file
 

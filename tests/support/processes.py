@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import subprocess
 import sys
@@ -36,6 +35,14 @@ REPO = Path(__file__).resolve().parents[2]
 
 RUN_LIMIT = 300.0
 """Seconds after which a command that a test runs counts as hanging, on a busy machine too."""
+
+FRAMEWORKS = ("lightning.pytorch", "sklearn.datasets", "transformers.trainer")
+"""What takes each rank of examples and of frameworks seconds to import, where it is installed.
+
+They import matplotlib, which chooses its backend then: a notebook's kernel wants to be without.
+"""
+
+_servers: dict[bool, WarmServer] = {}
 
 
 @dataclass(frozen=True)
@@ -99,22 +106,27 @@ def _command_lines(processes: Sequence[psutil.Process]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-@functools.cache
-def warm_server() -> WarmServer:
-    """The server of warm ranks, which stays up until the tests end."""
-    server = WarmServer(environment())
-    LAUNCHER_PIDS.add(server.pid)
-    return server
+def warm_server(frameworks: bool = False) -> WarmServer:
+    """The server of warm ranks, which stays up until the tests end.
+
+    Args:
+        frameworks: One whose ranks have :data:`FRAMEWORKS` imported as well.
+    """
+    if frameworks not in _servers:
+        begun = (warm_server().command(), FRAMEWORKS) if frameworks else ()
+        server = _servers[frameworks] = WarmServer(environment(), *begun)
+        LAUNCHER_PIDS.add(server.pid)
+    return _servers[frameworks]
 
 
-def warm_script(*words: str) -> list[str]:
+def warm_script(*words: str, frameworks: bool = False) -> list[str]:
     """The words after ``asyncddp run`` with which it runs a script as ever, but with warm ranks."""
-    return [warm_server().python, "-m", "asyncddp.launch.rank", *words]
+    return [warm_server(frameworks).python, "-m", "asyncddp.launch.rank", *words]
 
 
-def warm_python() -> str:
+def warm_python(frameworks: bool = False) -> str:
     """A Python of which a program's ``sys.executable -m asyncddp run`` starts warm ranks."""
-    return str(Path(warm_server().environment, "bin", "python"))
+    return str(Path(warm_server(frameworks).environment, "bin", "python"))
 
 
 def processes_of(run: int | str) -> list[psutil.Process]:
@@ -124,8 +136,8 @@ def processes_of(run: int | str) -> list[psutil.Process]:
         run: Its session, or the mark in its environment, by which its warm ranks alone are known.
     """
     found = session_processes(run) if isinstance(run, int) else []
-    if warm_server.cache_info().currsize:
-        for rank in warm_server().sessions_of(run):
+    for server in _servers.values():
+        for rank in server.sessions_of(run):
             found += session_processes(rank)
     return found
 

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.support import run_on_mpirun
+from tests.support import run_on_mpirun, run_to_end
+from tests.support.processes import warm_server
 
 
 def test_a_warm_rank_has_its_own_arguments_environment_folder_and_main(tmp_path):
@@ -30,6 +31,18 @@ def test_a_warm_rank_has_torch_before_it_imports_it(tmp_path):
     """And MPI has not begun."""
     script = "import sys; print('torch' in sys.modules, 'mpi4py.MPI' in sys.modules)"
     assert run_on_mpirun(1, script, tmp_path).stdout == "True False\n"
+
+
+def test_a_rank_with_frameworks_has_them_and_they_know_its_rank():
+    """Lightning reads it of the environment when it is imported."""
+    pytest.importorskip("lightning_utilities", reason="the package lightning is not installed")
+    script = "import sys; print('lightning.pytorch' in sys.modules, 'sklearn' in sys.modules)\n"
+    script += "import lightning.pytorch as pl; print(pl.utilities.rank_zero.rank_zero_only.rank)"
+    for rank in ("0", "3"):
+        command = warm_server(frameworks=True).command("-c", script)
+        done = run_to_end(command, environ={"LOCAL_RANK": rank})
+        assert (done.stdout, done.left) == (f"True True\n{rank}\n", ()), done
+    assert "False" in run_to_end(warm_server().command("-c", script)).stdout
 
 
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])

@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib.util
 import json
 import os
 import select
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,9 @@ class WarmServer:
 
     Args:
         environ: The environment in which torch is imported.
+        python: The command in place of Python that starts the server: that of another server,
+            which has torch already, or Python itself.
+        imports: Modules that its ranks have besides, as far as they are installed.
 
     Attributes:
         python: A program that stands in for Python: it runs what it is given as a warm rank.
@@ -93,11 +98,16 @@ class WarmServer:
             ``activate`` makes the folder above an environment to batch scripts.
     """
 
-    def __init__(self, environ: dict[str, str]) -> None:
+    def __init__(
+        self,
+        environ: dict[str, str],
+        python: Sequence[str] = (sys.executable,),
+        imports: Sequence[str] = (),
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="warm-")
         self.address = str(Path(self._folder.name, "server"))
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), self.address],
+            [*python, str(Path(__file__).resolve()), self.address, *imports],
             env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -291,6 +301,8 @@ def prepare(given: dict[str, Any]) -> None:
     os.environ.update(given["environ"])
     sys.executable = os.environ.pop(_EXECUTABLE, sys.executable)
     os.chdir(given["folder"])
+    if rank_zero := sys.modules.get("lightning.fabric.utilities.rank_zero"):
+        rank_zero.rank_zero_only.rank = rank_zero._get_rank() or 0  # as when it is imported here
     sys.argv = given["arguments"]
     unbuffered = sys.argv[0] == "-u"
     del sys.argv[:unbuffered]
@@ -329,7 +341,7 @@ def spare_libraries_at_the_end() -> None:
         libc.on_exit(last, None)
 
 
-def import_all() -> None:
+def import_all(further: Sequence[str]) -> None:
     """Import what scripts of ranks use; the collector and the interpreter's end leave it out.
 
     Clearing torch at the end takes a forked process longer than all else that it does, since each
@@ -344,9 +356,13 @@ def import_all() -> None:
     for name in asyncddp.__all__:
         getattr(asyncddp, name)
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports torch._dynamo
+    known = {name for name in sys.modules if name.split(".")[0] not in _LARGE}
+    for name in further:
+        if importlib.util.find_spec(name.split(".")[0]):
+            importlib.import_module(name)
     freeze()
     if not _reports_leaks():
-        spared = {name: one for name, one in sys.modules.items() if name.split(".")[0] in _LARGE}
+        spared = {name: one for name, one in sys.modules.items() if name not in known}
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(spared))
         cleared.update(dict.fromkeys(spared))
         for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
@@ -354,7 +370,7 @@ def import_all() -> None:
 
 
 if __name__ == "__main__":
-    import_all()
+    import_all(sys.argv[2:])
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(sys.argv[1])
         listener.listen(64)

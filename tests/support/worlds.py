@@ -5,6 +5,7 @@ from contextlib import closing
 
 from asyncddp.testing.worlds import LoopbackWorld, PoolWorld, World, world_of
 from asyncddp.transport import TRANSPORTS
+from tests.support.processes import warm_server
 
 __all__ = [
     "EVERYWHERE",
@@ -41,6 +42,15 @@ EVERYWHERE = [
 """
 
 
-def open_transport(name):
-    """Open a group of :data:`WORLDS` by name for a ``with`` block."""
-    return closing(world_of(*WORLDS[name]))
+def open_transport(name, frameworks=False):
+    """Open a group of :data:`WORLDS` by name for a ``with`` block.
+
+    Args:
+        name: One that is there.
+        frameworks: Whether its ranks, which are processes, have what
+            :func:`tests.support.processes.warm_server` imports for frameworks.
+    """
+    world = world_of(*WORLDS[name])
+    if frameworks:
+        world._pool.python = warm_server(frameworks=True).command
+    return closing(world)
