@@ -101,7 +101,7 @@ def test_a_rank_that_never_calls_init_is_named_in_time(tmp_path, mpi_first):
     """First a warning on each waiting rank, then an error, also while MPI itself still waits."""
     settings = {"ASYNCDDP_TIMEOUT": "4", "ASYNCDDP_WARN_AFTER": "2"}
     script = LATE.replace("MPI_FIRST", str(mpi_first))
-    done = run_on_mpirun(3, script, tmp_path, environ=settings, warm=not mpi_first)
+    done = run_on_mpirun(3, script, tmp_path, environ=settings)
     assert not done.timed_out, done
     assert done.code != 0, done
     for rank in (0, 2):
@@ -120,7 +120,7 @@ def test_a_rank_that_never_calls_init_is_named_in_time(tmp_path, mpi_first):
 @pytest.mark.mpi(2)
 def test_init_may_be_called_again_after_its_deadline(tmp_path):
     """A second ``init()`` joins the world once the rank that was missing has come."""
-    done = run_on_mpirun(2, AGAIN, tmp_path, warm=False)
+    done = run_on_mpirun(2, AGAIN, tmp_path)
     assert not done.timed_out, done
     assert done.code == 0, done
     error = r"^rank 0 heard rank 0: init\(\) was not done in [\d.]+ s \(ASYNCDDP_TIMEOUT=0\.5\); "

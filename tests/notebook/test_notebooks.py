@@ -141,7 +141,7 @@ def profiles(mpi, tmp_path_factory):
 
 def ibfrun(*words, **environment):
     script = "from asyncddp.cli.notebook_command import ibfrun; ibfrun()"
-    return run_to_end([warm_python(), "-c", script, *words], environ=environment)
+    return run_to_end([warm_python(frameworks=True), "-c", script, *words], environ=environment)
 
 
 @pytest.fixture(scope="module")
