@@ -13,6 +13,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import torch
 
 from asyncddp.testing.process_pool import ProcessPool
 from tests.support.distribution import Groups, group_of
@@ -29,6 +30,10 @@ hypothesis.settings.load_profile("patient")
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Threads of an operation that wait for each other spin, and workers and ranks share the processors:
+# ranks under a launcher have one thread, too.
+torch.set_num_threads(1)
 
 # A killed mpirun leaves files that keep a later one, with the same process id, from starting.
 _SESSIONS = tempfile.TemporaryDirectory(prefix="mpirun-", ignore_cleanup_errors=True)
