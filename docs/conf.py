@@ -52,7 +52,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"asyncddp\.integrations\.bagua\..*"),
     (
         r"py:class",
-        r"(LRSchedulerFn|OptimFn|SwitchSchedule|NamedFlatBucket|Window|EdgeWriter|Topology|.*\.(HasState|OptimizerType|Sink|MonitorTarget|Transport|ProgressLoop|Work|WindowForHandles|PendingPublish|PendingGet|MachineLayout|NamedFlatBucket))",
+        r"(LRSchedulerFn|OptimFn|OptimizerFactory|SchedulerFactory|SwitchSchedule|NamedFlatBucket|Window|EdgeWriter|Topology|.*\.(HasState|OptimizerType|Sink|MonitorTarget|Transport|ProgressLoop|Work|WindowForHandles|PendingPublish|PendingGet|MachineLayout|NamedFlatBucket))",
     ),
 ]
 

@@ -83,7 +83,7 @@ def test_states_that_cannot_be_averaged_are_named():
         options = {"communication_interval": 1, "state_intervals": {"row_var": 1}}
         optimizer = bf.DistributedOptimizer(plain, model, "des_loc", **options)
         model(torch.ones(1, 3)).sum().backward()
-        words = r"what Adafactor keeps of weight as 'row_var' .*expected a tensor of shape \(2, 3\)"
+        words = r"what it keeps of weight as 'row_var' .*expected a tensor of shape \(2, 3\)"
         with pytest.raises(ArgumentError, match=words):
             optimizer.step()
 
