@@ -7,6 +7,8 @@ signature are read there, and a progress word takes the place of the header.
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -22,8 +24,11 @@ from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
 from asyncddp.transport.base import SharedMemoryGroup
 
+logger = logging.getLogger("asyncddp")
+
 _MAX_RINGS = 2048
-_MAX_RING_BYTES = 1 << 28  # of all send rings of this rank
+_MAX_RING_BYTES, _FEW_RING_BYTES = 1 << 30, 1 << 28  # of all send rings of this rank
+_MEMORY_SHARE = 16  # send rings of a machine's ranks take so much of its memory, or the few bytes
 _MAX_CHANNELS = 4096
 _MAX_HISTORY = 256  # steps of a channel whose partners are remembered
 
@@ -78,6 +83,7 @@ class PersistentChannelTable:
         self._lock = threading.Lock()
         self._by_name: dict[str, dict[ExchangeSignature, PersistentChannel]] = {}
         self._channels = self._rings = self._bytes = 0
+        self._is_full = False
         self.late_error: PeerError | None = None
 
     def find_or_open(
@@ -114,8 +120,11 @@ class PersistentChannelTable:
     def _allocate_ring(self, channel: PersistentChannel) -> SendRingBuffer | None:
         layout = channel.layout
         size = SendRingBuffer.nbytes(len(self._ranks), layout)
-        full = self._rings >= _MAX_RINGS or self._bytes + size > _MAX_RING_BYTES
-        if self._group is None or not layout.numel or full:
+        if self._group is None or not layout.numel:
+            return None
+        most = min(_MAX_RING_BYTES, max(_FEW_RING_BYTES, _memory() // len(self._ranks)))
+        if self._rings >= _MAX_RINGS or self._bytes + size > most:
+            self._tell_of_end(channel.name)
             return None
         make_ring = self.tracing.send_ring(channel.signature.verb, channel.name)
         try:
@@ -125,6 +134,19 @@ class PersistentChannelTable:
         send_ring.notify_readers_by(self._group.notify)
         self._rings, self._bytes = self._rings + 1, self._bytes + size
         return send_ring
+
+    def _tell_of_end(self, name: str) -> None:
+        """Say once that further names have no ring buffers."""
+        if not self._is_full:
+            self._is_full = True
+            logger.warning(
+                "rank %d: %d names of tensors have ring buffers, of %.0f MB; %r and later ones go "
+                "by message, which is slower: use names again, or average a list in one call",
+                self._rank,
+                self._rings,
+                self._bytes / 1e6,
+                name,
+            )
 
     def ring_to_offer(
         self, channel: PersistentChannel | None, peer: int
@@ -213,3 +235,8 @@ class PersistentChannelTable:
     def _all(self) -> list[PersistentChannel]:
         with self._lock:
             return [one for named in self._by_name.values() for one in named.values()]
+
+
+def _memory() -> int:
+    """Return the bytes of this machine's memory that ring buffers may take."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE

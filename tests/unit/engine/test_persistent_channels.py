@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from asyncddp.engine import persistent_channels as module
 from asyncddp.engine.messages import COLLECTIVE, ExchangeSignature, MatchKey
 from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.shm.arena import Arena
+from asyncddp.shm.ring_header import header_words
 from asyncddp.transport.base import SharedMemoryGroup
 
 SIGNATURE = ExchangeSignature("verb", "float32", (3,))
@@ -114,8 +116,8 @@ def test_tensors_beyond_the_largest_of_rings_go_by_message():
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_MAX_RINGS", 2), ("_MAX_RING_BYTES", 1500)])
-def test_there_is_an_end_to_rings(ranks, monkeypatch, limit, value):
-    """What comes after it has a channel, and no ring."""
+def test_there_is_an_end_to_rings(ranks, monkeypatch, limit, value, caplog):
+    """What comes after it has a channel, and no ring; a line of the log says so, once."""
     monkeypatch.setattr(module, limit, value)
     rings = [
         ranks[0].find_or_open(MatchKey(f"w{k}", 1), SIGNATURE, [1]).send_ring for k in range(8)
@@ -124,6 +126,35 @@ def test_there_is_an_end_to_rings(ranks, monkeypatch, limit, value):
     assert known[0]
     assert not known[-1]
     assert known == sorted(known, reverse=True)
+    count = sum(known)
+    (told,) = caplog.messages
+    assert told.startswith(
+        f"rank 0: {count} names of tensors have ring buffers, of 0 MB; 'w{count}'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "number", "most"),
+    [
+        (64 << 30, 2, 1 << 30),
+        (24 << 30, 2, 768 << 20),
+        (24 << 30, 64, 1 << 28),
+        (1 << 30, 2, 1 << 28),
+    ],
+)
+def test_rings_of_all_ranks_take_a_part_of_the_memory(monkeypatch, memory, number, most):
+    """A sixteenth for all ranks of the machine, at least 256 MB each and at most 1 GB."""
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory // 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    arena = Arena()
+    near = SharedMemoryGroup(arena, dict.fromkeys(range(number), os.getpid()))
+    table = PersistentChannelTable(near, 0)
+    signature = replace(SIGNATURE, shape=(1 << 18,), dtype="float32")  # rings of two megabytes
+    found = 0
+    while table.find_or_open(MatchKey(f"w{found}", 1), signature, [1]).send_ring is not None:
+        found += 1
+    arena.close()
+    assert found == most // ((2 << 20) + 8 * header_words(number))
 
 
 def test_a_system_without_memory_means_no_ring(ranks, monkeypatch):
