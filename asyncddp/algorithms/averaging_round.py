@@ -12,13 +12,14 @@ from typing import NamedTuple, TypeAlias
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.bucket_exchange import BucketExchange, exchange_of
 from asyncddp.algorithms.bucket_windows import BucketWindowSet
 from asyncddp.algorithms.communication_buffer import CommunicationBuffer
 from asyncddp.algorithms.cumulative_timer import CumulativeTimer
 from asyncddp.algorithms.join_coordinator import JoinCoordinator
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from topology import symmetric_exponential
 
 _CORRECTION = "correction"

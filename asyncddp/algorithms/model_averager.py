@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import torch
 
-from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState
 from asyncddp.algorithms.communication import COMMUNICATIONS, Communication
 from asyncddp.algorithms.communication_buffer import CommunicationBuffer
 from asyncddp.algorithms.local_round import LocalRound
 from asyncddp.algorithms.method_traits import CommunicationPattern
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.compression import Compressor
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context

@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from asyncddp.algorithms.algorithm import NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, ReceivedAverage
 from asyncddp.algorithms.method_traits import CommunicationTiming
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.optim.distributed_optimizer_arguments import checked_scale_steps, checked_staleness
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.asynchronous_exchange import EXCHANGES

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CompressionUse
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.compression import Compressor
 from asyncddp.simulate.mixing_round import Mask, MixingRound
 from asyncddp.simulate.simulated_bucket import SimulatedBucket, StackedExchangeResult

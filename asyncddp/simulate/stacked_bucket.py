@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.compression import Compressor
 from asyncddp.simulate.mixing_round import MixingRound
 from asyncddp.simulate.per_rank_bucket import PerRankBucket

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.topology_requirements import TopologyRequirements, pairs_along
 from asyncddp.algorithms.wrapper_setup import checked_positive
 from topology import GraphOrSchedule, Schedule, pair_constants, random_matching

@@ -3,10 +3,10 @@
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.compressed_gossip import CompressedGossip
 from asyncddp.algorithms.method_traits import CommunicationPattern
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.tensors.allocation import zeros_like
 
 _MODEL, _MIXED_MODEL = "public model", "mixed public models"

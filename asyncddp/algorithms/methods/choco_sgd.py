@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import NeighborTensors
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.compressed_gossip import CompressedGossip
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.tensors.allocation import zeros_like
 
 _OWN, _MIXED = "public copy", "mixed public copies"

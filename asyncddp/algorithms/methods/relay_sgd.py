@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
@@ -13,6 +13,7 @@ from asyncddp.algorithms.method_traits import (
     CompressionUse,
     JoinedRanks,
 )
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError

@@ -6,13 +6,14 @@ from typing import Literal
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm, NeighborTensors
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
     CommunicationTiming,
     JoinedRanks,
 )
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
 from asyncddp.errors import ArgumentError
