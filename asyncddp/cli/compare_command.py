@@ -6,13 +6,18 @@ import ast
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from asyncddp.cli.compare_report import show, write_files
 from asyncddp.cli.main import click_errors
-from asyncddp.cli.options import IntegerParamType, NumberParamType, add_options
+from asyncddp.cli.options import (
+    IntegerParamType,
+    NumberParamType,
+    RankValueParamType,
+    add_options,
+)
 from asyncddp.cli.topology_options import (
     build_topology,
     builder_parameters,
@@ -25,8 +30,6 @@ from asyncddp.cli.topology_options import (
 if TYPE_CHECKING:
     from asyncddp.simulate import MethodComparison, Problem, Scenario
     from topology import GraphOrSchedule, Link
-
-_Number = TypeVar("_Number", int, float)
 
 _COUNT = IntegerParamType()
 _REAL, _POSITIVE = NumberParamType(), NumberParamType(positive=True)
@@ -50,9 +53,11 @@ _SCENARIO_OPTIONS = (
                  help="Of gradients and update, without messages [10]."),
     click.option("--megabytes", type=_POSITIVE, metavar="MB",
                  help="Bytes and seconds as if the model had this size [its own]."),
-    click.option("--slow", metavar="RANK:FACTOR", multiple=True,
+    click.option("--slow", type=RankValueParamType("RANK:FACTOR", "3:10", float), multiple=True,
+                 metavar="RANK:FACTOR",
                  help="Takes longer by this factor: 3:10; repeatable."),
-    click.option("--leave", metavar="RANK:STEP", multiple=True,
+    click.option("--leave", type=RankValueParamType("RANK:STEP", "5:100", int), multiple=True,
+                 metavar="RANK:STEP",
                  help="Leaves after so many steps, as by join: 5:100; repeatable."),
     click.option("--asynchronous", is_flag=True,
                  help="Let ranks go on at their own pace, with methods that wait for nobody."),
@@ -212,29 +217,14 @@ def _scenario_of(given: dict[str, Any]) -> Scenario:
     megabytes, again = given["megabytes"], given["retransmit"]
     return Scenario(
         step_seconds=given["step_time"] / 1000,
-        slowdown=dict(
-            _of_rank(text, float, "--slow RANK:FACTOR", "3:10") for text in given["slow"]
-        ),
-        departures=dict(
-            _of_rank(text, int, "--leave RANK:STEP", "5:100") for text in given["leave"]
-        ),
+        slowdown=dict(given["slow"]),
+        departures=dict(given["leave"]),
         links=Links(link, given["ranks_per_machine"], given["link_inside"]),
         loss=given["loss"],
         retransmit_after=None if again is None else again / 1000,
         asynchronous=given["asynchronous"],
         model_bytes=None if megabytes is None else 1e6 * megabytes,
     )
-
-
-def _of_rank(
-    text: str, kind: Callable[[str], _Number], option: str, such: str
-) -> tuple[int, _Number]:
-    """Split RANK:NUMBER of an option."""
-    rank, _, number = text.partition(":")
-    name, form = option.split()
-    with contextlib.suppress(ValueError):
-        return int(rank), kind(number)
-    raise click.BadParameter(f"expected {form} such as {such}, got {text!r}.", param_hint=name)
 
 
 def _problem_of(name: str, ranks: int, seed: int, given: dict[str, Any]) -> Problem:

@@ -55,6 +55,30 @@ class NumberParamType(_ExplainedParamType, click.FloatRange):
         return "" if self.min is None else super()._describe_range()
 
 
+class RankValueParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3
+    """click parameter type of a rank and a number for it, such as ``3:10``, as a pair."""
+
+    name = "rank and number"
+
+    def __init__(self, form: str, example: str, kind: type[int] | type[float]) -> None:
+        self._words, self._kind = f"{form} such as {example}", kind
+
+    def convert(
+        self,
+        value: str | tuple[int, float],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[int, float]:
+        """Return rank and number."""
+        if isinstance(value, tuple):
+            return value
+        rank, _, number = value.partition(":")
+        try:
+            return int(rank), self._kind(number)
+        except ValueError:
+            self.fail(f"expected {self._words}, got {value!r}.", param, ctx)
+
+
 class LinkParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3
     """click parameter type of a link between ranks, such as ``100Mbit,20ms``."""
 
