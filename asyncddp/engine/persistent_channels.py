@@ -8,7 +8,6 @@ signature are read there, and a progress word takes the place of the header.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -21,6 +20,7 @@ from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.errors import PeerError
 from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.shm.memory_limit import memory_limit
 from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
 from asyncddp.transport.base import SharedMemoryGroup
 
@@ -83,7 +83,11 @@ class PersistentChannelTable:
         self._lock = threading.Lock()
         self._by_name: dict[str, dict[ExchangeSignature, PersistentChannel]] = {}
         self._channels = self._rings = self._bytes = 0
-        self._is_full = False
+        self._memory_share = _FEW_RING_BYTES
+        if self._ranks:
+            share = memory_limit() // (_MEMORY_SHARE * len(self._ranks))
+            self._memory_share = max(_FEW_RING_BYTES, share)
+        self._is_full = False  # as the log has been told
         self.late_error: PeerError | None = None
 
     def find_or_open(
@@ -122,7 +126,7 @@ class PersistentChannelTable:
         size = SendRingBuffer.nbytes(len(self._ranks), layout)
         if self._group is None or not layout.numel:
             return None
-        most = min(_MAX_RING_BYTES, max(_FEW_RING_BYTES, _memory() // len(self._ranks)))
+        most = min(_MAX_RING_BYTES, self._memory_share)
         if self._rings >= _MAX_RINGS or self._bytes + size > most:
             self._tell_of_end(channel.name)
             return None
@@ -235,8 +239,3 @@ class PersistentChannelTable:
     def _all(self) -> list[PersistentChannel]:
         with self._lock:
             return [one for named in self._by_name.values() for one in named.values()]
-
-
-def _memory() -> int:
-    """Return the bytes of this machine's memory that ring buffers may take."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE

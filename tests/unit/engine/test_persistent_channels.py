@@ -144,8 +144,7 @@ def test_there_is_an_end_to_rings(ranks, monkeypatch, limit, value, caplog):
 )
 def test_rings_of_all_ranks_take_a_part_of_the_memory(monkeypatch, memory, number, most):
     """A sixteenth for all ranks of the machine, at least 256 MB each and at most 1 GB."""
-    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory // 4096}
-    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    monkeypatch.setattr(module, "memory_limit", lambda: memory)
     arena = Arena()
     near = SharedMemoryGroup(arena, dict.fromkeys(range(number), os.getpid()))
     table = PersistentChannelTable(near, 0)
