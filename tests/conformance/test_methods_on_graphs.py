@@ -168,8 +168,8 @@ def test_moniqua_needs_small_errors(compression):
 def gossip(name, graph, apart, steps, **options):
     """Without gradients, from models that are so far apart in each element."""
     model = torch.nn.Linear(6, 5, bias=False, dtype=torch.float64)
-    torch.manual_seed(bf.rank())
-    torch.nn.init.uniform_(model.weight, -apart / 2, apart / 2)
+    random = torch.Generator().manual_seed(bf.rank())  # torch's own is that of all ranks' threads
+    torch.nn.init.uniform_(model.weight, -apart / 2, apart / 2, generator=random)
     start = model.weight.detach().clone().numpy()
     plain = torch.optim.SGD(model.parameters(), lr=0.0)
     optimizer = bf.DistributedOptimizer(plain, model, name, topology=graph, **options)
