@@ -68,13 +68,14 @@ else:
 def test_frames_take_their_time_in_each_direction(tmp_path):
     """To connect is to wait for an answer: 10 ms where a frame takes 5, and not much more."""
     from benchmarks.network import namespaces
+    from benchmarks.network.host_network import HostNetwork
 
     if problem := namespaces.refusal():
         pytest.skip(problem)
     script = tmp_path / "connect.py"
     script.write_text(CONNECT)
     on_host = [str(REPO / "scripts" / "testhosts")]
-    with namespaces.hosts(2, "unlimited", 0.005):
+    with namespaces.hosts(HostNetwork(2, "unlimited", 0.005)):
         words = [*on_host, "h1", f"{sys.executable} {script} serve"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
@@ -91,7 +92,7 @@ def test_frames_take_their_time_in_each_direction(tmp_path):
 
 def measurement(rate="100mbit", latency=0.0, curves=(), slowed=None, **steps):
     """A run with steps in milliseconds, on 4 hosts of 16 images a step."""
-    from benchmarks.network.host_runs import HostNetwork
+    from benchmarks.network.host_network import HostNetwork
     from benchmarks.network.methods.measurements import MethodsMeasurement, MethodTurns
 
     names = {

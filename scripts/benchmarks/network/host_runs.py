@@ -5,33 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.network.host_network import HostNetwork
 from benchmarks.network.namespaces import command, hosts, refusal
 from benchmarks.subprocess_runs import RunFailedError, run
 
-__all__ = ["HostNetwork", "check_hosts", "run_on_hosts"]
-
-
-@dataclass(frozen=True)
-class HostNetwork:
-    """Hosts and the links between them.
-
-    Attributes:
-        hosts: How many.
-        rate: Of each host's link, as ``scripts/testhosts`` is told.
-        latency: Seconds from host to host, besides.
-        slow_rate: Of the last host's link instead; None where all are equal.
-        ranks_per_host: Ranks that share a host's link.
-    """
-
-    hosts: int
-    rate: str
-    latency: float = 0.0
-    slow_rate: str | None = None
-    ranks_per_host: int = 1
+__all__ = ["check_hosts", "run_on_hosts"]
 
 
 def check_hosts() -> None:
@@ -64,7 +45,7 @@ def run_on_hosts(
     """
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        hosts(network.hosts, network.rate, network.latency, network.slow_rate),
+        hosts(network),
     ):
         out = Path(folder) / "found.json"
         words = [*words, "--out", str(out)]

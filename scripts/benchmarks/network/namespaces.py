@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from benchmarks.network.host_network import HostNetwork
 from benchmarks.subprocess_runs import RunFailedError, python_path
 
 __all__ = ["command", "hosts", "refusal"]
@@ -19,6 +20,7 @@ _SCRIPT = Path(__file__).parents[2] / "testhosts"
 _DELAY_LINE = Path(__file__).with_name("delay_line.py")
 _LINK = "asyncddp-v"  # of each link's end outside its host, as the script names them
 _NETWORK = "10.77.0.0/24"
+_RESTART = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 _LIMIT = 1800  # seconds for a run
 _YIELD = "OMPI_MCA_mpi_yield_when_idle"  # the hosts share few cores, and do not know it
 
@@ -45,27 +47,22 @@ def refusal() -> str | None:
 
 
 @contextmanager
-def hosts(
-    count: int, rate: str, latency: float = 0.0, slow_rate: str | None = None
-) -> Iterator[None]:
+def hosts(network: HostNetwork) -> Iterator[None]:
     """Make hosts, and take them down again whatever happens.
-
-    Args:
-        count: How many.
-        rate: Of each host's link, in tc's words, or ``"unlimited"``.
-        latency: Seconds that everything takes from host to host, besides.
-        slow_rate: Of the last host's link, in both directions; None where all are equal.
 
     Raises:
         RunFailedError: They cannot be made.
     """
+    count = network.hosts
     try:
-        made = _call("up", str(count), rate)
+        made = _call("up", str(count), network.rate)
         if made.returncode != 0:
             raise RunFailedError(f"the hosts cannot be made: {made.stderr.strip()}")
-        if slow_rate is not None:
-            _slow_down(count, slow_rate)
-        with _delayed(count, latency) if latency else nullcontext():
+        if network.slow_rate is not None:
+            _slow_down(count, network.slow_rate)
+        if network.keeps_window:
+            _keep_window(count)
+        with _delayed(count, network.latency) if network.latency else nullcontext():
             yield
     finally:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop this
@@ -84,6 +81,15 @@ def _slow_down(number: int, rate: str) -> None:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RunFailedError(f"the link of h{number} stays as it is: {done.stderr.strip()}")
+
+
+def _keep_window(count: int) -> None:
+    """Let TCP go on after a pause as it was."""
+    for number in range(1, count + 1):
+        words = ["ip", "netns", "exec", f"asyncddp-h{number}", "tee", _RESTART]
+        done = subprocess.run(words, input="0", capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RunFailedError(f"TCP of h{number} stays as it is: {done.stderr.strip()}")
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Tim
 
 __all__ = ["main"]
 
-_LEAD = 1  # calls before the clock, in which TCP finds its pace again
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR
 
 
@@ -37,22 +36,19 @@ def _address(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _whole_period(schedule: topology.Schedule, prepare: Callable[[int], Call], name: str) -> Rival:
-    """A rival whose call makes all rounds of a schedule, last the first, whose result is known."""
-    period = schedule.period or 1
+def _alone(world: RankGroup, name: str, prepare: Callable[[int], Call]) -> Rival:
+    """A rival whose calls begin when those before have ended on all ranks.
 
-    def prepared(nbytes: int) -> Call:
-        average = prepare(nbytes)
+    The model is of such calls: beside a slow link the other ranks would else begin the next one
+    early and take from the link what the slow rank still waits for. A table's lead, in which TCP
+    finds its pace, is a whole period, so that the timed call is of each round in turn.
+    """
 
-        def call(number: int) -> torch.Tensor:
-            del number
-            for k in reversed(range(period)):
-                result: torch.Tensor = average(k)
-            return result
+    def finish(result: torch.Tensor) -> torch.Tensor:
+        world.comm.Barrier()
+        return result
 
-        return call
-
-    return Rival(name, prepared, parts=period)
+    return Rival(name, prepare, finish)
 
 
 def _neighbors_table(world: RankGroup, mesh: SocketMesh, name: str, nbytes: int) -> TimingTable:
@@ -62,17 +58,15 @@ def _neighbors_table(world: RankGroup, mesh: SocketMesh, name: str, nbytes: int)
         own = baselines.own(nbytes, world.rank)
         return lambda number: bf.neighbor_allreduce(own, round=number)
 
+    sockets = partial(mesh.prepare, schedule)
     return TimingTable(
         name,
         f"{name} average",
         [nbytes],
-        [
-            _whole_period(schedule, ours, OURS),
-            _whole_period(schedule, partial(mesh.prepare, schedule), SOCKETS),
-        ],
+        [_alone(world, OURS, ours), _alone(world, SOCKETS, sockets)],
         expected=partial(baselines.average, schedule, world.rank),
         begin=lambda: bf.set_topology(schedule),
-        lead=_LEAD,
+        lead=schedule.period or 1,
     )
 
 
@@ -97,8 +91,8 @@ def _allreduce_table(world: RankGroup, nbytes: int) -> TimingTable:
     def expected(nbytes: int) -> torch.Tensor:
         return baselines.tensor(nbytes, 0) * ((world.size + 1) / 2)
 
-    rivals = [Rival(OURS, ours), Rival(GLOO, gloo)]
-    return TimingTable(ALLREDUCE, "average of all", [nbytes], rivals, expected=expected, lead=_LEAD)
+    rivals = [_alone(world, OURS, ours), _alone(world, GLOO, gloo)]
+    return TimingTable(ALLREDUCE, "average of all", [nbytes], rivals, expected=expected, lead=1)
 
 
 @click.command()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.network.host_runs import HostNetwork, check_hosts, run_on_hosts
+from benchmarks.network.host_network import HostNetwork
+from benchmarks.network.host_runs import check_hosts, run_on_hosts
 from benchmarks.network.methods.digits_training import BATCH, NBYTES
 from benchmarks.network.methods.measurements import MethodsMeasurement
 from benchmarks.network.methods.method_names import ASYNC, BYTEGRAD, DDP, GOSSIP, LOCAL

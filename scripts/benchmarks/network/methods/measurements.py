@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.network.host_runs import HostNetwork
+from benchmarks.network.host_network import HostNetwork
 from benchmarks.network.methods.method_names import DDP
 
 __all__ = ["LearningCurve", "MethodTurns", "MethodsMeasurement"]

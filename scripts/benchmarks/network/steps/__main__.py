@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from benchmarks.network.host_runs import HostNetwork, check_hosts, run_on_hosts
+from benchmarks.network.host_network import HostNetwork
+from benchmarks.network.host_runs import check_hosts, run_on_hosts
 from benchmarks.network.steps.step_plot import draw
 from benchmarks.network.steps.step_tables import (
     BYTES_COLUMNS,
