@@ -40,6 +40,8 @@ _PROBLEM_OPTIONS = (
     click.option("-n", "--ranks", type=_COUNT, metavar="N", default=16, help="Virtual ranks [16]."),
     click.option("--alpha", type=_POSITIVE, metavar="X",
                  help="digits: Dirichlet(X) labels of a rank; 0.1 differs much [all alike]."),
+    click.option("--labels-per-rank", type=_COUNT, metavar="N",
+                 help="digits: instead, about N of the ten labels a rank; 1 differs most."),
     click.option("--batch-size", type=_COUNT, metavar="N", default=16,
                  help="digits: of a rank [16]."),
     click.option("--steps", type=_COUNT, metavar="N", default=300, help="Of each rank [300]."),
@@ -109,10 +111,10 @@ def compare_command(
       asyncddp compare adapt_then_combine choco_sgd:hierarchical=True --topology ring \\
           --ranks 16 --ranks-per-machine 4
 
-    Take --alpha where ranks hold different data: methods that are not exact are biased there, as
-    the distance between ranks shows. Take --megabytes for the size of your own model, since the one
-    that is trained here is small. A method that cannot live with the topology, or momentum for one
-    that has its own, is named at the end, with what it needs.
+    Take --alpha or --labels-per-rank where ranks hold different data: methods that are not exact
+    are biased there, as the distance between ranks shows. Take --megabytes for the size of your own
+    model, since the one that is trained here is small. A method that cannot live with the topology,
+    or momentum for one that has its own, is named at the end, with what it needs.
     """  # noqa: D301 - click reads the \b
     for file in (plot, table_file):
         _check_folder(file)
@@ -230,12 +232,15 @@ def _scenario_of(given: dict[str, Any]) -> Scenario:
 def _problem_of(name: str, ranks: int, seed: int, given: dict[str, Any]) -> Problem:
     from asyncddp import simulate
 
+    shared_out = {name: given[name] for name in ("alpha", "labels_per_rank")}
     if name == "digits":
-        return simulate.digits(
-            ranks, alpha=given["alpha"], batch_size=given["batch_size"], seed=seed
-        )
-    if given["alpha"] is not None:
-        raise click.UsageError("--alpha shares labels out; least squares has none. Leave it out.")
+        return simulate.digits(ranks, batch_size=given["batch_size"], seed=seed, **shared_out)
+    for option, value in shared_out.items():
+        if value is not None:
+            raise click.UsageError(
+                f"--{option.replace('_', '-')} shares labels out; least squares has none. "
+                "Leave it out."
+            )
     return simulate.least_squares(ranks, seed=seed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from asyncddp.data import partition
@@ -57,7 +58,13 @@ def _half_mean_square(output: torch.Tensor, targets: torch.Tensor) -> torch.Tens
 
 
 def digits(
-    ranks: int, *, alpha: float | None = None, batch_size: int = 16, hidden: int = 64, seed: int = 0
+    ranks: int,
+    *,
+    alpha: float | None = None,
+    labels_per_rank: int | None = None,
+    batch_size: int = 16,
+    hidden: int = 64,
+    seed: int = 0,
 ) -> Problem:
     """Make the classification of scikit-learn's 1,797 handwritten digits, shared out among ranks.
 
@@ -68,6 +75,8 @@ def digits(
         ranks: Number of ranks, at most 1,348.
         alpha: How the ranks' digits differ: Dirichlet(alpha), see
             :func:`asyncddp.data.partition.dirichlet`; None shares images out evenly.
+        labels_per_rank: Instead, about so many of the ten digits a rank, 1 to 10, equally many
+            images of each, see :func:`asyncddp.data.partition.shards`.
         batch_size: Images of a batch.
         hidden: Units of the hidden layer.
         seed: Of the model, and of which images are whose.
@@ -76,7 +85,8 @@ def digits(
         The problem.
 
     Raises:
-        ArgumentError: There are more ranks than images, or ``alpha`` is not above 0.
+        ArgumentError: There are more ranks, or labels of them, than images; ``alpha`` is not above
+            0; ``labels_per_rank`` is none of 1 to 10; or both are given.
         EnvironmentProblem: scikit-learn is not installed.
 
     Example:
@@ -93,10 +103,7 @@ def digits(
             f"digits: argument ranks: expected 1 to {len(rest)}, of which each has an image, got "
             f"{ranks}; least squares takes any number"
         )
-    if alpha is None:
-        parts = partition.uniform(len(rest), ranks, seed=seed)
-    else:
-        parts = partition.dirichlet(labels[rest], ranks, alpha, equal_sizes=True, seed=seed)
+    parts, shared_out = _shared_out(labels[rest], ranks, alpha, labels_per_rank, seed)
     inputs = make_tensor(images / 16, torch.float32)
     targets = make_tensor(labels, torch.int64)
     rows = [make_tensor(rest[part], torch.int64) for part in parts]
@@ -118,5 +125,33 @@ def digits(
         [(inputs[row], targets[row]) for row in rows],
         batch_size=batch_size,
         evaluate=accuracy,
-        name=f"digits, {ranks} ranks" + ("" if alpha is None else f", Dirichlet({alpha:g})"),
+        name=f"digits, {ranks} ranks{shared_out}",
     )
+
+
+def _shared_out(
+    labels: npt.NDArray[np.int64],
+    ranks: int,
+    alpha: float | None,
+    labels_per_rank: int | None,
+    seed: int,
+) -> tuple[list[partition.Indices], str]:
+    """Return the samples of each rank, and how they were shared out, for a title."""
+    if alpha is not None and labels_per_rank is not None:
+        raise ArgumentError(
+            f"digits: arguments alpha and labels_per_rank: expected one way to share images out, "
+            f"got {alpha:g} and {labels_per_rank}; leave one of them out"
+        )
+    if labels_per_rank is not None:
+        most = min(10, len(labels) // ranks)
+        if not 1 <= labels_per_rank <= most:
+            raise ArgumentError(
+                f"digits: argument labels_per_rank: expected 1 to {most} with {ranks} ranks, which "
+                f"share ten labels and {len(labels)} images, got {labels_per_rank}"
+            )
+        dealt = partition.shards(labels, ranks, labels_per_rank, seed=seed)
+        return dealt, f", {labels_per_rank} label{'s'[: labels_per_rank != 1]} each"
+    if alpha is not None:
+        drawn = partition.dirichlet(labels, ranks, alpha, equal_sizes=True, seed=seed)
+        return drawn, f", Dirichlet({alpha:g})"
+    return partition.uniform(len(labels), ranks, seed=seed), ""

@@ -219,6 +219,7 @@ def test_a_method_that_cannot_is_named_after_the_others():
         (("adapt_then_combine", *SMALL, "--csv", "no/such.csv"), 1, "There is no folder no"),
         (("adapt_then_combine", *SMALL, "--link", "fast"), 2, "100Mbit,20ms"),
         (("adapt_then_combine", *SMALL, "--alpha", "0.1"), 2, "least squares has none"),
+        (("adapt_then_combine", *SMALL, "--labels-per-rank", "1"), 2, "--labels-per-rank shares"),
         (("adapt_then_combine", *SMALL, "--optimizer", "Adm"), 2, "Did you mean 'Adam'?"),
         (
             ("adapt_then_combine", *SMALL, "--optimizer", "Adam", "--momentum", "0.9"),

@@ -1,0 +1,168 @@
+"""Training on digits that differ between ranks, each method with the best step size of a grid.
+
+As in the papers whose orders are judged, what counts is the accuracy of the ranks' own models, on
+average; step sizes are chosen on other seeds than those that are shown.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+
+import topology
+from asyncddp import simulate
+from benchmarks.methods.contender import Contender
+from benchmarks.methods.grid import Values
+from benchmarks.methods.paired import PairedDifference
+from topology import GraphOrSchedule
+
+__all__ = [
+    "AXIS",
+    "METHODS",
+    "Place",
+    "Trial",
+    "TunedTraining",
+    "ahead",
+    "mean_accuracy",
+    "measured",
+    "percent",
+    "told_rates",
+]
+
+Place = tuple[str, str]
+"""Row and column of a table."""
+AXIS = "accuracy on images set aside, %"
+_BETA = 0.9
+_MOMENTUM = {"beta": _BETA}
+METHODS = (
+    Contender("D-SGD", "adapt_then_combine"),
+    Contender("gradient tracking", "gradient_tracking"),
+    Contender("D-SGD with momentum", "adapt_then_combine", momentum=_BETA),
+    Contender("QG-DSGDm", "quasi_global_momentum", _MOMENTUM),
+    Contender("DecentLaM", "decentlam", _MOMENTUM),
+    Contender("momentum tracking", "momentum_tracking", _MOMENTUM),
+    Contender("allreduce, momentum", "gradient_allreduce", momentum=_BETA),
+)
+
+
+@dataclass(frozen=True)
+class TunedTraining:
+    """How a method is trained.
+
+    Attributes:
+        steps: Of each rank.
+        seeds: Of the trainings that are shown.
+        tuned_on: Seeds on which the step size is chosen.
+        factors: Step sizes to try, times 0.1.
+        falling: Whether the step size falls to 0 along a cosine; else it stays.
+    """
+
+    steps: int = 150
+    seeds: tuple[int, ...] = tuple(range(10))
+    tuned_on: tuple[int, ...] = (100, 101)
+    factors: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
+    falling: bool = True
+
+    def note(self, where: str) -> str:
+        """Tell it, after what is trained on."""
+        grid = ", ".join(f"{factor:g}" for factor in self.factors)
+        course = ", step size down to 0 along a cosine" if self.falling else ""
+        return (
+            f"{where}; {self.steps} steps of 16 images{course}; mean of {len(self.seeds)} seeds ± "
+            "half of what lies between them, and in aims the paired difference ± its standard "
+            f"error. Step sizes are the best of 0.1 times {grid} on {len(self.tuned_on)} other "
+            "seeds"
+        )
+
+
+def mean_accuracy(problem: simulate.Problem, run: simulate.Run) -> float:
+    """Return the accuracy of the ranks' own models, on average."""
+    assert problem.evaluate is not None
+    assert isinstance(problem.model, torch.nn.Module)
+    model, found = copy.deepcopy(problem.model), []
+    for rank in range(problem.ranks):
+        model.load_state_dict({name: rows[rank] for name, rows in run.parameters.items()})
+        found.append(problem.evaluate(model))
+    return sum(found) / len(found)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Training of one method on one graph, with digits shared out in one way.
+
+    Attributes:
+        one: The method.
+        graph: Of the ranks.
+        data: How images are shared out, as ``asyncddp.simulate.digits`` is told.
+        training: How it is trained.
+    """
+
+    one: Contender
+    graph: GraphOrSchedule
+    data: Mapping[str, Any]
+    training: TunedTraining
+
+    @property
+    def _rates(self) -> Sequence[float]:
+        """Step sizes to try, alike over 1 - β but for the methods without, which need less."""
+        scale = 1 - _BETA if self.one.momentum or "beta" in self.one.settings else 0.1
+        return [scale * factor for factor in self.training.factors]
+
+    def _accuracy(self, rate: float, seed: int) -> float:
+        """Return the accuracy of the ranks' own models."""
+        steps, ranks = self.training.steps, topology.as_schedule(self.graph).n
+        problem = simulate.digits(ranks, seed=seed, **self.data)
+        cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=steps)
+        schedule = cosine if self.training.falling else None
+        run = self.one.train(problem, rate, self.graph, steps=steps, seed=seed, schedule=schedule)
+        assert run is not None, f"{self.one.title} is refused"
+        return mean_accuracy(problem, run)
+
+    def accuracies(self) -> tuple[float, Values]:
+        """Return the best step size on some seeds, and the accuracies with it on others."""
+        by_rate = {
+            rate: fmean(self._accuracy(rate, seed) for seed in self.training.tuned_on)
+            for rate in self._rates
+        }
+        best = max(by_rate, key=lambda rate: by_rate[rate])
+        return best, tuple(self._accuracy(best, seed) for seed in self.training.seeds)
+
+
+def percent(values: Values) -> str:
+    """Tell a share, and half of what lies between the seeds."""
+    mean = f"{100 * fmean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {50 * (max(values) - min(values)):.1f}"
+
+
+def measured(
+    trials: Mapping[Place, Trial], advance: Callable[[str], None]
+) -> tuple[dict[Place, Values], dict[Place, float]]:
+    """Return accuracies and step sizes by place."""
+    values: dict[Place, Values] = {}
+    rates: dict[Place, float] = {}
+    for place, trial in trials.items():
+        advance(f"digits, {', '.join(place)}")
+        rates[place], values[place] = trial.accuracies()
+    return values, rates
+
+
+def ahead(words: str, one: Values, other: Values) -> tuple[str, bool | None]:
+    """Judge whether one is ahead of the other by what differs on the same seeds."""
+    difference = PairedDifference.of(one, other)
+    told = f"{words}: {difference.told(100)}"
+    if difference.positive is None:
+        return f"{told}, less than twice its error", None
+    return told, difference.positive
+
+
+def told_rates(rates: Mapping[Place, float], rows: Sequence[str]) -> str:
+    """Tell the step sizes that were chosen, row by row."""
+    by_row = {row: [rate for (name, _), rate in rates.items() if name == row] for row in rows}
+    told = (f"{row} {' / '.join(f'{rate:g}' for rate in own)}" for row, own in by_row.items())
+    return "; ".join(told)
