@@ -29,6 +29,7 @@ def test_ranks_have_few_labels(labels_per_rank, most, title):
 
 
 def test_images_are_shared_out_evenly_by_default():
+    """Each rank has all ten labels."""
     assert all(len(labels) == 10 for labels in _labels_of_ranks(simulate.digits(10)))
 
 
@@ -48,5 +49,6 @@ def test_images_are_shared_out_evenly_by_default():
     ],
 )
 def test_what_cannot_be_shared_out_is_named(settings, message):
+    """Two ways at once, and labels or images that there are too few of."""
     with pytest.raises(ArgumentError, match=message):
         simulate.digits(**{"ranks": 4, **settings})
