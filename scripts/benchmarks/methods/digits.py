@@ -134,34 +134,38 @@ def _lost(rows: Sequence[str], first: str, last: str, values: Mapping[Place, Val
 
 
 def _by_graph(methods: Sequence[Contender], size: _Size, advance: Advance) -> Grid:
-    n, alpha = size.ranks, min(size.alphas)
+    n, least, last = size.ranks, min(size.alphas), methods[-1]
     graphs: dict[str, GraphOrSchedule] = {
         "ring": topology.ring(n),
         "one-peer exponential": topology.one_peer_exponential(n),
         "base-2": topology.base_k(n, 1),
         "base-5": topology.base_k(n, 4),
     }
+    settings = {one.title: (one, least) for one in methods} | {
+        f"{last.title}, Dirichlet({alpha:g})": (last, alpha)
+        for alpha in size.alphas
+        if alpha != least
+    }
     trials = {
-        (name, one.title): Trial(one, graph, {"alpha": alpha}, size.training)
+        (name, column): Trial(one, graph, {"alpha": alpha}, size.training)
         for name, graph in graphs.items()
-        for one in methods
+        for column, (one, alpha) in settings.items()
     }
     values, rates = measured(trials, advance)
-    columns = [one.title for one in methods]
     both = {
-        name: tuple(map(fmean, zip(*(values[name, one] for one in columns), strict=True)))
+        name: tuple(map(fmean, zip(*(values[name, one.title] for one in methods), strict=True)))
         for name in graphs
     }
     distances = (f"{name} {kept_distance(graph):.2f}" for name, graph in graphs.items())
-    trained = size.training.note(f"{n} ranks, Dirichlet({alpha:g})")
+    trained = size.training.note(f"{n} ranks, Dirichlet({least:g}) but where another is named")
     note = (
-        f"{trained}: {told_rates(rates, [*graphs])}. Aims are of the mean of both columns. Mean "
+        f"{trained}: {told_rates(rates, [*graphs])}. Aims are of the mean of both methods. Mean "
         "square distance from their average that ranks keep where each step moves each by 1 at "
         f"random: {', '.join(distances)}."
     )
     return Grid(
-        "digits_graphs", f"digits: own models, Dirichlet({alpha:g}), by graph", list(graphs),
-        columns, values, percent, AXIS, row_name="graph", scale=100.0,
+        "digits_graphs", f"digits: own models, Dirichlet({least:g}), by graph", list(graphs),
+        list(settings), values, percent, AXIS, row_name="graph", scale=100.0,
         aims={
             "one-peer exponential": ahead("> ring", both["one-peer exponential"], both["ring"]),
             "base-2": ahead("> one-peer", both["base-2"], both["one-peer exponential"]),
