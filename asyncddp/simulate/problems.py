@@ -150,7 +150,7 @@ def _shared_out(
                 f"share ten labels and {len(labels)} images, got {labels_per_rank}"
             )
         dealt = partition.shards(labels, ranks, labels_per_rank, seed=seed)
-        return dealt, f", {labels_per_rank} label{'s'[: labels_per_rank != 1]} each"
+        return dealt, f", {labels_per_rank} {'label' if labels_per_rank == 1 else 'labels'} each"
     if alpha is not None:
         drawn = partition.dirichlet(labels, ranks, alpha, equal_sizes=True, seed=seed)
         return drawn, f", Dirichlet({alpha:g})"

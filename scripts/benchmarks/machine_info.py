@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import asyncddp
+from asyncddp.shm.memory_limit import memory_limit
 from asyncddp.transport.mpi import runtime as mpi_library
 from benchmarks.tables import RankGroup
 
@@ -51,7 +52,7 @@ def machine_facts() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gb": round(memory_limit() / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 2),
         "system": platform.platform(),
         "python": platform.python_version(),

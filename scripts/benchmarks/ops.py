@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import topology
+from asyncddp.shm.memory_limit import memory_limit
 from benchmarks.machine_info import oversubscribed
 from benchmarks.tables import RankGroup, Target, TimingTable
 from benchmarks.verbs.allgather_table import MPI_ALLGATHER, allgather_table
@@ -84,8 +84,8 @@ def _latency_aims(mpi: str, *ours: str) -> tuple[Target, ...]:
 
 def _sizes(world: RankGroup) -> Sequence[int]:
     """List the sizes that fit in memory with all ranks on one machine."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return [size for size in _SIZES if _BUFFERS * world.size * size <= memory]
+    limit = memory_limit()
+    return [size for size in _SIZES if _BUFFERS * world.size * size <= limit]
 
 
 def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
