@@ -1,4 +1,4 @@
-"""``scale``: messages of 2 … 64 ranks, a model up to 100,000, and seconds of ranks as threads."""
+"""``scale``: messages of 2 … 64 ranks, a model up to 100,000, seconds of many ranks here."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from benchmarks.scale.local_world_seconds import (
     measure_local_world,
 )
 from benchmarks.scale.message_counters import MONITORING
+from benchmarks.scale.oversubscribed_seconds import (
+    OversubscribedSeconds,
+    measure_oversubscribed,
+    oversubscribed_lines,
+)
 from benchmarks.scale.scale_plot import draw
 from benchmarks.scale.scale_tables import (
     WorldCounts,
@@ -30,6 +35,7 @@ _TENSOR = 1 << 20  # bytes
 _CALLS = 6
 _PROCESSES, _THREADS = (2, 4, 8, 16), (32, 64)
 _LOCAL_WORLDS, _REPEATS = (16, 64, 256, 1024), 3
+_OVERSUBSCRIBED, _RUNS, _ROUNDS, _QUICK_ROUNDS = 24, 3, 10, 2
 _MODEL = (2, 4, 8, 16, 32, 64, 256, 1024, 4096, 16384, 100_000)
 _COUNTED = (
     "Processes: counted inside Open MPI, every message between ranks, also those of its "
@@ -40,6 +46,14 @@ _COUNTED = (
 _COLUMNS = ("ranks", "verb", "messages", "of them headers", "bytes", "÷ tensor")
 _BESIDE = ("model: messages", "model: bytes ÷ tensor")
 _TIMED = "4 KB of float32 on each rank; median, least and most of the repeats."
+_CROWD = (
+    "More ranks than cores, each a process; MPI yields the core where it waits, as ours does. 4 KB "
+    "of float32; medians of the rounds of some runs, each of which starts once, when all its ranks "
+    "have loaded their libraries. mpi4py works in memory that was there before, as in the tables "
+    "of ops; on arrays, without torch; in a function, which asks whether a tensor can be sent, and "
+    "makes what it returns."
+)
+_CROWD_COLUMNS = ("ranks", "work", "asyncddp", "mpi4py", "on arrays", "in a function", "÷ mpi4py")
 
 
 def in_processes(ranks: int, nbytes: int, calls: int) -> WorldCounts:
@@ -79,6 +93,15 @@ def _local_worlds(
         yield measure_local_world(ranks, 1 if options.quick else _REPEATS)
 
 
+def _oversubscribed(
+    options: BenchOptions, advance: Callable[[str], None]
+) -> Iterator[OversubscribedSeconds]:
+    ranks = 4 if options.quick else _OVERSUBSCRIBED
+    advance(f"seconds of {ranks} processes")
+    runs, rounds = (1, _QUICK_ROUNDS) if options.quick else (_RUNS, options.rounds or _ROUNDS)
+    yield measure_oversubscribed(ranks, runs, rounds)
+
+
 def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
     """Everything that this bench shows."""
     worlds = list(_measured(options, advance))
@@ -97,6 +120,13 @@ def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigur
             ("ranks", "work", "median", "least", "most", "µs per rank and call", "bare threads"),
             list(local_world_lines(list(_local_worlds(options, advance)))),
             _TIMED,
+        ),
+        finished(
+            "scale_oversubscribed",
+            "seconds of more ranks than cores",
+            _CROWD_COLUMNS,
+            list(oversubscribed_lines(list(_oversubscribed(options, advance)))),
+            _CROWD,
         ),
     )
     missing = [f"allreduce of {one.ranks} {one.started}: {one.why}" for one in worlds if one.why]

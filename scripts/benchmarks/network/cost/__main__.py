@@ -24,7 +24,7 @@ NETWORKS = (
     HostNetwork(4, "1gbit"),
 )
 _NBYTES = 1 << 22
-_ROUNDS, _QUICK_ROUNDS = 9, 3
+_ROUNDS, _QUICK_ROUNDS = 30, 3
 _NOTE = (
     "Blocking calls on a tensor of 4 MB: medians, of one peer the mean of its rounds' medians. "
     "Predicted: topology.communication_cost with the links as they are set up, of gloo's allreduce "

@@ -33,7 +33,7 @@ _SLOW_RANK = HostNetwork(4, "1gbit")  # where the last rank is slow besides
 _TRAINED = (HostNetwork(4, "100mbit"), HostNetwork(4, "100mbit", 0.020))
 _SLOWER = 6.0
 _ACCELERATOR = 0.030  # seconds of a step
-_ROUNDS, _QUICK_ROUNDS = 5, 2
+_ROUNDS, _QUICK_ROUNDS = 30, 2
 _LEARN_SECONDS, _QUICK_SECONDS = 20, 0.5
 _SPEED_NOTE = (
     f"Hosts are network namespaces of this machine and share its cores. Each trains the same model "

@@ -15,8 +15,9 @@ from benchmarks.tables import RankGroup
 
 __all__ = ["measure_turns"]
 
-_TURN, _FREE_TURN = 0.6, 2.0  # seconds; longer where nobody waits, for several averages
+_TURN, _FREE_TURN = 0.4, 1.2  # seconds; longer where nobody waits, for several averages
 _FEWEST, _MOST = 2, 40  # steps of a turn
+_FEWEST_BESIDE_SLOW = 8  # by one peer a step all ranks have met a slow one after log2 n of them
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def measure_turns(
     last = world.rank == world.size - 1
     for training in trainings.values():
         training.digits.slow_down(slower if last else 1.0)
-    counts = {name: _steps_of_turn(world, training) for name, training in trainings.items()}
+    fewest = _FEWEST if slower == 1 else _FEWEST_BESIDE_SLOW
+    counts = {name: _steps_of_turn(world, training, fewest) for name, training in trainings.items()}
     turns: dict[str, list[_Turn]] = {name: [] for name in trainings}
     for number in range(rounds):
         order = list(trainings.items())
@@ -64,13 +66,13 @@ def measure_turns(
     return [_together(name, slower, [one[name] for one in every]) for name in trainings]
 
 
-def _steps_of_turn(world: RankGroup, training: ComparedTraining) -> int:
+def _steps_of_turn(world: RankGroup, training: ComparedTraining, fewest: int) -> int:
     """Steps of a turn: equal on all ranks that wait for each other."""
     alone = _turn(world, training, 1, "lo").seconds
     if training.waits:
         alone = max(world.comm.allgather(alone))
     lasts = _TURN if training.waits else _FREE_TURN
-    return min(_MOST, max(_FEWEST, round(lasts / alone)))
+    return min(_MOST, max(fewest, round(lasts / alone)))
 
 
 def _turn(world: RankGroup, training: ComparedTraining, steps: int, interface: str) -> _Turn:
