@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-__all__ = ["RunFailedError", "on_this_machine", "python_path", "run"]
+__all__ = ["RunFailedError", "on_this_machine", "python_path", "run_for_json"]
 
 _GRACE = 10.0  # seconds in which a run that is ended takes its ranks along
 _OUTPUT = 2000  # characters of a failed run's last output
@@ -34,22 +35,36 @@ def on_this_machine(ranks: int, module: str, *arguments: str) -> list[str]:
     return [*launch, "-m", f"benchmarks.{module}", *arguments]
 
 
-def run(
+def run_for_json(
     command: Sequence[str],
     advance: Callable[[str], None] = lambda line: None,
     environ: Mapping[str, str] | None = None,
-) -> None:
-    """Run a command to its end.
+) -> dict[str, Any]:
+    """Run a command to its end, and read the JSON that it writes to the file that ``--out`` names.
 
     Args:
-        command: The words.
+        command: The words, but for ``--out``.
         advance: Told each line of its output.
         environ: Variables besides those of this process.
+
+    Returns:
+        What it wrote.
 
     Raises:
         RunFailedError: It did not end with 0.
     """
-    given = {**os.environ, "PYTHONPATH": python_path(), **(environ or {})}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        out = Path(folder) / "found.json"
+        _run([*command, "--out", str(out)], advance, environ or {})
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def _run(
+    command: Sequence[str], advance: Callable[[str], None], environ: Mapping[str, str]
+) -> None:
+    """Run a command to its end."""
+    given = {**os.environ, "PYTHONPATH": python_path(), **environ}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as words:
         with _started(command, given, words) as child:
             for line in child.stdout or ():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from benchmarks.gpu.rate_floors import below_floors
 from benchmarks.gpu.verb_tables import COPY, SLOWER
 from benchmarks.json_tables import JsonTable
 from benchmarks.standalone_command import BenchFigures, BenchOptions, command
-from benchmarks.subprocess_runs import RunFailedError, on_this_machine, run
+from benchmarks.subprocess_runs import RunFailedError, on_this_machine, run_for_json
 from benchmarks.tables import Rival, TimingRow, TimingTable
 
 __all__ = ["advice", "main"]
@@ -44,18 +42,14 @@ def _measured(
     if transport == "nccl" and gpus() < ranks:
         why = f"NCCL has a GPU for each of {ranks} ranks, or does not run"
         return {"missing": [f"nccl was not measured: {why}"]}
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        out = Path(folder) / "found.json"
-        words = ["--transport", transport, "--out", str(out)]
-        words += ["--rounds", str(options.rounds or (2 if pretend else 5 if options.quick else 30))]
-        words += ["--quick"] * options.quick + ["--stand-in"] * pretend
-        environ = {} if pretend else {"ASYNCDDP_DEVICE_WIRES": transport}
-        try:
-            run(on_this_machine(ranks, "gpu.gpu_rank", *words), advance, environ)
-        except RunFailedError as problem:
-            return {"missing": [f"{transport}, {ranks} ranks, was not measured: {problem}"]}
-        read: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        return read
+    words = ["--transport", transport]
+    words += ["--rounds", str(options.rounds or (2 if pretend else 5 if options.quick else 30))]
+    words += ["--quick"] * options.quick + ["--stand-in"] * pretend
+    environ = {} if pretend else {"ASYNCDDP_DEVICE_WIRES": transport}
+    try:
+        return run_for_json(on_this_machine(ranks, "gpu.gpu_rank", *words), advance, environ)
+    except RunFailedError as problem:
+        return {"missing": [f"{transport}, {ranks} ranks, was not measured: {problem}"]}
 
 
 def advice(rows: Sequence[TimingRow]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -13,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.lightning.strategies import ASYNCHRONOUS, DDP
 from benchmarks.standalone_command import BenchFigures, BenchOptions, command, finished
-from benchmarks.subprocess_runs import on_this_machine, run
+from benchmarks.subprocess_runs import on_this_machine, run_for_json
 from benchmarks.tables import FigureRow
 
 __all__ = ["lines", "main"]
@@ -69,14 +67,9 @@ def draw(path: Path, rows: Sequence[FigureRow]) -> None:
 def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
     """Everything that this bench shows."""
     rounds, batches = (1, 5) if options.quick else (options.rounds or 5, 20)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        out = Path(folder) / "found.json"
-        given = {"rounds": rounds, "batches": batches, "out": out}
-        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        words += ["--small"] * options.quick
-        environ = {"OMP_NUM_THREADS": "1"}
-        run(on_this_machine(2, "lightning.lightning_rank", *words), advance, environ)
-        read = json.loads(out.read_text(encoding="utf-8"))
+    words = ["--rounds", str(rounds), "--batches", str(batches)] + ["--small"] * options.quick
+    launch = on_this_machine(2, "lightning.lightning_rank", *words)
+    read = run_for_json(launch, advance, {"OMP_NUM_THREADS": "1"})
     rows = list(lines(read["times"]))
     columns = ("strategy", "batches/s", "÷ ddp", "beside a late rank", "÷ alone")
     table = finished("lightning", "a Trainer's batches per second, 2 ranks", columns, rows, _NOTE)

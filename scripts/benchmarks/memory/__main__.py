@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.memory.memory_table import MethodMemory, RankMemory, lines
 from benchmarks.memory.training_methods import BY_MPI, LIMITS, LOCAL, METHODS
 from benchmarks.standalone_command import BenchFigures, BenchOptions, command, finished
-from benchmarks.subprocess_runs import on_this_machine, run
+from benchmarks.subprocess_runs import on_this_machine, run_for_json
 from benchmarks.unit_text import size_text
 
 __all__ = ["main", "measure_method"]
@@ -32,13 +30,10 @@ _NOTE = (
 
 def measure_method(method: str, width: int, steps: int) -> MethodMemory:
     """Measure one method in a fresh pair of processes."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        out = Path(folder) / "found.json"
-        given = {"layers": _LAYERS, "width": width, "steps": steps, "method": method, "out": out}
-        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        environ = {"ASYNCDDP_TRANSPORT": "mpi"} if method in BY_MPI else {}
-        run(on_this_machine(2, "memory.memory_rank", *words), environ=environ)
-        read = json.loads(out.read_text(encoding="utf-8"))
+    given = {"layers": _LAYERS, "width": width, "steps": steps, "method": method}
+    words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    environ = {"ASYNCDDP_TRANSPORT": "mpi"} if method in BY_MPI else {}
+    read = run_for_json(on_this_machine(2, "memory.memory_rank", *words), environ=environ)
     return MethodMemory(method, [RankMemory(**one) for one in read["ranks"]], read["header"])
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.network.host_network import HostNetwork
 from benchmarks.network.namespaces import command, hosts, refusal
-from benchmarks.subprocess_runs import RunFailedError, run
+from benchmarks.subprocess_runs import RunFailedError, run_for_json
 
 __all__ = ["check_hosts", "run_on_hosts"]
 
@@ -43,12 +40,6 @@ def run_on_hosts(
     Raises:
         RunFailedError: Hosts cannot be made, or the run failed.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        hosts(network),
-    ):
-        out = Path(folder) / "found.json"
-        words = [*words, "--out", str(out)]
-        run(command(network.hosts, network.ranks_per_host, module, *words), advance=advance)
-        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    with hosts(network):
+        launch = command(network.hosts, network.ranks_per_host, module, *words)
+        return run_for_json(launch, advance)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import asyncddp as bf
 from benchmarks.scale.local_world_seconds import (
@@ -27,7 +24,7 @@ from benchmarks.scale.scale_tables import (
 )
 from benchmarks.scale.verb_counts import count_verbs
 from benchmarks.standalone_command import BenchFigures, BenchOptions, command, finished
-from benchmarks.subprocess_runs import on_this_machine, run
+from benchmarks.subprocess_runs import on_this_machine, run_for_json
 
 __all__ = ["in_processes", "in_threads", "main"]
 
@@ -46,23 +43,22 @@ _COUNTED = (
 _COLUMNS = ("ranks", "verb", "messages", "of them headers", "bytes", "÷ tensor")
 _BESIDE = ("model: messages", "model: bytes ÷ tensor")
 _TIMED = "4 KB of float32 on each rank; median, least and most of the repeats."
-_CROWD = (
+_SHARED_CORES = (
     "More ranks than cores, each a process; MPI yields the core where it waits, as ours does. 4 KB "
     "of float32; medians of the rounds of some runs, each of which starts once, when all its ranks "
-    "have loaded their libraries. mpi4py works in memory that was there before, as in the tables "
+    "have loaded torch and mpi4py. mpi4py works in memory that was there before, as in the tables "
     "of ops; on arrays, without torch; in a function, which asks whether a tensor can be sent, and "
     "makes what it returns."
 )
-_CROWD_COLUMNS = ("ranks", "work", "asyncddp", "mpi4py", "on arrays", "in a function", "÷ mpi4py")
+_OVERSUBSCRIBED_COLUMNS = (
+    *("ranks", "work", "asyncddp", "mpi4py", "on arrays", "in a function", "÷ mpi4py"),
+)
 
 
 def in_processes(ranks: int, nbytes: int, calls: int) -> WorldCounts:
     """Count under ``asyncddp run``."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        out = Path(folder) / "found.json"
-        given = ("--nbytes", str(nbytes), "--calls", str(calls), "--out", str(out))
-        run(on_this_machine(ranks, "scale.scale_rank", *given), environ=MONITORING)
-        read = json.loads(out.read_text(encoding="utf-8"))
+    given = ("--nbytes", str(nbytes), "--calls", str(calls))
+    read = run_for_json(on_this_machine(ranks, "scale.scale_rank", *given), environ=MONITORING)
     place = "processes"
     return WorldCounts(ranks, place, nbytes, calls, read["ranks"], read["why"], read["header"])
 
@@ -93,13 +89,11 @@ def _local_worlds(
         yield measure_local_world(ranks, 1 if options.quick else _REPEATS)
 
 
-def _oversubscribed(
-    options: BenchOptions, advance: Callable[[str], None]
-) -> Iterator[OversubscribedSeconds]:
+def _oversubscribed(options: BenchOptions, advance: Callable[[str], None]) -> OversubscribedSeconds:
     ranks = 4 if options.quick else _OVERSUBSCRIBED
     advance(f"seconds of {ranks} processes")
     runs, rounds = (1, _QUICK_ROUNDS) if options.quick else (_RUNS, options.rounds or _ROUNDS)
-    yield measure_oversubscribed(ranks, runs, rounds)
+    return measure_oversubscribed(ranks, runs, rounds)
 
 
 def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
@@ -124,9 +118,9 @@ def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigur
         finished(
             "scale_oversubscribed",
             "seconds of more ranks than cores",
-            _CROWD_COLUMNS,
-            list(oversubscribed_lines(list(_oversubscribed(options, advance)))),
-            _CROWD,
+            _OVERSUBSCRIBED_COLUMNS,
+            list(oversubscribed_lines(_oversubscribed(options, advance))),
+            _SHARED_CORES,
         ),
     )
     missing = [f"allreduce of {one.ranks} {one.started}: {one.why}" for one in worlds if one.why]

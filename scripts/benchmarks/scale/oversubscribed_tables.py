@@ -23,7 +23,7 @@ _COMPARED = (OURS, MPI4PY, MPI_SUM)
 
 
 def oversubscribed_tables(world: RankGroup) -> list[TimingTable]:
-    """Both averages, by asyncddp and by mpi4py: in memory that is there, and as a function."""
+    """Both averages, by asyncddp and by mpi4py: in memory that is there, and in a function."""
     one_peer = topology.as_schedule(topology.one_peer_exponential(world.size))
     averages = mixing_table(world, "one-peer average", "", one_peer, (_NBYTES,))
     sums = allreduce_table(world, one_peer, (_NBYTES,))
@@ -58,13 +58,18 @@ def _sum_arrays(world: RankGroup, nbytes: int) -> Call:
     return call
 
 
+def _peers(world: RankGroup, schedule: Schedule) -> list[tuple[int, int, float]]:
+    """For each round whom this rank sends to, whom it receives from, and with which weight."""
+    rounds = [schedule.neighbors(world.rank, k) for k in range(schedule.period or 1)]
+    return [(near.dst_ranks[0], *next(iter(near.src_weights.items()))) for near in rounds]
+
+
 def _average_arrays(world: RankGroup, schedule: Schedule, nbytes: int) -> Call:
     """An average with a neighbour without torch, in memory that is there."""
     own = baselines.own(nbytes, world.rank).numpy()
     out = np.empty_like(own)
     result = torch.from_numpy(out)
-    rounds = [schedule.neighbors(world.rank, k) for k in range(schedule.period or 1)]
-    peers = [(near.dst_ranks[0], *next(iter(near.src_weights.items()))) for near in rounds]
+    peers = _peers(world, schedule)
 
     def call(number: int) -> torch.Tensor:
         target, source, weight = peers[number % len(peers)]
@@ -77,11 +82,10 @@ def _average_arrays(world: RankGroup, schedule: Schedule, nbytes: int) -> Call:
     return call
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, if its memory can be sent as it is, as any library must ask."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise ValueError("expected a tensor on the host")
-    return tensor.detach().contiguous()
+def _check(tensor: torch.Tensor) -> None:
+    """Ask whether a tensor's memory can be sent as it is, as any library must."""
+    if tensor.device.type != "cpu" or tensor.requires_grad or not tensor.is_contiguous():
+        raise ValueError("expected a contiguous tensor on the host, without gradient")
 
 
 def _sum_function(world: RankGroup, nbytes: int) -> Call:
@@ -89,9 +93,9 @@ def _sum_function(world: RankGroup, nbytes: int) -> Call:
     own = baselines.own(nbytes, world.rank)
 
     def call(number: int) -> torch.Tensor:
-        given = _plain(own)
-        out = torch.empty_like(given)
-        world.comm.Allreduce(given.numpy(), out.numpy(), MPI.SUM)
+        _check(own)
+        out = torch.empty_like(own)
+        world.comm.Allreduce(own.numpy(), out.numpy(), MPI.SUM)
         return out.div_(world.size)
 
     return call
@@ -101,12 +105,13 @@ def _average_function(world: RankGroup, schedule: Schedule, nbytes: int) -> Call
     """The least that an average with a neighbour does that takes a tensor and returns another."""
     own = baselines.own(nbytes, world.rank)
 
+    peers = _peers(world, schedule)
+
     def call(number: int) -> torch.Tensor:
-        given, near = _plain(own), schedule.neighbors(world.rank, number)
-        out = torch.empty_like(given)
-        ((source, weight),) = near.src_weights.items()
-        (target,) = near.dst_ranks
-        world.comm.Sendrecv(given.numpy(), target, recvbuf=out.numpy(), source=source)
-        return torch.lerp(given, out, weight, out=out)
+        _check(own)
+        out = torch.empty_like(own)
+        target, source, weight = peers[number % len(peers)]
+        world.comm.Sendrecv(own.numpy(), target, recvbuf=out.numpy(), source=source)
+        return torch.lerp(own, out, weight, out=out)
 
     return call
