@@ -5,10 +5,30 @@ Every rank mixes its parameters with a few neighbours over a virtual graph,
 this file lists them.
 """
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import lazy_loader
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.1.0"
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep the garbage collector still; a pass through torch's objects takes longer than loading.
+
+    Loading makes no garbage. ``import torch`` leaves the collector so near its next full pass,
+    0.1 s, that whatever is loaded next would set it off.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def __getattr__(name: str) -> object:
@@ -18,7 +38,8 @@ def __getattr__(name: str) -> object:
         AttributeError: There is none of that name; the nearest is named.
     """
     if name in __all__:
-        return _load(name)
+        with _without_collection():
+            return _load(name)
     from asyncddp.registry import nearest
 
     hint = "" if name.startswith("_") else nearest(name, __all__)

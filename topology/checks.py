@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from topology.errors import TopologyError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = [
     "check_choice",
@@ -75,6 +76,8 @@ def check_power_of_two(n: int, name: str, family: str, instead: str) -> int:
 
 def check_is_graph(graph: Any) -> None:
     """Raise a :class:`TopologyError` if ``graph`` is none of networkx."""
+    import networkx as nx
+
     if not isinstance(graph, nx.Graph):
         raise TopologyError(
             f"expected a networkx.DiGraph or a topology.Schedule, got {type(graph).__name__}; "
@@ -102,6 +105,8 @@ def check_digraph(graph: Any) -> nx.DiGraph[int]:
     Raises:
         TopologyError: If it is something else; the message says how to make one of it.
     """
+    import networkx as nx
+
     check_is_graph(graph)
     if graph.is_multigraph():
         raise TopologyError(
@@ -198,12 +203,18 @@ def check_graph(graph: Any, n: int | None = None, *, connected: bool = False) ->
                 "topology.uniform_weights(graph) (rows sum to one), push_weights(graph) (columns) "
                 "or metropolis_weights(graph) (both)"
             )
-    if connected and not nx.is_strongly_connected(graph):
+    if not connected:
+        return
+    import networkx as nx
+
+    if not nx.is_strongly_connected(graph):
         raise TopologyError(_disconnected(graph))
 
 
 def _disconnected(graph: nx.DiGraph[int]) -> str:
     """Say which ranks do not reach each other and what to do."""
+    import networkx as nx
+
     parts = sorted(map(sorted, nx.strongly_connected_components(graph)))
     first, second = parts[0][0], parts[1][0]
     near = sorted({first, second})

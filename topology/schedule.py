@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TypeAlias, Union
-
-import networkx as nx
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from topology.checks import check_graph, check_int, check_rank, graph_name, is_weighted
 from topology.neighbors import Neighbors, in_view
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["GraphOrSchedule", "Schedule", "alone", "as_schedule", "describe"]
 
@@ -88,6 +89,8 @@ class Schedule:
         Raises:
             TopologyError: If ``k`` is negative.
         """
+        import networkx as nx
+
         graph: nx.DiGraph[int] = nx.DiGraph(
             name=self.name if self.period == 1 else f"{self.name}, round {k}"
         )

@@ -19,7 +19,8 @@ from asyncddp.windows import Staleness, Window, windows_of
 from asyncddp.windows.departure_detector import DepartureDetector
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.pair_averaging import PairAveraging, pair_averaging_of
-from topology import Schedule, as_schedule, exponential_two
+from topology import Schedule
+from topology.default_schedule import default_schedule
 
 
 class BucketWindow:
@@ -198,7 +199,7 @@ class BucketWindowSet:
         with use(self._context):
             known = get_current_created_window_names()
         if self.step_rates is None or self.step_rates.name not in known:
-            forwarded = as_schedule(exponential_two(self._context.size))
+            forwarded = default_schedule(self._context.size)
             self.step_rates = StepRateEstimator(self._context, self._label, forwarded)
 
     def _names(self) -> list[str]:

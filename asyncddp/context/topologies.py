@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
-from functools import lru_cache
 
 import topology
 from asyncddp.errors import ArgumentError
 from topology import GraphOrSchedule as Topology
 from topology.checks import is_weighted
+from topology.default_schedule import default_schedule
 
 __all__ = ["Topologies", "Topology"]
 
 logger = logging.getLogger("asyncddp")
-
-
-_default_lock = threading.Lock()
-
-
-@lru_cache(8)
-def _make_default_schedule(size: int) -> topology.Schedule:
-    return topology.as_schedule(topology.exponential_two(size))
-
-
-def _default_schedule(size: int) -> topology.Schedule:
-    """Return the default topology; ranks that are threads share it, since making it takes long."""
-    with _default_lock:
-        return _make_default_schedule(size)
 
 
 class Topologies:
@@ -58,7 +43,7 @@ class Topologies:
                 "call win_free() on all ranks before setting another"
             )
         if given is None:
-            self.ranks = _default_schedule(self._size)
+            self.ranks = default_schedule(self._size)
         else:
             self.ranks = self._checked_schedule(given, self._size, "ranks")
         self._given = given

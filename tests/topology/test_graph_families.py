@@ -10,6 +10,7 @@ import pytest
 from graph_cases import label, oracle
 
 import topology
+from topology.default_schedule import default_schedule
 
 RATES = {
     4: {
@@ -237,3 +238,14 @@ def test_equi_static_own_weight_is_one_nth_and_undirected_is_symmetric():
         w = oracle(topology.equi_static(20, 4, seed=1, directed=directed))
         np.testing.assert_allclose(np.diag(w), 1 / 20, atol=1e-15)
         assert np.allclose(w, w.T) is not directed
+
+
+@pytest.mark.parametrize("n", [*range(1, 34), 100, 257])
+def test_default_schedule_is_the_exponential_two_graph(n):
+    """Same name, same neighbours in the same order, same weights to the last bit, for every n."""
+    made, of_graph = default_schedule(n), topology.as_schedule(topology.exponential_two(n))
+    assert (made.name, made.n, made.period) == (of_graph.name, n, 1)
+    for rank in range(n):
+        near, expected = made.neighbors(rank, 0), of_graph.neighbors(rank, 0)
+        assert near == expected
+        assert list(near.src_weights) == list(expected.src_weights)

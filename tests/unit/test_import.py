@@ -39,6 +39,38 @@ def test_using_names_starts_no_mpi():
     assert run(code) == "False"
 
 
+@pytest.mark.launches
+def test_first_average_loads_no_networkx_and_collects_no_garbage_of_torch():
+    """Many ranks start at once: a graph library, and a full pass of the collector, cost each."""
+    code = (
+        "import gc, sys, torch, mpi4py.MPI\n"
+        "before = gc.get_stats()[2]['collections']\n"
+        "import asyncddp as bf\n"
+        "bf.init()\n"
+        "bf.neighbor_allreduce(torch.ones(3))\n"
+        "bf.shutdown()\n"
+        "print('networkx' in sys.modules, gc.get_stats()[2]['collections'] - before)"
+    )
+    assert run(code) == "False 0"
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("switch", ["enable", "disable"])
+def test_loading_a_name_leaves_the_garbage_collector_as_it_was(switch):
+    """Also where the name cannot be loaded."""
+    code = (
+        "import asyncddp as bf, gc, sys\n"
+        f"gc.{switch}()\n"
+        "state = [gc.isenabled()]\n"
+        "bf.allreduce; state.append(gc.isenabled())\n"
+        "sys.modules['asyncddp.checkpoint'] = None\n"
+        "try: bf.save_checkpoint\n"
+        "except ImportError: state.append(gc.isenabled())\n"
+        "print(set(state), len(state))"
+    )
+    assert run(code) == f"{{{switch == 'enable'}}} 3"
+
+
 @pytest.mark.parametrize("name", asyncddp.__all__)
 def test_every_public_name_is_there_and_documented(name):
     """Every name in ``__all__`` can be had from the package and has a docstring."""

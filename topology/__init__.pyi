@@ -1,0 +1,61 @@
+"""The public names, one line each; `__init__.py` loads each on first use."""
+
+from .checks import check_graph as check_graph
+from .consensus import consensus_error as consensus_error
+from .consensus import finite_time_length as finite_time_length
+from .cost import CommunicationCost as CommunicationCost
+from .cost import Cost as Cost
+from .cost import communication_cost as communication_cost
+from .drawing import draw as draw
+from .errors import TopologyError as TopologyError
+from .families import GRAPHS as GRAPHS
+from .families import SCHEDULES as SCHEDULES
+from .graphs.complete import complete as complete
+from .graphs.equi_static import equi_static as equi_static
+from .graphs.exponential import exponential as exponential
+from .graphs.exponential import exponential_two as exponential_two
+from .graphs.exponential import symmetric_exponential as symmetric_exponential
+from .graphs.grid import grid_2d as grid_2d
+from .graphs.grid import torus_2d as torus_2d
+from .graphs.hypercube import hypercube as hypercube
+from .graphs.random_regular import random_regular as random_regular
+from .graphs.ring import ring as ring
+from .graphs.star import star as star
+from .graphs.tree import tree as tree
+from .links import Link as Link
+from .links import Links as Links
+from .matrices import mixing_matrix as mixing_matrix
+from .neighbors import Neighbors as Neighbors
+from .neighbors import neighbors_of as neighbors_of
+from .pair_gossip import pair_constants as pair_constants
+from .schedule import GraphOrSchedule as GraphOrSchedule
+from .schedule import Schedule as Schedule
+from .schedule import as_schedule as as_schedule
+from .schedule import describe as describe
+from .schedules.alternating_exponential_ring import (
+    alternating_exponential_ring as alternating_exponential_ring,
+)
+from .schedules.base_k import base_k as base_k
+from .schedules.base_k import simple_base_k as simple_base_k
+from .schedules.equi_dynamic import equi_dynamic as equi_dynamic
+from .schedules.inner_outer import inner_outer_exponential as inner_outer_exponential
+from .schedules.inner_outer import inner_outer_ring as inner_outer_ring
+from .schedules.matcha import matcha as matcha
+from .schedules.matching_decomposition import matching_decomposition as matching_decomposition
+from .schedules.one_peer_exponential import one_peer_exponential as one_peer_exponential
+from .schedules.one_peer_hypercube import one_peer_hypercube as one_peer_hypercube
+from .schedules.one_peer_of import one_peer_of as one_peer_of
+from .schedules.random_matching import random_matching as random_matching
+from .schedules.shift_one import shift_one as shift_one
+from .spectral import consensus_rate as consensus_rate
+from .spectral import min_eigenvalue as min_eigenvalue
+from .spectral import spectral_gap as spectral_gap
+from .stochasticity import is_column_stochastic as is_column_stochastic
+from .stochasticity import is_doubly_stochastic as is_doubly_stochastic
+from .stochasticity import is_row_stochastic as is_row_stochastic
+from .stochasticity import is_symmetric as is_symmetric
+from .weights import from_adjacency as from_adjacency
+from .weights import lazy_weights as lazy_weights
+from .weights import metropolis_weights as metropolis_weights
+from .weights import push_weights as push_weights
+from .weights import uniform_weights as uniform_weights
