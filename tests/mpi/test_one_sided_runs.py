@@ -159,7 +159,7 @@ def test_a_rank_that_ends_early_anchors_nobody(tmp_path, transport):
             return model, lambda: loss(ddp(data)).backward()
         plain = torch.optim.SGD(model.parameters(), lr=0.05)
         optimizer = bf.DistributedOptimizer(
-            plain, model, method, topology=graph, max_staleness=50  # also paces the module
+            plain, model, method, topology=graph, max_staleness=10  # also paces the module
         )
 
         def step():
