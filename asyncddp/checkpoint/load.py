@@ -23,7 +23,7 @@ from asyncddp.ops.broadcast import broadcast
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.tensors.allocation import empty
-from asyncddp.tensors.byte_views import as_bytes, from_bytes
+from asyncddp.tensors.byte_views import from_bytes, to_bytes
 
 logger = logging.getLogger("asyncddp")
 
@@ -263,7 +263,7 @@ def _broadcast_bytes(data: bytes, size: int, root: int) -> bytes:
         part = data[start : start + length]
         own = from_bytes(part, torch.uint8, (length,)) if here else empty((length,), torch.uint8)
         piece = broadcast(own, root)
-        found += part if here else as_bytes(piece).numpy().tobytes()
+        found += part if here else to_bytes(piece)
     return bytes(found)
 
 

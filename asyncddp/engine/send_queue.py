@@ -12,7 +12,7 @@ from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.engine.messages import INLINE_BYTES, SIGNATURE_ONLY, Message, TensorMessage, encode
 from asyncddp.engine.persistent_channels import PersistentChannelTable
-from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.tensors.byte_views import to_bytes
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import DirectReadTransport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
@@ -105,7 +105,7 @@ class SendQueue:
             self._unacknowledged_bytes[peer] = 0
             if peer not in exchange.receives or not exchange.receives[peer].announced:
                 exchange.unacknowledged.add(peer)  # else its tensor, already here, acknowledged
-        payload = as_bytes(tensor).numpy().tobytes() if inline else None
+        payload = to_bytes(tensor) if inline else None
         self._put_header(exchange, peer, tuple(tensor.shape), payload, tag)
         return tag
 

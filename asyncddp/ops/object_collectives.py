@@ -27,7 +27,7 @@ from asyncddp.ops.validation import signature_of
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty, make_tensor
-from asyncddp.tensors.byte_views import as_bytes, from_bytes
+from asyncddp.tensors.byte_views import from_bytes, to_bytes
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
     """
 
     def read(peer: int, part: torch.Tensor) -> T:
-        return unpack(as_bytes(part).numpy().tobytes(), kind, f"{verb}: what rank {peer} says")
+        return unpack(to_bytes(part), kind, f"{verb}: what rank {peer} says")
 
     packed = pack(mine)
     data = from_bytes(packed, torch.uint8, (len(packed),))
@@ -182,4 +182,4 @@ def _pickled(obj: Any) -> torch.Tensor:
 
 
 def _unpickled(data: torch.Tensor) -> Any:
-    return pickle.loads(as_bytes(data).numpy().tobytes())
+    return pickle.loads(to_bytes(data))

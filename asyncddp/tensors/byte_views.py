@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from asyncddp.tensors.allocation import empty
@@ -18,11 +20,21 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Make a tensor that owns a copy of ``data``."""
+    """Make a tensor that owns a copy of ``data``.
+
+    Raises:
+        ValueError: They are not as many bytes as it has.
+    """
     out = empty(shape, dtype)
-    if data:
-        as_bytes(out).numpy()[:] = memoryview(data)
+    if len(data) != out.nbytes:
+        raise ValueError(f"expected {out.nbytes} bytes for {dtype} of {shape}, got {len(data)}")
+    ctypes.memmove(out.data_ptr(), data, out.nbytes)
     return out
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    """Copy the bytes of a contiguous tensor on the host."""
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:

@@ -22,7 +22,7 @@ from asyncddp.transport.shared_memory.shared_memory_reductions import (
     SharedMemoryReduceScatterRequest,
 )
 
-_MIN_PIECE, _MAX_PIECE = 1 << 16, 1 << 20  # bytes that a rank sends at once of a large tensor
+_MIN_PIECE, _MAX_PIECE = 1 << 18, 1 << 20  # bytes that a rank sends at once of a large tensor
 _MAX_DIRECT = 1 << 22  # bytes of a piece of which ranks send the parts directly
 _PIECES = 4  # into which a tensor is cut where these are not too small: they overlap
 _LANES = 16  # pieces of one collective with tags of their own
@@ -160,16 +160,17 @@ class MessageCollectives:
 
 
 def _step(nbytes: int, tensor: torch.Tensor, most: int = _MAX_PIECE) -> int:
-    """Return how many elements of so many bytes a rank sends at once."""
+    """Return how many elements of so many bytes a rank sends at once, in pieces of equal size."""
     size = min(most, max(_MIN_PIECE, nbytes // _PIECES))
-    return max(1, size // tensor.element_size())
+    pieces = tensor.element_size() * max(1, round(nbytes / size))
+    return max(1, -(-nbytes // pieces))
 
 
 def _part(tensor: torch.Tensor, ranks: int) -> int:
     """Return how many elements of a piece each of so many ranks sums."""
     few = ranks <= algorithms.FEW_RANKS  # a rank then keeps all terms of its part for a while
     most = max(_MIN_PIECE, min(_MAX_PIECE, _MAX_DIRECT // ranks)) if few else _MAX_PIECE
-    return _step(tensor.nbytes // ranks, tensor, most)
+    return _step(-(-tensor.nbytes // ranks), tensor, most)
 
 
 def _pieces(tensor: torch.Tensor, step: int) -> Sequence[torch.Tensor]:

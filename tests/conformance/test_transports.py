@@ -475,11 +475,11 @@ def test_several_collectives_may_be_under_way(world):
 
 def several_large_at_once(transport):
     """Sums of many pieces, of which the last is waited for first."""
-    parts = [torch.arange(200_000.0) + rank for rank in range(transport.size)]
+    parts = [torch.arange(1_600_000.0) + rank for rank in range(transport.size)]
     total = torch.stack(parts).sum(dim=0)
     for number in range(3):
-        whole = torch.empty(200_000)
-        part = torch.empty(200_000 // transport.size)
+        whole = torch.empty(1_600_000)
+        part = torch.empty(1_600_000 // transport.size)
         under_way = [
             transport.iallreduce(parts[transport.rank], whole),
             transport.ireduce_scatter(parts[transport.rank], part),

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from asyncddp.errors import ArgumentError
@@ -39,25 +37,27 @@ class MPICollectives:
         self,
         start: Callable[[Any], MPI.Request],
         pieces: Sequence[Any],
+        keep: object = None,
         finish: Callable[[], object] | None = None,
     ) -> Request:
+        """Start pieces of one collective, in memory of what is kept until all have ended."""
         self._pair.collectives += 1
         self._pair.pending_collectives += 1
         started = [start(piece) for piece in pieces]
-        return MPICollectiveRequest(self._pair, started, pieces, finish, self._give_up)
+        return MPICollectiveRequest(self._pair, started, keep, finish, self._give_up)
 
     def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
         """Start to sum a tensor of all ranks into another, and to divide the sum."""
         datatype, operation = _reduction(tensor.dtype)
         same = into.data_ptr() == tensor.data_ptr()
 
-        def start(pair: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]) -> MPI.Request:
-            count = pair[0].size // tensor.element_size()
+        def start(pair: tuple[MPI.buffer, MPI.buffer]) -> MPI.Request:
+            count = len(pair[0]) // tensor.element_size()
             given: Any = MPI.IN_PLACE if same else [pair[0], count, datatype]
             return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)
 
         pieces = list(zip(cut(tensor), cut(into), strict=True))
-        return self._start(start, pieces, _division(into, divisor))
+        return self._start(start, pieces, (tensor, into), _division(into, divisor))
 
     def reduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
@@ -76,11 +76,12 @@ class MPICollectives:
         parts = torch.split(tensor.view(ranks, out.numel()), step, dim=1)
         columns = [part.contiguous() for part in parts]
         pairs = list(zip(columns, torch.split(out, step), strict=True))
-        return self._start(start, pairs, _division(out, divisor))
+        return self._start(start, pairs, pairs, _division(out, divisor))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """Start to replace a tensor by the root's."""
-        return self._start(lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), cut(tensor))
+        pieces = cut(tensor)
+        return self._start(lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), pieces, tensor)
 
     def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
         """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``.
@@ -96,7 +97,8 @@ class MPICollectives:
         size = tensor.element_size()
         given = [as_bytes(tensor).numpy(), MPI.BYTE]
         taken = [as_bytes(out).numpy(), [count * size for count in counts], MPI.BYTE]
-        return self._start(lambda both: self._comm.Iallgatherv(*both), [(given, taken)])
+        both = given, taken
+        return self._start(lambda both: self._comm.Iallgatherv(*both), [both], both)
 
     def barrier(self) -> Request:
         """Start to wait for all ranks."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair
 from asyncddp.transport.mpi.mpi_requests import MPIReceiveRequest, MPIRequest
 from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
@@ -42,7 +39,7 @@ class MPIPointToPoint:
         pieces = cut(data, self._piece_limit(peer))
         started = [self._comm.Isend([piece, MPI.BYTE], peer, tag) for piece in pieces]
         self._pair.sent[self._which][peer] += len(pieces)
-        return MPIRequest(self._pair, started, pieces)
+        return MPIRequest(self._pair, started, data)
 
     @translate_mpi_errors
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> MPIReceiveRequest:
@@ -50,11 +47,17 @@ class MPIPointToPoint:
         pieces = cut(out, self._piece_limit(peer))
         started = [self._comm.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
         self._pair.received[self._which][peer] += len(pieces)
-        return MPIReceiveRequest(self._pair, started, pieces)
+        return MPIReceiveRequest(self._pair, started, out)
 
 
-def cut(data: torch.Tensor, most: int = LARGEST_PIECE) -> list[npt.NDArray[np.uint8]]:
-    """Cut a tensor's bytes into pieces of whole elements, of ``most`` bytes at most."""
-    flat = as_bytes(data).numpy()
-    step = max(data.element_size(), most - most % data.element_size())
-    return [flat[start : start + step] for start in range(0, max(1, flat.size), step)]
+def cut(data: torch.Tensor, most: int = LARGEST_PIECE) -> list[MPI.buffer]:
+    """Cut a tensor's memory into pieces of whole elements, of ``most`` bytes at most.
+
+    They do not keep the tensor, which must be contiguous and on the host.
+    """
+    size, address, element = data.nbytes, data.data_ptr(), data.element_size()
+    step = max(element, most - most % element)
+    return [
+        MPI.buffer.fromaddress(address + start, min(step, size - start))
+        for start in range(0, max(1, size), step)
+    ]
