@@ -33,8 +33,9 @@ class BucketExchange(ABC):
 class AverageExchange(BucketExchange):
     """Exchange of a tensor by a verb that averages, such as allreduce.
 
-    A compressor encodes what is the parameters'; the rest, such as flags, travels as it is.
-    Without one the average replaces the tensor where that is done ``in_place``.
+    A compressor encodes what is the parameters'; the rest, the flags of gradients, which all ranks
+    sum, travels as it is. Without one the average replaces the tensor where that is done
+    ``in_place``.
     """
 
     def __init__(
@@ -46,28 +47,21 @@ class AverageExchange(BucketExchange):
         *,
         in_place: bool = False,
     ) -> None:
-        self._sent, codec, numel = sent, bucket.compressor, bucket.payload.numel()
-        self._whole = codec is None or numel == sent.numel()
-        if codec is None:
+        codec, numel = bucket.compressor, bucket.payload.numel()
+        if codec is None or not numel:
             out = {"out": sent} if in_place else {}
-            self._handles = [start(sent, name=name, **out)]
-        elif self._whole:
-            self._handles = [start(sent, name=name, compression=codec)]
+            self._handle = start(sent, name=name, **out)
         else:
-            payload, tail = sent[:numel], sent[numel:]
-            self._handles = [
-                start(payload, name=name, compression=codec, out=payload),
-                start(tail, name=f"{name}.tail", out=tail),
-            ]
+            codec.plain_tail = sent.numel() - numel
+            self._handle = start(sent, name=name, compression=codec)
 
     @override
     def poll(self) -> bool:
-        return all([handle.poll() for handle in self._handles])
+        return self._handle.poll()
 
     @override
     def wait(self) -> Received:
-        results = [handle.wait() for handle in self._handles]
-        return ReceivedAverage(results[0] if self._whole else self._sent)
+        return ReceivedAverage(self._handle.wait())
 
 
 class MessageExchange(BucketExchange):
