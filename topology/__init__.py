@@ -6,7 +6,8 @@ self-loops, and a float64 ``weight`` on every edge.
 
 The public names are loaded on first use; the stub beside this file lists them, a line each.
 
-This package needs networkx and numpy alone; neither MPI nor torch. A schedule needs no networkx.
+This package needs networkx, numpy and lazy_loader; neither MPI nor torch. networkx is loaded with
+the first graph.
 """
 
 import difflib

@@ -162,8 +162,8 @@ class MessageCollectives:
 def _step(nbytes: int, tensor: torch.Tensor, most: int = _MAX_PIECE) -> int:
     """Return how many elements of so many bytes a rank sends at once, in pieces of equal size."""
     size = min(most, max(_MIN_PIECE, nbytes // _PIECES))
-    pieces = tensor.element_size() * max(1, round(nbytes / size))
-    return max(1, -(-nbytes // pieces))
+    pieces = max(1, round(nbytes / size))
+    return max(1, -(-nbytes // (pieces * tensor.element_size())))
 
 
 def _part(tensor: torch.Tensor, ranks: int) -> int:
