@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import padded
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
@@ -87,8 +86,8 @@ class AveragedBucket:
             return sent.numel() * dtype.itemsize
         numel, encoder = self.payload.shape[-1], self.compressor.compressor
         rows = sent.numel() // sent.shape[-1]
-        tail = padded(self.tail.shape[-1] * sent.element_size())  # along with parts one of two ways
-        return parts * (tail // 2 + rows * encoder.encoded_size(-(-numel // parts), sent.dtype))
+        tail = self.tail.shape[-1] * sent.element_size()
+        return tail + rows * parts * encoder.encoded_size(-(-numel // parts), sent.dtype)
 
     def new_state(self) -> torch.Tensor:
         """Make a tensor of zeros for the state, like ``flat`` but in float32 if that is a half."""

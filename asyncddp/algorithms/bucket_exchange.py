@@ -33,9 +33,8 @@ class BucketExchange(ABC):
 class AverageExchange(BucketExchange):
     """Exchange of a tensor by a verb that averages, such as allreduce.
 
-    A compressor encodes what is the parameters'; the rest, the flags of gradients, which all ranks
-    sum, travels as it is. Without one the average replaces the tensor where that is done
-    ``in_place``.
+    A compressor encodes what is the parameters'; the rest, such as flags, travels as it is.
+    Without one the average replaces the tensor where that is done ``in_place``.
     """
 
     def __init__(
@@ -47,21 +46,28 @@ class AverageExchange(BucketExchange):
         *,
         in_place: bool = False,
     ) -> None:
-        codec, numel = bucket.compressor, bucket.payload.numel()
-        if codec is None or not numel:
+        self._sent, codec, numel = sent, bucket.compressor, bucket.payload.numel()
+        self._whole = codec is None or numel == sent.numel()
+        if codec is None:
             out = {"out": sent} if in_place else {}
-            self._handle = start(sent, name=name, **out)
+            self._handles = [start(sent, name=name, **out)]
+        elif self._whole:
+            self._handles = [start(sent, name=name, compression=codec)]
         else:
-            codec.plain_tail = sent.numel() - numel
-            self._handle = start(sent, name=name, compression=codec)
+            payload, tail = sent[:numel], sent[numel:]
+            self._handles = [
+                start(payload, name=name, compression=codec, out=payload),
+                start(tail, name=f"{name}.tail", out=tail),
+            ]
 
     @override
     def poll(self) -> bool:
-        return self._handle.poll()
+        return all([handle.poll() for handle in self._handles])
 
     @override
     def wait(self) -> Received:
-        return ReceivedAverage(self._handle.wait())
+        results = [handle.wait() for handle in self._handles]
+        return ReceivedAverage(results[0] if self._whole else self._sent)
 
 
 class MessageExchange(BucketExchange):

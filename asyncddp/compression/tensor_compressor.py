@@ -26,8 +26,6 @@ class TensorCompressor:
     Attributes:
         state: What the compressor remembers of the tensor; empty before the first use.
         uses: Number of uses so far.
-        plain_tail: Elements at the end of tensors that sums over a group do not encode, such as
-            flags beside gradients: they travel as they are, in the same messages.
 
     Example:
         >>> from asyncddp.compression import compressor_for
@@ -40,7 +38,7 @@ class TensorCompressor:
     def __init__(self, compressor: Compressor, seed: int = 0) -> None:
         self.compressor, self.seed = compressor, seed
         self.state: CompressorState = {}
-        self.uses = self.plain_tail = 0
+        self.uses = 0
         self._form: tuple[int, ...] | None = None  # shape of the chunks that the state belongs to
         self._loaded = False
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 
 from asyncddp.compression import Compressor, compressor_for
-from asyncddp.compression.compressor import padded, require_compressible
+from asyncddp.compression.compressor import require_compressible
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import ExchangeSignature, PeerExchanges, Steps
@@ -113,7 +113,6 @@ def average_encoded(
 
     .. math:: y_i = w_{ii} x_i + \sum_j w_{ij} Q(d_{ji} x_j)
     """
-    assert not codec.plain_tail, "sums over a group leave a tail as it is; averages do not"
     own = on_host(tensor) if streams_of(tensor) is None else dense(tensor)
     flat = own.reshape(1, -1)
     total = flat.to(dtype, copy=True).mul_(row.self_weight)
@@ -145,8 +144,7 @@ def sum_encoded_over_group(
 
     .. math:: y_c = Q_2\Big(\frac1d \sum_j Q_1(x_{j,c})\Big), \qquad c = 1, \dots, n
 
-    so that all ranks decode the same bytes. Without compressors parts travel as they are. The
-    codec's ``plain_tail`` goes along with each part as it is, and every rank sums it.
+    so that all ranks decode the same bytes. Without compressors parts travel as they are.
 
     Args:
         op: The operation's exchanges.
@@ -157,44 +155,28 @@ def sum_encoded_over_group(
         divisor: By which the sum is divided.
     """
     tensor = on_host(tensor) if streams_of(tensor) is None else dense(tensor)
-    body = tensor.view(-1)[: tensor.numel() - (0 if codec is None else codec.plain_tail)]
-    tail = tensor.view(-1)[body.numel() :]
-    parts = _equal_parts(body, len(group))
+    parts = _equal_parts(tensor, len(group))
     title = title if codec is None else f"{title} with {codec.compressor!r}"
     wide = DTYPES[tensor.dtype].accumulate
-    rows = parts if codec is None else codec.encode(parts)
-    width = rows.shape[1]
-    messages = torch.split(_with_tail(rows, tail) if tail.numel() else rows, 1)
-    form = encoded_signature(title, tensor, messages[0])
-    received = yield from exchange_all_to_all(op, group, form, messages)
+    rows = torch.split(parts if codec is None else codec.encode(parts), 1)
+    form = encoded_signature(title, tensor, rows[0])
+    received = yield from exchange_all_to_all(op, group, form, rows)
     total = zeros((1, parts.shape[1]), wide, tensor.device)
     for message in received:
         if codec is None:
             total.add_(message)
         else:
-            codec.decode_add(message[:, :width], total, 1.0, tensor.dtype)
+            codec.decode_add(message, total, 1.0, tensor.dtype)
     if divisor != 1:
         total.div_(divisor)
     mean = total.to(tensor.dtype)
     row = mean if codec is None else codec.second_message.encode(mean)
     form = encoded_signature(title, tensor, row)
-    whole = torch.cat((yield from exchange_all_gather(op, group, form, row))).view(-1)
+    gathered = torch.cat((yield from exchange_all_gather(op, group, form, row)))
     if codec is not None:
-        encoded = whole.view(len(group), -1)
-        whole = empty((parts.numel() + tail.numel(),), tensor.dtype, tensor.device)
-        codec.second_message.decode(encoded, whole[: parts.numel()].view(parts.shape))
-    if tail.numel():
-        tails = torch.cat([message[:, width : width + tail.nbytes] for message in received])
-        mean = tails.view(tensor.dtype).to(wide).sum(0).div_(divisor)
-        whole[body.numel() : tensor.numel()].copy_(mean)
-    return whole[: tensor.numel()].view(tensor.shape)
-
-
-def _with_tail(rows: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
-    """Append a tensor's bytes, filled up, to each encoded row."""
-    room = zeros((padded(tail.nbytes),), torch.uint8, tail.device)
-    room[: tail.nbytes].copy_(tail.view(torch.uint8))
-    return torch.cat((rows, room.expand(len(rows), -1)), dim=1)
+        whole = empty(parts.shape, tensor.dtype, tensor.device)
+        gathered = codec.second_message.decode(gathered, whole)
+    return gathered.view(-1)[: tensor.numel()].view(tensor.shape)
 
 
 def _equal_parts(tensor: torch.Tensor, count: int) -> torch.Tensor:

@@ -139,29 +139,6 @@ def among_machines(per_machine):
             check_same_on(range(n), got)
 
 
-def flags_beside_tensors():
-    n = bf.size()
-    cases = [*pairs_of([(1,), (7,), (33,)], DETERMINISTIC, FLOATS), CASES[-1]]
-    for (numel,), name, dtype in cases:
-        tensors = [held(rank, (numel,), dtype) for rank in range(n)]
-        for verb, count in ((bf.allreduce, 1), (bf.hierarchical_allreduce, 3)):
-            flags = [torch.arange(count).add(rank).remainder(3) for rank in range(n)]
-            codec = TensorCompressor(compressor_for("test", name))
-            codec.plain_tail = count
-            own = torch.cat((tensors[bf.rank()], flags[bf.rank()].to(dtype)))
-            for average in (True, False):
-                got, divisor = verb(own, average=average, compression=codec), n if average else 1
-                check(got[:numel], sum_over(name, tensors, divisor, dtype), dtype)
-                assert torch.equal(got[numel:], (sum(flags) / divisor).to(dtype))
-                check_same_on(range(n), got)
-
-
-@on("loopback-2", "loopback-4", "mpi-2")
-def test_a_plain_tail_travels_as_it_is(world):
-    """Flags at the end of a tensor are summed exactly, and change nothing of what is encoded."""
-    world.run(flags_beside_tensors, settings={"ranks_per_machine": 1})
-
-
 @pytest.mark.parametrize("per_machine", [1, 2, 3])
 def test_global_averages_among_machines(per_machine):
     """hierarchical_allreduce: sums of machines, which may differ in size, travel encoded."""
