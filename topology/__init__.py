@@ -6,7 +6,10 @@ self-loops, and a float64 ``weight`` on every edge.
 
 The public names are loaded on first use; the stub beside this file lists them, a line each.
 
-This package needs networkx, numpy and lazy_loader; neither MPI nor torch. networkx is loaded with
+The package is ``asyncddp.topology``; ``import topology`` gives the same modules. A user's own
+``topology.py`` takes that short name, and the library works all the same.
+
+It needs networkx, numpy and lazy_loader; neither MPI nor torch. networkx is loaded with
 the first graph.
 """
 
@@ -31,3 +34,9 @@ def __getattr__(name: str) -> object:
     near = [] if name.startswith("_") else difflib.get_close_matches(snake, __all__, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")
+
+
+if __name__ == "topology":
+    from asyncddp.topology import _short_name
+
+    _short_name.install()

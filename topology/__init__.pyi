@@ -26,12 +26,12 @@ from .links import Link as Link
 from .links import Links as Links
 from .matrices import mixing_matrix as mixing_matrix
 from .neighbors import Neighbors as Neighbors
-from .neighbors import neighbors_of as neighbors_of
 from .pair_gossip import pair_constants as pair_constants
 from .schedule import GraphOrSchedule as GraphOrSchedule
 from .schedule import Schedule as Schedule
 from .schedule import as_schedule as as_schedule
 from .schedule import describe as describe
+from .schedule import neighbors_of as neighbors_of
 from .schedules.alternating_exponential_ring import (
     alternating_exponential_ring as alternating_exponential_ring,
 )

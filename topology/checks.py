@@ -6,7 +6,7 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
-from topology.errors import TopologyError
+from .errors import TopologyError
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -183,8 +183,8 @@ def check_graph(graph: Any, n: int | None = None, *, connected: bool = False) ->
         >>> graph.add_weighted_edges_from([(0, 0, 0.5), (1, 0, 0.5), (1, 1, 0.5), (0, 1, 0.6)])
         >>> check_graph(graph)  # doctest: +NORMALIZE_WHITESPACE
         Traceback (most recent call last):
-        topology.errors.TopologyError: the weights of a graph on 2 ranks do not sum to one: rank 1
-        receives 1.1 in all and rank 0 gives 1.1 in all; use topology.uniform_weights(graph)
+        asyncddp.topology.errors.TopologyError: the weights of a graph on 2 ranks do not sum to one:
+        rank 1 receives 1.1 in all and rank 0 gives 1.1 in all; use topology.uniform_weights(graph)
         (rows sum to one), push_weights(graph) (columns) or metropolis_weights(graph) (both)
     """
     graph = check_digraph(graph)

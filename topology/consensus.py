@@ -8,10 +8,10 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from topology.checks import check_digraph, check_int
-from topology.errors import TopologyError
-from topology.matrices import Array, Matrix, matrix_of
-from topology.schedule import GraphOrSchedule, Schedule, describe
+from .checks import check_digraph, check_int
+from .errors import TopologyError
+from .matrices import Array, Matrix, matrix_of
+from .schedule import GraphOrSchedule, Schedule, describe
 
 __all__ = ["consensus_error", "finite_time_length"]
 
@@ -64,7 +64,7 @@ def consensus_error(
             not finite, or starts in consensus.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> consensus_error(topology.one_peer_exponential(4), 2, x0=[0.0, 1.0, 2.0, 3.0])
         array([1. , 0.4, 0. ])
 
@@ -137,11 +137,11 @@ def finite_time_length(
         The number of rounds, 0 for one rank.
 
     Raises:
-        TopologyError: If the graph does not pass :func:`topology.check_graph`, or ``max_rounds``
+        TopologyError: If the graph does not pass :func:`.topology.check_graph`, or ``max_rounds``
             is below one.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> finite_time_length(topology.base_k(12, 1)), finite_time_length(topology.ring(12))
         (5, None)
     """

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from topology.links import Link, Links, check_quantity
-from topology.matrices import Matrix, rounds_of
-from topology.schedule import GraphOrSchedule, describe
+from .links import Link, Links, check_quantity
+from .matrices import Matrix, rounds_of
+from .schedule import GraphOrSchedule, describe
 
 __all__ = ["CommunicationCost", "Cost", "communication_cost"]
 
@@ -206,7 +206,7 @@ def communication_cost(
 
     Args:
         graph_or_schedule: A graph or a schedule, of which the rounds of
-            :func:`topology.consensus_rate` are averaged.
+            :func:`.topology.consensus_rate` are averaged.
         nbytes: Size of what is mixed, such as all parameters, in bytes.
         links: Latency and bandwidth of the links, of all one :class:`Link` where machines have one
             rank each; without it 50 µs and 10 Gbit/s.
@@ -219,7 +219,7 @@ def communication_cost(
             that there is not.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> schedule = topology.one_peer_exponential(16)
         >>> print(communication_cost(schedule, nbytes=1e8))
                                        seconds    bytes/rank  messages

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule
+from .neighbors import Neighbors
+from .schedule import Schedule
 
 __all__ = ["default_schedule"]
 
@@ -22,14 +22,14 @@ def _look_up(n: int, rank: int, k: int) -> Neighbors:
 
 @lru_cache(8)
 def default_schedule(n: int) -> Schedule:
-    """The graph :func:`topology.exponential_two` on n ranks as a schedule.
+    """The graph :func:`.topology.exponential_two` on n ranks as a schedule.
 
     Args:
         n: Number of ranks.
 
     Returns:
-        What :func:`topology.as_schedule` makes of the graph; a rank is looked up in O(log n). Ranks
-        that are threads share it, with the matrices that are kept of it.
+        What :func:`.topology.as_schedule` makes of the graph; a rank is looked up in O(log n).
+        Ranks that are threads share it, with the matrices that are kept of it.
 
     Example:
         >>> default_schedule(8).neighbors(rank=0, k=0)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topology.checks import check_int
-from topology.matrices import Array, Matrix, matrix_of
-from topology.schedule import GraphOrSchedule, Schedule, describe
+from .checks import check_int
+from .matrices import Array, Matrix, matrix_of
+from .schedule import GraphOrSchedule, Schedule, describe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -153,12 +153,12 @@ def draw(graph_or_schedule: GraphOrSchedule, rounds: int | None = None) -> Figur
         A ``matplotlib.figure.Figure``: ``draw(graph).savefig("graph.png")``.
 
     Raises:
-        TopologyError: If the graph does not pass :func:`topology.check_graph` or ``rounds`` is
+        TopologyError: If the graph does not pass :func:`.topology.check_graph` or ``rounds`` is
             below one.
         ImportError: If matplotlib is missing.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> figure = draw(topology.base_k(6, 1))
         >>> len(figure.axes)
         4

@@ -8,8 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from topology import graphs, schedules
-from topology.schedule import Schedule
+from . import graphs, schedules
+from .schedule import Schedule
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from topology.checks import check_int
-from topology.errors import TopologyError
+from .checks import check_int
+from .errors import TopologyError
 
 __all__ = ["Link", "Links", "check_quantity"]
 
@@ -134,7 +134,7 @@ class Links:
         Four machines, the last of which has a slow link:
 
         >>> links = Links(Link.parse("1Gbit,1ms"), slow={3: Link.parse("100Mbit,1ms")})
-        >>> import topology
+        >>> from asyncddp import topology
         >>> cost = topology.communication_cost(topology.one_peer_exponential(4), 12.5e6, links)
         >>> print(f"{cost.neighbors.seconds:.3f} s")
         1.001 s

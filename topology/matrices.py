@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from topology.checks import check_graph, check_int, is_weighted
-from topology.neighbors import Neighbors, in_view
-from topology.schedule import GraphOrSchedule, Schedule
+from .checks import check_graph, check_int, is_weighted
+from .neighbors import Neighbors, in_view
+from .schedule import GraphOrSchedule, Schedule
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -185,11 +185,11 @@ def mixing_matrix(
         W, float64, ``(n, n)``; ``W[i, j] == graph[j][i]["weight"]``.
 
     Raises:
-        TopologyError: If the graph does not pass :func:`topology.check_graph`.
+        TopologyError: If the graph does not pass :func:`.topology.check_graph`.
         ImportError: If ``sparse`` is asked for and scipy is missing.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> mixing_matrix(topology.ring(3, style="right"))
         array([[0.5, 0. , 0.5],
                [0.5, 0.5, 0. ],

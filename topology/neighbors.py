@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from topology.checks import check_digraph, check_rank, is_weighted
-
 if TYPE_CHECKING:
     import networkx as nx
 
-    from topology.schedule import Schedule
 
-__all__ = ["Neighbors", "average_over", "in_view", "neighbors_of"]
+__all__ = ["Neighbors", "average_over", "in_view"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class Neighbors:
         dst_ranks: The ranks sent to, ascending, without the rank itself.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> topology.neighbors_of(topology.ring(4, style="right"), 0)
         Neighbors(self_weight=0.5, src_weights={3: 0.5}, dst_ranks=(1,))
     """
@@ -73,31 +70,3 @@ def in_view(graph: nx.DiGraph[int], rank: int, weighted: bool) -> Neighbors:
         return Neighbors(1.0 - len(sources) * share, dict.fromkeys(sources, share), targets)
     own = float(edges[rank]["weight"]) if rank in edges else 0.0
     return Neighbors(own, {j: float(edges[j]["weight"]) for j in sources}, targets)
-
-
-def neighbors_of(graph_or_schedule: nx.DiGraph[int] | Schedule, rank: int, k: int = 0) -> Neighbors:
-    """The neighbours of one rank in a graph, or in round ``k`` of a schedule, in O(degree).
-
-    Args:
-        graph_or_schedule: A graph (without weights: uniform ones are used) or a schedule.
-        rank: The rank asked about, 0..n-1.
-        k: The round, from 0; a graph is the same in all rounds.
-
-    Returns:
-        Self weight, weights by source rank, and ranks sent to.
-
-    Raises:
-        TopologyError: If there is no such rank or round, or the graph is no ``nx.DiGraph``.
-
-    Example:
-        >>> import topology
-        >>> topology.neighbors_of(topology.one_peer_exponential(8), rank=0, k=1)
-        Neighbors(self_weight=0.5, src_weights={6: 0.5}, dst_ranks=(2,))
-    """
-    from topology.schedule import Schedule
-
-    if isinstance(graph_or_schedule, Schedule):
-        return graph_or_schedule.neighbors(rank, k)
-    graph = check_digraph(graph_or_schedule)
-    rank = check_rank(rank, graph.number_of_nodes(), "neighbors_of")
-    return in_view(graph, rank, is_weighted(graph))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from topology.errors import TopologyError
-from topology.matrices import rounds_of
-from topology.schedule import GraphOrSchedule, describe
+from .errors import TopologyError
+from .matrices import rounds_of
+from .schedule import GraphOrSchedule, describe
 
 __all__ = ["pair_constants"]
 
@@ -24,8 +24,8 @@ def pair_constants(graph_or_schedule: GraphOrSchedule) -> tuple[float, float]:
 
     Args:
         graph_or_schedule: Rounds in which pairs average, such as
-            :func:`topology.matching_decomposition` gives them; of a schedule that never repeats the
-            first ones are looked at.
+            :func:`.topology.matching_decomposition` gives them; of a schedule that never repeats
+            the first ones are looked at.
 
     Returns:
         :math:`\chi_1` and :math:`\chi_2`, in rounds; zeros for one rank.
@@ -34,7 +34,7 @@ def pair_constants(graph_or_schedule: GraphOrSchedule) -> tuple[float, float]:
         TopologyError: Its pairs do not connect all ranks.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> ring = topology.matching_decomposition(topology.ring(16))
         >>> print("{:.2f} {:.2f}".format(*pair_constants(ring)))
         13.14 0.94

@@ -8,13 +8,13 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from topology.checks import check_graph, check_int, check_rank, graph_name, is_weighted
-from topology.neighbors import Neighbors, in_view
+from .checks import check_digraph, check_graph, check_int, check_rank, graph_name, is_weighted
+from .neighbors import Neighbors, in_view
 
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["GraphOrSchedule", "Schedule", "alone", "as_schedule", "describe"]
+__all__ = ["GraphOrSchedule", "Schedule", "alone", "as_schedule", "describe", "neighbors_of"]
 
 LookUp: TypeAlias = Callable[[int, int], Neighbors]
 
@@ -114,7 +114,7 @@ class Schedule:
             TopologyError: If there is no such rank.
 
         Example:
-            >>> import topology
+            >>> from asyncddp import topology
             >>> rounds = topology.one_peer_exponential(8).iterate(rank=0)
             >>> [next(rounds).dst_ranks for _ in range(4)]
             [(1,), (2,), (4,), (1,)]
@@ -156,10 +156,10 @@ def as_schedule(graph_or_schedule: GraphOrSchedule) -> Schedule:
         A schedule with the graph's name.
 
     Raises:
-        TopologyError: If the graph does not pass :func:`topology.check_graph`.
+        TopologyError: If the graph does not pass :func:`.topology.check_graph`.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> topology.as_schedule(topology.ring(5))
         Schedule(name='ring(5)', n=5, period=1)
     """
@@ -193,3 +193,29 @@ def describe(graph_or_schedule: GraphOrSchedule) -> str:
     if isinstance(graph_or_schedule, Schedule):
         return graph_or_schedule.name
     return graph_name(graph_or_schedule)
+
+
+def neighbors_of(graph_or_schedule: GraphOrSchedule, rank: int, k: int = 0) -> Neighbors:
+    """The neighbours of one rank in a graph, or in round ``k`` of a schedule, in O(degree).
+
+    Args:
+        graph_or_schedule: A graph (without weights: uniform ones are used) or a schedule.
+        rank: The rank asked about, 0..n-1.
+        k: The round, from 0; a graph is the same in all rounds.
+
+    Returns:
+        Self weight, weights by source rank, and ranks sent to.
+
+    Raises:
+        TopologyError: If there is no such rank or round, or the graph is no ``nx.DiGraph``.
+
+    Example:
+        >>> from asyncddp import topology
+        >>> topology.neighbors_of(topology.one_peer_exponential(8), rank=0, k=1)
+        Neighbors(self_weight=0.5, src_weights={6: 0.5}, dst_ranks=(2,))
+    """
+    if isinstance(graph_or_schedule, Schedule):
+        return graph_or_schedule.neighbors(rank, k)
+    graph = check_digraph(graph_or_schedule)
+    rank = check_rank(rank, graph.number_of_nodes(), "neighbors_of")
+    return in_view(graph, rank, is_weighted(graph))

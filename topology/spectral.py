@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from topology.errors import TopologyError
-from topology.matrices import Array, Matrix, rounds_of
-from topology.schedule import GraphOrSchedule
+from .errors import TopologyError
+from .matrices import Array, Matrix, rounds_of
+from .schedule import GraphOrSchedule
 
 Function: TypeAlias = Callable[[Array], Array]
 
@@ -150,12 +150,12 @@ def consensus_rate(graph_or_schedule: GraphOrSchedule) -> float:
         The factor ρ; 0.0 if the product is J but for rounding.
 
     Raises:
-        TopologyError: If the graph does not pass :func:`topology.check_graph`, or a large one
+        TopologyError: If the graph does not pass :func:`.topology.check_graph`, or a large one
             mixes too slowly to tell.
         ImportError: If a large graph needs scipy and it is missing.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> round(consensus_rate(topology.ring(16)), 6)
         0.949253
         >>> consensus_rate(topology.one_peer_exponential(16))
@@ -183,7 +183,7 @@ def spectral_gap(graph_or_schedule: GraphOrSchedule) -> float:
         ImportError: As for :func:`consensus_rate`.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> round(spectral_gap(topology.hypercube(8)), 6)
         0.5
     """
@@ -236,7 +236,7 @@ def min_eigenvalue(graph_or_schedule: GraphOrSchedule) -> float:
         ImportError: As for :func:`consensus_rate`.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> round(min_eigenvalue(topology.ring(4)), 6)
         -0.333333
     """

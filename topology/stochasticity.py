@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topology.matrices import rounds_of
-from topology.schedule import GraphOrSchedule
+from .matrices import rounds_of
+from .schedule import GraphOrSchedule
 
 __all__ = ["is_column_stochastic", "is_doubly_stochastic", "is_row_stochastic", "is_symmetric"]
 
@@ -13,7 +13,7 @@ def is_row_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
 
     .. math:: W \mathbf 1 = \mathbf 1
 
-    Sums count, not signs: some methods (:func:`topology.matcha`) use negative own weights. Of a
+    Sums count, not signs: some methods (:func:`.topology.matcha`) use negative own weights. Of a
     schedule every round must do: one period, at most 64 rounds, or the first 16 if none repeats.
 
     Args:
@@ -23,10 +23,10 @@ def is_row_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
         True if all row sums are within 1e-9 of one.
 
     Raises:
-        TopologyError: If the graph does not pass :func:`topology.check_graph`.
+        TopologyError: If the graph does not pass :func:`.topology.check_graph`.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> is_row_stochastic(topology.push_weights(topology.star(4)))
         False
     """
@@ -47,10 +47,10 @@ def is_column_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
         True if all column sums are within 1e-9 of one.
 
     Raises:
-        TopologyError: If the graph does not pass :func:`topology.check_graph`.
+        TopologyError: If the graph does not pass :func:`.topology.check_graph`.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> is_column_stochastic(topology.push_weights(topology.star(4)))
         True
     """
@@ -69,10 +69,10 @@ def is_doubly_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
         True if all row and column sums are within 1e-9 of one.
 
     Raises:
-        TopologyError: If the graph does not pass :func:`topology.check_graph`.
+        TopologyError: If the graph does not pass :func:`.topology.check_graph`.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> is_doubly_stochastic(topology.star(4))
         True
     """
@@ -91,10 +91,10 @@ def is_symmetric(graph_or_schedule: GraphOrSchedule) -> bool:
         True if W equals its transpose in every round.
 
     Raises:
-        TopologyError: If the graph does not pass :func:`topology.check_graph`.
+        TopologyError: If the graph does not pass :func:`.topology.check_graph`.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> is_symmetric(topology.ring(8)), is_symmetric(topology.exponential_two(8))
         (True, False)
     """

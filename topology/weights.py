@@ -9,8 +9,8 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from topology.checks import check_digraph, check_graph, graph_name, is_weighted
-from topology.errors import TopologyError
+from .checks import check_digraph, check_graph, graph_name, is_weighted
+from .errors import TopologyError
 
 __all__ = [
     "circulant",

@@ -37,8 +37,8 @@ class TopologyRequirements:
         >>> symmetric.check("exact_diffusion", topology.exponential_two(8))
         ... # doctest: +NORMALIZE_WHITESPACE
         Traceback (most recent call last):
-        topology.errors.TopologyError: exact_diffusion cannot run on exponential_two(8): its
-        weights are not symmetric, but exact_diffusion needs w_ij = w_ji. Use topology.ring(8)
+        asyncddp.topology.errors.TopologyError: exact_diffusion cannot run on exponential_two(8):
+        its weights are not symmetric, but exact_diffusion needs w_ij = w_ji. Use topology.ring(8)
         instead
     """
 

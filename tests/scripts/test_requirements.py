@@ -57,7 +57,8 @@ def test_what_the_scripts_install_fits_together_with_all_extras(machine, clone, 
         (clone / name).write_bytes((REPO / name).read_bytes())
     for name in ("asyncddp", "topology"):
         (clone / name).mkdir()
-        (clone / name / "__init__.py").touch()
+        for file in ("__init__.py", "_reexport.pyi", "py.typed"):
+            (clone / name / file).touch()
     done = probe("dev", FAKE_TRITON="triton")
     assert done.returncode == 0, done.stderr
     first, second, third = (

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-import topology
+from asyncddp import topology
 
 SIZES = (1, 2, 3, 4, 5, 8, 12, 16)
 ARGUMENTS: dict[str, Any] = {"degree": 4, "seed": 3, "local_size": 4, "k": 2, "budget": 0.5}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from graph_cases import build, label
 
-import topology
+from asyncddp import topology
+from asyncddp.topology import Link, Links
 from asyncddp.transport.collective_algorithms import FEW_RANKS
-from topology import Link, Links
 
 B, LATENCY, BANDWIDTH = 4e8, 1e-5, 1e9
 LINK = Link(LATENCY, BANDWIDTH)

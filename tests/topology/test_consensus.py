@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from graph_cases import label, oracle, product
 
-import topology
+from asyncddp import topology
 
 STEPS = (1, 2, 4, 6, 8, 10, 20, 40)
 GOLDEN = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from graph_cases import label
 
-import topology
+from asyncddp import topology
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from graph_cases import build, build_all, oracle
 
-import topology
-from topology import GRAPHS, SCHEDULES
+from asyncddp import topology
+from asyncddp.topology import GRAPHS, SCHEDULES
 
 SYMMETRIC_GRAPHS = [
     "complete",

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from graph_cases import label, oracle
 
-import topology
-from topology.default_schedule import default_schedule
+from asyncddp import topology
+from asyncddp.topology.default_schedule import default_schedule
 
 RATES = {
     4: {

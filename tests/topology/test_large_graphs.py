@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from graph_cases import label
 
-import topology
+from asyncddp import topology
 
 N = 10_000
 

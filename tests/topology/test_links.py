@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-import topology
-from topology import Link, Links
+from asyncddp import topology
+from asyncddp.topology import Link, Links
 
 SLOW = Link(0.1, 1e6)
 

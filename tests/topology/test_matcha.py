@@ -9,9 +9,9 @@ from graph_cases import oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import topology
-from topology.schedules._edge_coloring import matchings_of
-from topology.schedules.matcha import _design, _Links, _probabilities, _project
+from asyncddp import topology
+from asyncddp.topology.schedules._edge_coloring import matchings_of
+from asyncddp.topology.schedules.matcha import _design, _Links, _probabilities, _project
 
 
 def design(graph: nx.Graph, budget: float) -> tuple[np.ndarray, float, float]:

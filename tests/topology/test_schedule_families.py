@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from graph_cases import oracle, product
 
-import topology
-from topology.schedules.equi_dynamic import pair_up
+from asyncddp import topology
+from asyncddp.topology.schedules.equi_dynamic import pair_up
 
 
 def sends(schedule: topology.Schedule, k: int, ranks: int | None = None) -> list[int | None]:

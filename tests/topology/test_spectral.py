@@ -9,8 +9,8 @@ from graph_cases import label, oracle, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import topology
-from topology import spectral
+from asyncddp import topology
+from asyncddp.topology import spectral
 
 GRAPHS = {
     "circulant": topology.exponential_two(11),

@@ -8,8 +8,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-import topology
-from topology import TopologyError
+from asyncddp import topology
+from asyncddp.topology import TopologyError
 
 
 def weighted(*edges: tuple[object, object, object]) -> nx.DiGraph:

@@ -9,7 +9,7 @@ from graph_cases import oracle
 from hypothesis import given
 from hypothesis import strategies as st
 
-import topology
+from asyncddp import topology
 
 
 @st.composite

@@ -9,9 +9,9 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from topology.checks import check_int
-from topology.errors import TopologyError
-from topology.weights import circulant
+from ..checks import check_int
+from ..errors import TopologyError
+from ..weights import circulant
 
 __all__ = ["equi_static"]
 
@@ -47,7 +47,7 @@ def equi_static(
     with :math:`u_m` uniform in 1..n-1 and M = degree; undirected, with
     :math:`(A + A^\top)/2` for A and M = degree / 2. Shifts may coincide, so that a rank can have
     fewer neighbours than ``degree``. A single seed is often no better than
-    :func:`topology.exponential_two`; with ``seed=None`` the best of 64 is taken.
+    :func:`.topology.exponential_two`; with ``seed=None`` the best of 64 is taken.
 
     Args:
         n: Number of ranks.

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import networkx as nx
 
-from topology.checks import check_int
-from topology.weights import circulant
+from ..checks import check_int
+from ..weights import circulant
 
 __all__ = ["exponential", "exponential_two", "symmetric_exponential"]
 
@@ -59,7 +59,7 @@ def exponential(n: int, base: int = 2) -> nx.DiGraph[int]:
 
     Args:
         n: Number of ranks.
-        base: The b above, at least 2; with 2 it is :func:`topology.exponential_two`.
+        base: The b above, at least 2; with 2 it is :func:`.topology.exponential_two`.
 
     Returns:
         A doubly stochastic directed graph with self-loops and uniform weights.

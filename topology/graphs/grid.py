@@ -8,9 +8,9 @@ from typing import Any
 
 import networkx as nx
 
-from topology.checks import check_int
-from topology.errors import TopologyError
-from topology.weights import undirected
+from ..checks import check_int
+from ..errors import TopologyError
+from ..weights import undirected
 
 __all__ = ["grid_2d", "torus_2d"]
 

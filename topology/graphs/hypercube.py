@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import networkx as nx
 
-from topology.checks import check_int, check_power_of_two
-from topology.weights import undirected
+from ..checks import check_int, check_power_of_two
+from ..weights import undirected
 
 __all__ = ["hypercube"]
 

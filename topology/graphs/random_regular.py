@@ -6,9 +6,9 @@ import random
 
 import networkx as nx
 
-from topology.checks import check_int
-from topology.errors import TopologyError
-from topology.weights import undirected
+from ..checks import check_int
+from ..errors import TopologyError
+from ..weights import undirected
 
 __all__ = ["random_regular"]
 

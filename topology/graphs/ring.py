@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import networkx as nx
 
-from topology.checks import check_choice, check_int
-from topology.weights import circulant
+from ..checks import check_choice, check_int
+from ..weights import circulant
 
 __all__ = ["ring"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import networkx as nx
 
-from topology.checks import check_int
-from topology.weights import undirected
+from ..checks import check_int
+from ..weights import undirected
 
 __all__ = ["tree"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from topology.neighbors import Neighbors, average_over
+from ..neighbors import Neighbors, average_over
 
 __all__ = ["HyperHypercube", "factors_of"]
 

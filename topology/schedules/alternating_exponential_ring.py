@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from topology.checks import check_int, check_power_of_two
-from topology.errors import TopologyError
-from topology.neighbors import Neighbors, average_over
-from topology.schedule import Schedule, alone
+from ..checks import check_int, check_power_of_two
+from ..errors import TopologyError
+from ..neighbors import Neighbors, average_over
+from ..schedule import Schedule, alone
 
 __all__ = ["alternating_exponential_ring"]
 

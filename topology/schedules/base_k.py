@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from topology.checks import check_int
-from topology.neighbors import Neighbors, average_over
-from topology.schedule import Schedule, alone
-from topology.schedules._hyper_hypercube import HyperHypercube, factors_of
+from ..checks import check_int
+from ..neighbors import Neighbors, average_over
+from ..schedule import Schedule, alone
+from ..schedules._hyper_hypercube import HyperHypercube, factors_of
 
 __all__ = ["base_k", "simple_base_k"]
 

@@ -6,10 +6,10 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from topology.checks import check_int
-from topology.errors import TopologyError
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule, alone
+from ..checks import check_int
+from ..errors import TopologyError
+from ..neighbors import Neighbors
+from ..schedule import Schedule, alone
 
 __all__ = ["equi_dynamic"]
 

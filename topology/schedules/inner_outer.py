@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from topology.checks import check_int
-from topology.errors import TopologyError
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule, alone
+from ..checks import check_int
+from ..errors import TopologyError
+from ..neighbors import Neighbors
+from ..schedule import Schedule, alone
 
 __all__ = ["inner_outer_exponential", "inner_outer_ring"]
 
@@ -98,9 +98,9 @@ def inner_outer_exponential(n: int, local_size: int) -> Schedule:
     .. math:: d_\text{out} = 2^{k \bmod (\lfloor \log_2 (M-1) \rfloor + 1)}, \quad
               d_\text{in} = 2^{k \bmod (\lfloor \log_2 (L-2) \rfloor + 1)}
 
-    with M machines of L ranks; otherwise as :func:`topology.inner_outer_ring`. Where L and the
+    with M machines of L ranks; otherwise as :func:`.topology.inner_outer_ring`. Where L and the
     period of the outer distance have a common divisor, a local rank never uses some distances,
-    and the average is reached more slowly. (:func:`topology.alternating_exponential_ring` reaches
+    and the average is reached more slowly. (:func:`.topology.alternating_exponential_ring` reaches
     it exactly.)
 
     Args:

@@ -10,11 +10,11 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from topology.checks import check_digraph, check_graph, check_int, graph_name
-from topology.errors import TopologyError
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule, alone
-from topology.schedules._edge_coloring import matchings_of
+from ..checks import check_digraph, check_graph, check_int, graph_name
+from ..errors import TopologyError
+from ..neighbors import Neighbors
+from ..schedule import Schedule, alone
+from ..schedules._edge_coloring import matchings_of
 
 __all__ = ["matcha"]
 
@@ -198,7 +198,7 @@ def matcha(graph: nx.DiGraph[int], budget: float, seed: int) -> Schedule:
             seed is out of range.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> schedule = matcha(topology.ring(8), budget=0.5, seed=0)
         >>> [schedule.neighbors(rank=0, k=k).dst_ranks for k in range(5)]
         [(7,), (), (1, 7), (), (7,)]

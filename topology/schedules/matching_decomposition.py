@@ -6,11 +6,11 @@ from functools import partial
 
 import networkx as nx
 
-from topology.checks import check_graph, graph_name
-from topology.errors import TopologyError
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule, alone
-from topology.schedules._edge_coloring import matchings_of
+from ..checks import check_graph, graph_name
+from ..errors import TopologyError
+from ..neighbors import Neighbors
+from ..schedule import Schedule, alone
+from ..schedules._edge_coloring import matchings_of
 
 __all__ = ["matching_decomposition"]
 
@@ -44,7 +44,7 @@ def matching_decomposition(graph: nx.DiGraph[int]) -> Schedule:
             direction only.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> ring = matching_decomposition(topology.ring(4))
         >>> [[ring.neighbors(rank, k).dst_ranks for rank in range(4)] for k in range(2)]
         [[(1,), (0,), (3,), (2,)], [(3,), (2,), (1,), (0,)]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from topology.checks import check_int
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule, alone
+from ..checks import check_int
+from ..neighbors import Neighbors
+from ..schedule import Schedule, alone
 
 __all__ = ["one_peer_exponential"]
 
@@ -23,7 +23,7 @@ def one_peer_exponential(n: int) -> Schedule:
     .. math:: W^{(k)} = \tfrac12 (I + P^{2^{k \bmod t}}), \quad t = \lceil \log_2 n \rceil
 
     with P the cyclic shift. Where n is a power of two, the product of any t rounds in a row is
-    the exact average J; for other n the average is only approached (:func:`topology.base_k` is
+    the exact average J; for other n the average is only approached (:func:`.topology.base_k` is
     exact for every n).
 
     Args:

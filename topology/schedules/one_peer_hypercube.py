@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from topology.checks import check_int, check_power_of_two
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule, alone
+from ..checks import check_int, check_power_of_two
+from ..neighbors import Neighbors
+from ..schedule import Schedule, alone
 
 __all__ = ["one_peer_hypercube"]
 
@@ -20,7 +20,7 @@ def one_peer_hypercube(n: int) -> Schedule:
 
     .. math:: W^{(k)}_{ii} = W^{(k)}_{i,\, i \oplus 2^{k \bmod t}} = 1/2, \quad t = \log_2 n
 
-    Unlike :func:`topology.one_peer_exponential`, every round is symmetric.
+    Unlike :func:`.topology.one_peer_exponential`, every round is symmetric.
 
     Args:
         n: Number of ranks, a power of two.

@@ -7,9 +7,9 @@ from functools import partial
 
 import networkx as nx
 
-from topology.checks import check_graph, graph_name
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule, alone
+from ..checks import check_graph, graph_name
+from ..neighbors import Neighbors
+from ..schedule import Schedule, alone
 
 __all__ = ["one_peer_of"]
 
@@ -51,7 +51,7 @@ def one_peer_of(graph: nx.DiGraph[int]) -> Schedule:
         TopologyError: If the graph is not connected or not on the ranks 0..n-1.
 
     Example:
-        >>> import topology
+        >>> from asyncddp import topology
         >>> schedule = one_peer_of(topology.star(4))
         >>> schedule.neighbors(rank=0, k=1).dst_ranks, schedule.neighbors(rank=2, k=1).dst_ranks
         ((2,), (0,))

@@ -6,9 +6,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from topology.checks import check_int
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule, alone
+from ..checks import check_int
+from ..neighbors import Neighbors
+from ..schedule import Schedule, alone
 
 __all__ = ["random_matching"]
 

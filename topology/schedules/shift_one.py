@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from topology.checks import check_int
-from topology.errors import TopologyError
-from topology.neighbors import Neighbors
-from topology.schedule import Schedule, alone
+from ..checks import check_int
+from ..errors import TopologyError
+from ..neighbors import Neighbors
+from ..schedule import Schedule, alone
 
 __all__ = ["shift_one"]
 
@@ -26,8 +26,8 @@ def shift_one(n: int) -> Schedule:
         p = (i - h - k) \bmod h \text{ for } i \ge h, \quad h = n/2
 
     Ranks of one half never meet. The average is exact for n up to 4, and otherwise approached:
-    :func:`topology.one_peer_hypercube` and :func:`topology.base_k` with k = 1 pair ranks up so that
-    it becomes exact.
+    :func:`.topology.one_peer_hypercube` and :func:`.topology.base_k` with k = 1 pair ranks up so
+    that it becomes exact.
 
     Args:
         n: Number of ranks, even, or 1.
