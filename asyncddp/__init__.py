@@ -12,7 +12,11 @@ from contextlib import contextmanager
 import lazy_loader
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__version__ = "0.1.0"
+
+try:
+    from asyncddp._version import __version__
+except ModuleNotFoundError:  # a folder that nobody has installed
+    __version__ = "0+unknown"
 
 
 @contextmanager

@@ -18,7 +18,12 @@ import re
 
 import lazy_loader
 
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+if __name__ == "topology":
+    from asyncddp.topology import __all__, __dir__, _load, _short_name
+
+    _short_name.install()
+else:
+    _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> object:
@@ -34,9 +39,3 @@ def __getattr__(name: str) -> object:
     near = [] if name.startswith("_") else difflib.get_close_matches(snake, __all__, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{hint}")
-
-
-if __name__ == "topology":
-    from asyncddp.topology import _short_name
-
-    _short_name.install()

