@@ -4,7 +4,7 @@ A folder holds the checkpoints of one run, each a folder of its own that is name
 
     checkpoints/
         step_0000000020/
-            manifest.json      world size, algorithm, round, …, and the sizes of the files
+            manifest.json      world size, algorithm, round, …, and the files' sizes and digests
             average.pt         the average of the ranks' models: replicas="average" and "all"
             rank0.pt           rank 0's model:                   replicas="rank0"
             rank_00000.pt …    every rank's own:                 replicas="all"
@@ -19,6 +19,11 @@ killed at any moment leaves the former checkpoints, and a folder without a manif
 skips with a warning and the next save removes. A step that is saved again replaces the former one
 when its manifest is written, and not before. What fails on one rank, such as a full disk, raises
 the same error on all, once what was written of the new checkpoint is removed.
+
+**Damage is found first.** The manifest has the digest of each file, and its own. Digests, manifest
+and random states are checked on all ranks before anything is changed: where one of them is damaged
+all ranks take the next older checkpoint, or raise the same error if one was asked for by its step.
+Checkpoints from before there were digests are read without them.
 
 **Shared and local disks.** The folder may be one that all machines share, or each machine's own of
 the same name. Loading looks at what all ranks have: of every rank's own files the last checkpoint

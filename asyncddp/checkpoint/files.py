@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,11 +26,18 @@ FILE_ERRORS = (
     ValueError,
     TypeError,
     AttributeError,
-    KeyError,
+    AssertionError,
+    LookupError,
+    ArithmeticError,
     EOFError,
+    MemoryError,
+    struct.error,
     pickle.PickleError,
 )
-"""What ``torch.save`` and ``torch.load`` raise for full disks, damaged files and odd objects."""
+"""What ``torch.save`` and ``torch.load`` raise for full disks, damaged files and odd objects.
+
+Each byte of a file may be another one: a wrong length, opcode or name ends in any of these.
+"""
 
 
 def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
@@ -66,6 +75,15 @@ def save_tensors(content: Any, file: Path) -> None:
         if isinstance(cause, OSError):
             raise cause from error
         raise
+
+
+def digest_of(file: Path) -> str:
+    """Return the BLAKE2b digest of a file, as ``b2sum -l 256`` prints it."""
+    found = hashlib.blake2b(digest_size=32)
+    with file.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def together(verb: str, what: str, action: Callable[[], T]) -> T:

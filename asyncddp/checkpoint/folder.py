@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import re
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncddp.checkpoint.files import write_whole
+from asyncddp.checkpoint.files import FILE_ERRORS, write_whole
+from asyncddp.serialization import pack
 
 logger = logging.getLogger("asyncddp")
 
+POLICIES = ("average", "rank0", "all")
 MANIFEST = "manifest.json"
 FORMAT = 1
 _STEP = re.compile(r"step_(\d{10,})")
@@ -85,30 +88,53 @@ def list_checkpoints(path: Path) -> tuple[list[SavedManifest], dict[Path, str]]:
             saved.append(SavedManifest(folder, _checked(json.loads(text))))
         except FileNotFoundError:
             others[folder] = f"it is half-written: it has no {MANIFEST}, which is written last"
-        except (OSError, ValueError) as error:
+        except FILE_ERRORS as error:
             others[folder] = f"{MANIFEST} cannot be read: {error}"
     return sorted(saved, key=lambda one: one.number, reverse=True), others
 
 
 def _checked(content: Any) -> dict[str, Any]:
-    """Check that a manifest has what loading needs."""
+    """Check that a manifest has what loading needs, and is as it was written."""
     kinds = {"format": int, "number": int, "step": int, "id": str, "world_size": int}
     kinds |= {"replicas": str, "files": dict}
     if not isinstance(content, dict):
         raise ValueError(f"expected a mapping, got {type(content).__name__}")
     for key, kind in kinds.items():
-        if not isinstance(content.get(key), kind):
+        if type(content.get(key)) is not kind:
             raise ValueError(f"expected {key} as {kind.__name__}, got {content.get(key)!r}")
     if content["format"] > FORMAT:
         raise ValueError(
             f"it has format {content['format']}, and this asyncddp reads up to {FORMAT}; update it"
         )
+    if content.get("digest", _digest_of(content)) != _digest_of(content):
+        raise ValueError("it is damaged: it has not the digest that it was written with")
+    _check_files(content)
+    pack(content)  # the other ranks will be told of it
     return content
+
+
+def _check_files(content: dict[str, Any]) -> None:
+    """Check that a manifest names the files that a checkpoint of its kind and ranks has."""
+    replicas, size, files = content["replicas"], content["world_size"], content["files"]
+    shared = "rank0" if replicas == "rank0" else "average"
+    suffix = "" if f"{shared}.pt" in files else f".{content['number']}"
+    own = size if replicas == "all" else 0
+    if replicas not in POLICIES or len(files) != own + 1:
+        raise ValueError(f"{len(files)} files are not those of replicas={replicas!r}, {size} ranks")
+    for name in [f"{shared}{suffix}.pt", *(file_of("all", rank, suffix) for rank in range(own))]:
+        if type(files.get(name)) is not int:
+            raise ValueError(f"expected the size of {name} in files, got {files.get(name)!r}")
+
+
+def _digest_of(content: dict[str, Any]) -> str:
+    """Return the digest of a manifest, of all that is in it beside the digest."""
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     """Write a manifest, by which the files that it names become a checkpoint."""
-    text = json.dumps(content, indent=1) + "\n"
+    text = json.dumps({**content, "digest": _digest_of(content)}, indent=1) + "\n"
     write_whole(folder / MANIFEST, lambda file: file.write_text(text, encoding="utf-8"))
 
 

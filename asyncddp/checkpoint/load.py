@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.checkpoint.files import FILE_ERRORS, together
+from asyncddp.checkpoint.files import FILE_ERRORS, digest_of, together
 from asyncddp.checkpoint.folder import MANIFEST, SavedManifest, list_checkpoints, step_of
-from asyncddp.checkpoint.random_state import restore_random_state
+from asyncddp.checkpoint.random_state import decoded_random_state, restore_random_state
 from asyncddp.checkpoint.training_state import HasState, check_fit, load_state, without_own_memory
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, EnvironmentProblem
@@ -88,7 +88,8 @@ def load_checkpoint(
             saved without what is given here; raised on all ranks, and nothing is changed.
         MismatchError: Ranks give different arguments.
         EnvironmentProblem: The one that was named, or each that is there, is damaged or is not
-            where the ranks can read it; raised on all ranks, and nothing is changed.
+            where the ranks can read it; raised on all ranks, and nothing is changed. One that was
+            not named is skipped with a warning while there is an older one.
 
     Example:
         >>> import asyncddp as bf, tempfile, torch
@@ -119,10 +120,9 @@ def load_checkpoint(
         saved["optimizer"] = without_own_memory(saved["optimizer"])
     together(_VERB, "compare", lambda: check_fit(_VERB, saved, model, optimizer, scheduler))
     together(_VERB, "load", lambda: load_state(saved, model, optimizer, scheduler))
-    own_random = saved["rng"].get(current().rank)
+    if saved["rng"] is not None:
+        restore_random_state(saved["rng"])
     manifest = saved["manifest"]
-    if own_random is not None and manifest["world_size"] == current().size:
-        restore_random_state(own_random)
     return Checkpoint(manifest["step"], saved["extra"], manifest, exact, folder / candidate.folder)
 
 
@@ -176,10 +176,11 @@ class _Candidate:
         return [(reader, name)]
 
 
-def _candidates(path: Path) -> tuple[list[_Candidate], bool]:
-    """Gather what all ranks have, the last saved first, and whether damage was found; collective.
+def _candidates(path: Path) -> tuple[list[_Candidate], dict[str, str], bool]:
+    """Gather what all ranks have, the last saved first; collective.
 
-    What is half-written is named in a warning.
+    What is half-written or damaged is named in a warning. Returns also why other folders are no
+    checkpoints, by name, and whether one of them is damaged.
     """
 
     def look() -> tuple[list[SavedManifest], dict[Path, str]]:
@@ -194,43 +195,48 @@ def _candidates(path: Path) -> tuple[list[_Candidate], bool]:
         {"folder": one.folder.name, "content": one.content, "files": one.whole_files()}
         for one in saved
     ]
-    every = gather_records([damaged, mine], list[Any], _VERB)
-    known = {one["content"]["id"]: one for _, theirs in every for one in theirs}
+    reasons = {folder.name: why for folder, why in others.items()}
+    every = gather_records([damaged, reasons, mine], list[Any], _VERB)
+    known = {one["content"]["id"]: one for _, _, theirs in every for one in theirs}
     found = []
     for identifier, one in known.items():
         files: list[list[str]] = [
             next((o["files"] for o in theirs if o["content"]["id"] == identifier), [])
-            for _, theirs in every
+            for _, _, theirs in every
         ]
         found.append(_Candidate(one["folder"], one["content"], files))
     found.sort(key=lambda one: (one.content["number"], one.content["id"]), reverse=True)
-    return found, any(theirs for theirs, _ in every)
+    unusable = {name: why for _, theirs, _ in every for name, why in theirs.items()}
+    return found, unusable, any(theirs for theirs, _, _ in every)
 
 
 def _newest(
     path: Path, step: int | None, replicas: str | None
 ) -> tuple[dict[str, Any], _Candidate, bool] | None:
     """Read the last checkpoint that all ranks can read; None if there is none; collective."""
-    candidates, damaged = _candidates(path)
-    there = sorted({one.content["step"] for one in candidates})
+    candidates, unusable, damaged = _candidates(path)
+    others = sorted({one.content["step"] for one in candidates} - {step})
     wanted = [one for one in candidates if step is None or one.content["step"] == step]
-    why = ""
+    whys = [f"{path / name}: {why}" for name, why in unusable.items()]
+    if step is not None:
+        whys = [why for name, why in unusable.items() if step_of(Path(name)) == step]
     for one in wanted:
         try:
             return _read(path, one, replicas), one, one.is_exact(replicas)
         except (ValueError, EnvironmentProblem) as error:
-            why = f"{path / one.folder}: {str(error).removeprefix(f'{_VERB}: ')}"
-        if current().local_rank == 0:
-            logger.warning("%s: %s is skipped: %s", _VERB, path / one.folder, why)
-    if step is not None and not wanted:
+            whys.append(f"{path / one.folder}: {str(error).removeprefix(f'{_VERB}: ')}")
+        if step is None and current().local_rank == 0:
+            logger.warning("%s: %s is skipped: %s", _VERB, path / one.folder, whys[-1])
+    if step is not None:
         raise EnvironmentProblem(
-            f"{_VERB}: no checkpoint of step {step} can be read in {path}; there are "
-            f"{', '.join(map(str, there)) or 'none'}"
+            f"{_VERB}: no checkpoint of step {step} can be read in {path}"
+            f"{': ' if whys else ''}{'; '.join(whys)}; others that are there: "
+            f"{', '.join(map(str, others)) or 'none'}"
         )
     if wanted or damaged:
         raise EnvironmentProblem(
-            f"{_VERB}: none of the checkpoints in {path} can be read. {why}. Mend or remove them "
-            "to begin anew"
+            f"{_VERB}: none of the checkpoints in {path} can be read. {'; '.join(whys)}. Mend or "
+            "remove them to begin anew"
         )
     return None
 
@@ -243,14 +249,22 @@ def _read(path: Path, one: _Candidate, replicas: str | None) -> dict[str, Any]:
     sources, folder = one.sources(replicas), path / one.folder
     if one.is_exact(replicas):
         file = folder / sources[current().rank][1]
-        return together(_VERB, f"read {file}", lambda: _content(file, one))
+        return together(_VERB, f"read {file}", lambda: _content(_intact(file, one), one))
     reader, name = sources[0]
-    here = current().rank == reader
-    data = together(
-        _VERB, f"read {folder / name}", lambda: (folder / name).read_bytes() if here else b""
-    )
-    whole = _broadcast_bytes(data, int(one.content["files"][name]), reader)
-    return together(_VERB, f"read {folder / name}", lambda: _content(io.BytesIO(whole), one))
+    file, here = folder / name, current().rank == reader
+    data = together(_VERB, f"read {file}", lambda: _intact(file, one).read_bytes() if here else b"")
+    whole = _broadcast_bytes(data, one.content["files"][name], reader)
+    return together(_VERB, f"read {file}", lambda: _content(io.BytesIO(whole), one))
+
+
+def _intact(file: Path, one: _Candidate) -> Path:
+    """Return a file, once it is seen to be as it was written; older manifests have no digests."""
+    digest = one.content.get("digests", {}).get(file.name)
+    if file.stat().st_size != one.content["files"][file.name]:
+        raise ValueError("it has not the size that it was written with")
+    if digest is not None and digest != digest_of(file):
+        raise ValueError("it is damaged: it has not the digest that it was written with")
+    return file
 
 
 def _broadcast_bytes(data: bytes, size: int, root: int) -> bytes:
@@ -268,13 +282,19 @@ def _broadcast_bytes(data: bytes, size: int, root: int) -> bytes:
 
 
 def _content(file: Path | io.BytesIO, one: _Candidate) -> dict[str, Any]:
-    """Load a file, and check that it is of the checkpoint that the manifest describes."""
+    """Load a file, and check all of it; ``"rng"`` is this rank's, decoded, or None."""
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-        same = content["manifest"]["id"] == one.content["id"]
+        content = dict(torch.load(file, map_location="cpu", weights_only=True))
+        saved = content["manifest"]
+        same = {"id", "step", "world_size"} <= saved.keys() and saved.items() <= one.content.items()
+        whole = {"model", "extra", *saved["parts"]} <= content.keys()
+        own = content["rng"].get(current().rank)
+        if one.content["world_size"] != current().size:
+            own = None  # other ranks have other streams
+        content["rng"] = None if own is None else decoded_random_state(own)
     except FILE_ERRORS as error:
         first = [*str(error).splitlines(), type(error).__name__][0]
         raise ValueError(f"it is damaged: {first}") from error
-    if not same:
+    if not (same and whole):
         raise ValueError("it is of another save than the manifest")
-    return dict(content)
+    return content

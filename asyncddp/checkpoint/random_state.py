@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +26,31 @@ def random_state() -> dict[str, bytes]:
     return found
 
 
-def restore_random_state(saved: dict[str, bytes]) -> None:
-    """Give the generators a state of :func:`random_state`; that of a GPU where there is one."""
-    torch.set_rng_state(make_tensor(list(saved["torch"]), torch.uint8))
+def decoded_random_state(saved: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return what the generators take of a :func:`random_state`, tried on others of their kinds.
+
+    What is damaged raises one of ``FILE_ERRORS``.
+    """
     version, internal, gauss = json.loads(saved["python"])
-    random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = json.loads(saved["numpy"])
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    found: dict[str, Any] = {
+        "torch": make_tensor(list(saved["torch"]), torch.uint8),
+        "python": (version, tuple(internal), gauss),
+        "numpy": (name, np.array(keys, dtype=np.uint32), *rest),
+    }
+    torch.Generator().set_state(found["torch"])
+    random.Random().setstate(found["python"])
+    np.random.RandomState().set_state(found["numpy"])
     if "cuda" in saved and torch.cuda.is_available():
-        torch.cuda.set_rng_state(make_tensor(list(saved["cuda"]), torch.uint8))
+        found["cuda"] = make_tensor(list(saved["cuda"]), torch.uint8)
+        torch.Generator("cuda").set_state(found["cuda"])
+    return found
+
+
+def restore_random_state(decoded: Mapping[str, Any]) -> None:
+    """Give the generators a :func:`decoded_random_state`; that of a GPU where there is one."""
+    torch.set_rng_state(decoded["torch"])
+    random.setstate(decoded["python"])
+    np.random.set_state(decoded["numpy"])
+    if "cuda" in decoded:
+        torch.cuda.set_rng_state(decoded["cuda"])

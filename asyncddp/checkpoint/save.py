@@ -14,10 +14,11 @@ from uuid import uuid4
 import torch
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.checkpoint.files import save_tensors, together, write_whole
+from asyncddp.checkpoint.files import digest_of, save_tensors, together, write_whole
 from asyncddp.checkpoint.folder import (
     FORMAT,
     MANIFEST,
+    POLICIES,
     file_of,
     list_checkpoints,
     remove_checkpoint,
@@ -41,7 +42,6 @@ from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 
 _VERB = "save_checkpoint"
-POLICIES = ("average", "rank0", "all")
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def save_checkpoint(
     target = _agreed_target(Path(path), step, progress_of(model, optimizer))
     manifest = _described(target, replicas, model, optimizer, state)
     contents = _contents(replicas, model, state, target.suffix)
-    sizes = _write_files(target, {k: {**v, "manifest": manifest} for k, v in contents.items()})
-    content = {**manifest, "format": FORMAT, "number": target.number, "files": sizes}
+    written = _write_files(target, {k: {**v, "manifest": manifest} for k, v in contents.items()})
+    content = {**manifest, "format": FORMAT, "number": target.number, **written}
     _commit(target, content, contents)
     together(_VERB, "remove old ones", lambda: remove_old(target.path, keep) if here else None)
     return target.folder
@@ -222,11 +222,11 @@ def _contents(
     return found
 
 
-def _write_files(target: _Target, contents: Mapping[str, Any]) -> dict[str, int]:
-    """Write this rank's files, and return the sizes of all ranks' by name; collective."""
+def _write_files(target: _Target, contents: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Write this rank's files; return sizes and digests of all ranks' by name; collective."""
 
-    def write() -> dict[str, int]:
-        sizes = {}
+    def write() -> dict[str, tuple[int, str]]:
+        found = {}
         for name, content in contents.items():
             compacted = {key: compact(value) for key, value in content.items()}
             file = target.folder / name
@@ -234,16 +234,20 @@ def _write_files(target: _Target, contents: Mapping[str, Any]) -> dict[str, int]
                 write_whole(file, lambda part, it=compacted: save_tensors(it, part))  # type: ignore[misc]
             except OSError as error:
                 raise EnvironmentProblem(f"could not write {file}: {error}") from error
-            sizes[name] = file.stat().st_size
-        return sizes
+            found[name] = file.stat().st_size, digest_of(file)
+        return found
 
     try:
         mine = together(_VERB, f"write to {target.folder}", write)
     except EnvironmentProblem:
         _withdraw(target, contents)
         raise
-    every = gather_records(mine, dict[str, int], _VERB)
-    return {name: size for sizes in every for name, size in sizes.items()}
+    every = gather_records(mine, dict[str, tuple[int, str]], _VERB)
+    found = {name: one for theirs in every for name, one in theirs.items()}
+    return {
+        "files": {name: size for name, (size, _) in found.items()},
+        "digests": {name: digest for name, (_, digest) in found.items()},
+    }
 
 
 def _commit(target: _Target, manifest: dict[str, Any], names: Mapping[str, Any]) -> None:

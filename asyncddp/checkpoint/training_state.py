@@ -16,6 +16,7 @@ from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.average_models import lend_average
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.replica_agreement import tensors_differ
+from asyncddp.parallel.bucket_optimizer_state import check_state
 from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParallel
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.buckets import partition
@@ -191,6 +192,9 @@ def check_fit(
                 f"one; give {key} to save_checkpoint too"
             )
     if optimizer is None:
+        if isinstance(model, DecentralizedDataParallel) and "optimizer" in saved:
+            names = [name for name, _ in model._reducer.named_parameters]
+            check_state(saved["optimizer"], names)
         return
     groups = [len(group["params"]) for group in saved["optimizer"].get("param_groups", ())]
     here = [len(group["params"]) for group in optimizer.param_groups]
@@ -221,10 +225,11 @@ def _model_problems(saved: Mapping[str, Any], here: Mapping[str, Any]) -> Iterat
     yield from (f"it lacks {name}" for name in here if name not in saved)
     yield from (f"it has {name}, which the model has not" for name in saved if name not in here)
     for name in here:
-        if not (isinstance(here[name], torch.Tensor) and isinstance(saved.get(name), torch.Tensor)):
+        if name not in saved or not isinstance(here[name], torch.Tensor):
             continue
-        one, other = tuple(saved[name].shape), tuple(here[name].shape)
-        if one != other:
+        if not isinstance(saved[name], torch.Tensor):
+            yield f"{name} is a {type(saved[name]).__name__} in it, and a tensor in the model"
+        elif (one := tuple(saved[name].shape)) != (other := tuple(here[name].shape)):
             yield f"{name} has shape {one} in it, and {other} in the model"
 
 
@@ -234,11 +239,15 @@ def load_state(
     optimizer: torch.optim.Optimizer | None,
     scheduler: HasState | None,
 ) -> None:
-    """Give model, optimizer and scheduler their saved states; collective."""
+    """Give model, optimizer and scheduler their saved states; collective.
+
+    The scheduler is the first, since nothing has checked its state: where it refuses, the others
+    are as they were.
+    """
+    if scheduler is not None:
+        scheduler.load_state_dict(saved["scheduler"])
     model.load_state_dict(saved["model"])
     if optimizer is not None:
         optimizer.load_state_dict(saved["optimizer"])
     elif isinstance(model, DecentralizedDataParallel) and "optimizer" in saved:
         model.load_optim_state_dict(saved["optimizer"])
-    if scheduler is not None:
-        scheduler.load_state_dict(saved["scheduler"])

@@ -131,15 +131,16 @@ def load_checkpoint(
         return 0
     folder = _folder(path, iteration)
     content = together(verb, f"read {folder}", lambda: _read(folder))
-    model.load_state_dict(content["model"], strict=strict)
-    for key, part in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler)):
-        if part is None:
-            continue
+    wanted = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+    parts = {key: part for key, part in wanted.items() if part is not None}
+    for key in parts:
         if key not in content:
             raise ArgumentError(
                 f"{verb}: argument {key}: expected None, since {folder} was saved without one; "
                 f"give {key} to save_checkpoint too"
             )
+    model.load_state_dict(content["model"], strict=strict)
+    for key, part in parts.items():
         part.load_state_dict(content[key])
     return iteration
 
@@ -176,7 +177,7 @@ def _latest(path: Path) -> int:
         text = (path / _TRACKER).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return -1
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 18:
         raise ValueError(f"expected a number in it, got {text[:40]!r}")
     return int(text)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import threading
+import zipfile
 
 import numpy as np
 import pytest
@@ -102,7 +104,64 @@ def flip(file):
     file.write_bytes(content)
 
 
+def invert(file, place):
+    """Invert the bits of one byte; the size stays."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 255
+    file.write_bytes(content)
+
+
+def as_before_digests(folder, **changes):
+    """Write a manifest as versions did that knew no digests, with changes."""
+    content = json.loads((folder / MANIFEST).read_text())
+    del content["digest"], content["digests"]
+    (folder / MANIFEST).write_text(json.dumps({**content, **changes}))
+
+
+def wrong_manifest(words, **changes):
+    return (lambda folder: as_before_digests(folder, **changes), f"cannot be read: .*{words}")
+
+
+def with_pickle(content):
+    """Damage: the pickle in a file is another one."""
+
+    def damage(folder):
+        file = folder / "average.pt"
+        with zipfile.ZipFile(file) as archive:
+            parts = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, part in parts.items():
+                archive.writestr(name, content if name.endswith("data.pkl") else part)
+        as_before_digests(folder, files={"average.pt": file.stat().st_size})
+
+    return damage, "could not read .*average.pt: it is damaged"
+
+
+def last_weight(file):
+    """The place of the last byte of the last weight in a file of :func:`model_of` 2."""
+    return file.read_bytes().rindex(torch.full((4,), 2.0).numpy().tobytes()) + 15
+
+
 DAMAGE = {
+    "a bit": (lambda f: invert(f / "average.pt", last_weight(f / "average.pt")), "not the digest"),
+    "a digit": (
+        lambda f: (f / MANIFEST).write_text(
+            (f / MANIFEST).read_text().replace('"step": 2', '"step": 3')
+        ),
+        "cannot be read: it is damaged: it has not the digest",
+    ),
+    "no pickle": with_pickle(b"\x80\x02."),
+    "half a number": with_pickle(b"\x80\x02J\x01"),
+    "no files": wrong_manifest("0 files are not those of replicas='average'", files={}),
+    "other files": wrong_manifest("the size of average.*.pt", files={"../average.pt": 1}),
+    "more files": wrong_manifest("2 files", files={"average.pt": 1, "rank_00000.pt": 1}),
+    "many ranks": wrong_manifest("1 files", replicas="all", world_size=10**12),
+    "odd kind": wrong_manifest("replicas='some'", replicas="some"),
+    "odd size": wrong_manifest("the size of average.pt", files={"average.pt": "1"}),
+    "truth": wrong_manifest("step as int, got True", step=True),
+    "large": wrong_manifest("", round=10**30),
+    "half a letter": wrong_manifest("", time="\ud800"),
+    "nested": (lambda f: (f / MANIFEST).write_text("[" * 10**6), "cannot be read"),
     "no manifest": (lambda f: (f / MANIFEST).unlink(), "half-written: it has no manifest.json"),
     "half a file": (lambda f: halve(f / "average.pt"), "no rank has a whole average.pt"),
     "no file": (lambda f: (f / "average.pt").unlink(), "no rank has a whole average.pt"),
@@ -158,6 +217,52 @@ def test_a_file_of_a_rank_is_missing(tmp_path):
     assert world.run(lambda: loaded(tmp_path, replicas="average")) == [(2, 0.5)] * 2
 
 
+def with_bad_random_state(digests, tmp_path):
+    """Two checkpoints of two ranks; rank 1's random state in the last one is damaged."""
+    world = LoopbackWorld(2)
+    for step in (1, 2):
+        world.run(lambda step: save(tmp_path, step, float(bf.rank()), replicas="all"), step)
+    folder = tmp_path / "step_0000000002"
+    file = folder / "rank_00001.pt"
+    invert(file, file.read_bytes().index(b'["MT19937", ['))
+    if not digests:
+        as_before_digests(folder)
+    return world
+
+
+@pytest.mark.parametrize("digests", [True, False])
+def test_one_bad_byte_in_a_random_state_of_one_rank(digests, tmp_path, caplog):
+    """It is found before anything is changed: all ranks take the one before, or raise an error."""
+    world = with_bad_random_state(digests, tmp_path)
+
+    def case():
+        model = model_of(7.0)
+        try:
+            bf.load_checkpoint(tmp_path, model, step=2)
+        finally:
+            assert all(bool((one == 7.0).all()) for one in model.parameters())
+
+    error, messages = refused(world, case)
+    assert error == "EnvironmentProblem"
+    assert messages[0] == messages[1]
+    words = r"no checkpoint of step 2 can be read in .*: rank 1 could not read .*rank_00001.pt: it"
+    assert re.search(words, messages[0]), messages
+    assert messages[0].endswith("others that are there: 1")
+    with caplog.at_level(logging.WARNING, "asyncddp"):
+        assert world.run(loaded, tmp_path) == [(1, 0.0), (1, 1.0)]
+    (warned,) = [one.getMessage() for one in caplog.records]
+    assert re.search(r"step_0000000002 is skipped: .*rank_00001.pt: it is damaged", warned)
+
+
+def test_a_named_one_whose_manifest_is_damaged(tmp_path):
+    """The error says why it cannot be read."""
+    world = LoopbackWorld(2)
+    world.run(lambda: (save(tmp_path, 1), save(tmp_path, 2)))
+    (tmp_path / "step_0000000002" / MANIFEST).write_text("{")
+    _, messages = refused(world, lambda: loaded(tmp_path, step=2))
+    assert re.search(r"step 2 can be read in .*: manifest.json cannot be read: ", messages[1])
+
+
 def test_nothing_is_there(tmp_path):
     """None for a fresh start; an error where one was asked for by its step."""
     world = LoopbackWorld(2)
@@ -166,7 +271,7 @@ def test_nothing_is_there(tmp_path):
     error, messages = refused(world, lambda: loaded(tmp_path, step=4))
     assert error == "EnvironmentProblem"
     assert "no checkpoint of step 4 can be read" in messages[1]
-    assert "there are 5" in messages[1]
+    assert "others that are there: 5" in messages[1]
 
 
 # disks
@@ -319,6 +424,51 @@ def test_what_does_not_fit_is_refused(other, words, replicas, tmp_path):
     assert error == "ArgumentError"
     assert re.search(words, messages[0]), messages
     assert messages[0] == messages[1]
+
+
+def test_a_scheduler_that_refuses_its_state(tmp_path):
+    """Model and optimizer are as they were, on all ranks."""
+    world, schedulers = LoopbackWorld(2), torch.optim.lr_scheduler
+
+    def parts(chained):
+        model, optimizer = trained()
+        plain = schedulers.StepLR(optimizer, 1)
+        return model, optimizer, schedulers.ChainedScheduler([plain]) if chained else plain
+
+    world.run(lambda: bf.save_checkpoint(tmp_path, *parts(chained=False)))
+
+    def case():
+        model, optimizer, scheduler = parts(chained=True)
+        with torch.no_grad():
+            model.weight.fill_(7.0)
+        try:
+            bf.load_checkpoint(tmp_path, model, optimizer, scheduler)
+        finally:
+            assert bool((model.weight == 7.0).all())
+
+    error, messages = refused(world, case)
+    assert error == "EnvironmentProblem"
+    assert messages[0] == messages[1]
+    assert "rank 0 could not load: '_schedulers'" in messages[0]
+
+
+def test_a_plain_optimizers_checkpoint_for_a_module_that_makes_its_own(tmp_path):
+    """It is refused before the model is changed."""
+    world = LoopbackWorld(2)
+    world.run(lambda: bf.save_checkpoint(tmp_path, *trained()))
+
+    def case():
+        module = bf.DecentralizedDataParallel(
+            model_of(7.0), lambda named: torch.optim.SGD([one for _, one in named], lr=0.1)
+        )
+        try:
+            bf.load_checkpoint(tmp_path, module)
+        finally:
+            assert all(bool((one == 7.0).all()) for one in module.parameters())
+
+    error, messages = refused(world, case)
+    assert error == "ArgumentError"
+    assert "expected what optim_state_dict() of a DecentralizedDataParallel" in messages[0]
 
 
 def test_equal_replicas_keep_their_bits(tmp_path):

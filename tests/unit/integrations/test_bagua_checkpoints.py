@@ -85,8 +85,10 @@ def test_a_model_alone(tmp_path):
     other = training(seed=1)[0]
     assert load_checkpoint(tmp_path, other) == 3
     assert_equal(model, other)
+    another = training(seed=2)[0]
     with pytest.raises(bf.ArgumentError, match=r"argument optimizer: .* saved without one"):
-        load_checkpoint(tmp_path, other, optimizer)
+        load_checkpoint(tmp_path, another, optimizer)
+    assert_equal(another, training(seed=2)[0])
     with pytest.raises(bf.ArgumentError, match=r"argument lr_scheduler: .* saved without one"):
         load_checkpoint(tmp_path, other, None, scheduler)
 
@@ -133,6 +135,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path):
         (lambda path: (path / "iter_0000004" / COMMON).unlink(), "No such file .*iter_0000004"),
         (lambda path: (path / "iter_0000004" / COMMON).write_bytes(b"PK12"), "could not read"),
         (lambda path: (path / TRACKER).write_text("four"), "expected a number in it, got 'four'"),
+        (lambda path: (path / TRACKER).write_text("9" * 30), "expected a number in it, got '999"),
         (
             lambda path: torch.save([1], path / "iter_0000004" / COMMON),
             "is no checkpoint of a model",
