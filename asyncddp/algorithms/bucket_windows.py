@@ -139,7 +139,7 @@ class BucketWindowSet:
         self._context, self._label, self._algorithm = context, label, algorithm
         self._buckets: Sequence[AveragedBucket] = ()
         self._windows: list[BucketWindow] = []
-        self.departures = DepartureDetector(context.engine.has_exited)
+        self.departures = DepartureDetector(context.engine.has_exited, context.engine.has_failed)
         self.pairs = BucketPairAverages(context, label)
 
     def __getitem__(self, index: int) -> BucketWindow:

@@ -28,11 +28,11 @@ class NeighborProgressMixin:
     def departed(self) -> tuple[int, ...]:
         """In-neighbours that had departed in the last averaging, ascending.
 
-        One has departed when it has averaged fewer times than this rank and does so no more: it
-        has announced so by :meth:`conclude`, its script has ended, or it has made no step for more
-        than 100 averagings of this rank and more than 20 times as many as it usually takes. Its
-        weight, or share, is this rank's own until it makes a step again. None where ranks wait for
-        each other.
+        One has departed when it was killed or has raised, or when it has averaged fewer times than
+        this rank and does so no more: it has announced so by :meth:`conclude`, its script has
+        ended, or it has made no step for more than 100 averagings of this rank and more than 20
+        times as many as it usually takes. Its weight, or share, is this rank's own until it makes a
+        step again. None where ranks wait for each other.
         """
         return self._averager.windows.departures.now
 

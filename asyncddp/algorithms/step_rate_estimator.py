@@ -47,7 +47,7 @@ class StepRateEstimator:
         self._made = 0
         self._counts = zeros((context.size,), torch.float64)
         self._step_rates = make_tensor([1.0] * context.size, torch.float64)
-        self._departures = DepartureDetector(context.engine.has_exited)
+        self._departures = DepartureDetector(context.engine.has_exited, context.engine.has_failed)
         with use(context):
             create_along(schedule, zeros_like(self._counts), self.name, zero_init=True)
 

@@ -63,9 +63,13 @@ class LostPeers:
             self._matcher.channels.fail_next_call(known)
 
     def has_exited(self, peer: int) -> bool:
-        """Tell whether a rank has announced its exit, without having failed."""
+        """Tell whether a rank has exited or failed."""
+        return peer in self._exited
+
+    def has_failed(self, peer: int) -> bool:
+        """Tell whether a rank was killed or has raised, so that its values count no more."""
         exited = self._exited.get(peer)
-        return exited is not None and not exited.failed
+        return exited is not None and _has_failed(exited)
 
     def is_lost(self, peer: int) -> bool:
         """Tell whether a rank answers no more: it has exited, failed, or cannot be read."""
@@ -89,11 +93,14 @@ class LostPeers:
             if exited is None or now - exited.since < _GRACE:
                 continue
             if key is None or key.step >= exited.collective_counts.get(key.base, 0):
-                failed = exited.failed or exited.reason.startswith(_RAISED)
-                advice = "" if failed else _ADVICE
+                advice = "" if _has_failed(exited) else _ADVICE
                 error = PeerLeftError(
                     f"{subject}: rank {peer} has left ({exited.reason}), but is needed{advice}"
                 )
                 error.origin = peer
                 return error
         return None
+
+
+def _has_failed(exited: ExitRecord) -> bool:
+    return exited.failed or exited.reason.startswith(_RAISED)

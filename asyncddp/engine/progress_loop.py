@@ -52,6 +52,7 @@ class ProgressLoop:
         self.lost_peers = LostPeers(self.matcher, transport.exit_records)
         self.watchdog = Watchdog(config, self.matcher, self.lost_peers)
         self.has_exited = self.lost_peers.has_exited
+        self.has_failed = self.lost_peers.has_failed
         self.hooks: deque[Callable[[], bool]] = deque()
         self.deferred = DeferredCalls()
         self.idle_interval = _IDLE_INTERVAL  # seconds between polls while nothing is in progress

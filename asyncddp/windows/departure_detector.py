@@ -28,11 +28,12 @@ class DepartureDetector:
     A neighbour has left when it has made fewer steps than this rank and makes no more: it has said
     so, by :data:`CONCLUDED` in its step count, or it is ``gone`` from the world, or its count has
     stayed the same for more than 100 rounds of this rank, and 20 times as many as it usually takes
-    for a step. One that makes a step again is back. ``now`` is the last result of :meth:`look`.
+    for a step. One that makes a step again is back. One that has ``failed`` has left at once.
+    ``now`` is the last result of :meth:`look`.
     """
 
-    def __init__(self, gone: Callable[[int], bool]) -> None:
-        self._gone = gone
+    def __init__(self, gone: Callable[[int], bool], failed: Callable[[int], bool]) -> None:
+        self._gone, self._failed = gone, failed
         self._rounds = 0
         self._known: dict[int, _NeighborStepCount] = {}
         self.now: tuple[int, ...] = ()
@@ -54,8 +55,8 @@ class DepartureDetector:
         if step != known.step:
             known.steps += max(1, step - known.step)
             known.step, known.since = step, self._rounds
-        if own <= step:
-            return False
+        if own <= step or self._failed(rank):
+            return self._failed(rank)
         usual = (known.since - known.first) / known.steps if known.steps else 1.0
         silent = self._rounds - known.since > max(_SILENT, _USUAL * usual)
         return bool(concluded) or silent or self._gone(rank)

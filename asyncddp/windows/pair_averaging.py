@@ -111,7 +111,8 @@ class PairAveraging:
         self._forget_the_silent()
         questions, self._questions = self._questions, {}
         for question in questions.values():
-            self._answer(question)
+            if not self._has_left(question.peer):  # it could not subtract its part
+                self._answer(question)
 
     def ask(self, peer: int, weight: float) -> bool:
         """Ask a peer for an average; False if it cannot be now, and there is none."""

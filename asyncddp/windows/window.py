@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -12,6 +13,7 @@ from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
 from asyncddp.errors import AsyncDDPError, PeerLeftError
 from asyncddp.kernels.cpu_weighted_sum import WeightedTensor
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.windows.compressed_staging import CompressedStaging, StoredForm
 from asyncddp.windows.departure_detector import CONCLUDED
@@ -29,6 +31,8 @@ from asyncddp.windows.staging import (
 )
 from asyncddp.windows.window_edges import WindowEdges
 from topology import Neighbors, Schedule
+
+_ROUNDING = 1e-6  # by which weights of an average may miss 1
 
 
 class Window:
@@ -232,11 +236,12 @@ class Window:
         r"""Form :math:`w_0 x + \sum_j w_j b_j` over buffers, in x or, for ``clone``, a new tensor.
 
         With ``reset`` these buffers are zero then: each value counts exactly once. p is mapped too
-        if asked for.
+        if asked for. Neighbours that have failed are left out.
         """
         self._staging.throttle()
         with self.lock:
             self.require_open()
+            self_weight, weights = self._of_survivors(self_weight, weights, reset=reset)
             terms: list[WeightedTensor] = []
             p = self.p * self_weight
             try:
@@ -256,6 +261,23 @@ class Window:
             if not clone and (not self.step_of_put or self.edges.is_read_by_gets):
                 self.publish()
             return result
+
+    def _of_survivors(
+        self, self_weight: float, weights: Mapping[int, float], *, reset: bool
+    ) -> tuple[float, Mapping[int, float]]:
+        """Leave out failed neighbours: in an average, whose weights sum to 1, they go to the own.
+
+        Of a sum that resets, such as push-sum's, what they gave before is still collected once.
+        """
+        failed = [source for source in weights if self.context.engine.has_failed(source)]
+        if not failed:
+            return self_weight, weights
+        row = WeightRow(self_weight, weights, {})
+        if abs(math.fsum([self_weight, *weights.values()]) - 1.0) < _ROUNDING:
+            row = row.without(failed)
+            return row.self_weight, row.src_weights
+        left_out = self.unreadable(failed) if reset else failed
+        return self_weight, row.without(left_out).src_weights
 
     def read_buffer(self, source: int) -> torch.Tensor:
         """Return a copy of a neighbour's buffer."""

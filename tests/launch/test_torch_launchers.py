@@ -76,6 +76,56 @@ bf.{verb}(torch.ones(5))
 """
 
 
+LEFT_OUT = """
+import os, signal, time, torch, topology
+import asyncddp as bf
+bf.init(timeout=60)
+rank = bf.rank()
+bf.set_topology(topology.complete(3))
+x = torch.full((4,), float(rank), dtype=torch.float64)
+for name in ("average", "sum", "gossip"):
+    bf.win_create(x.clone(), name, zero_init=True)
+methods = {}
+for method in ("win_put", "pull_get", "async_model_average"):
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.constant_(model.weight, 0.0)
+    plain = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = bf.DistributedOptimizer(
+        plain, model, method, topology=topology.complete(3), max_staleness=BOUND
+    )
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer.step()
+    methods[method] = model, optimizer
+bf.barrier()
+if rank == 1:
+    for _ in range(3):  # further than the others, who leave it out all the same
+        for model, optimizer in methods.values():
+            torch.nn.init.constant_(model.weight, 1e6)
+            optimizer.step()
+    for name in ("average", "gossip"):
+        bf.win_put(x + 1e6, name)
+    bf.win_accumulate(x + 1e6, "sum")
+bf.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+context = bf.current()
+while not context.engine.lost_peers.is_lost(1):
+    time.sleep(0.01)
+given = bf.win_update("average")[0].item(), bf.win_update("gossip", 0.5, {1: 0.5})[0].item()
+assert max(abs(given[0] - rank * 2 / 3), abs(given[1] - rank)) < 1e-9, given
+once = bf.win_update_then_collect("sum")[0].item()
+assert once == rank + 1e6 + 1, once  # what was given before is there, once
+assert bf.win_update_then_collect("sum")[0].item() == once
+assert bf.win_update("sum", 1.0, {1: 1.0})[0].item() == once
+for method, (model, optimizer) in methods.items():
+    for _ in range(5):
+        optimizer.step()
+        told = method, optimizer.departed, model.weight.item()
+        assert 1 in told[1] and told[2] == 0.0, told
+os._exit(0)
+"""
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -164,6 +214,16 @@ def test_a_dead_peer_is_named_at_once(tmp_path, verb):
     for rank in (0, 2):
         assert "PeerLeftError" in errors[rank], errors
         assert "rank 1 has left (its process has ended without shutdown())" in errors[rank]
+
+
+@pytest.mark.parametrize("bound", [None, 4])
+def test_what_a_killed_rank_put_last_is_left_out_at_once(tmp_path, bound):
+    """Averages give its weight to the own tensor, sums collect what it gave once."""
+    port = free_port()
+    worlds = [announced(rank, 3, port) for rank in range(3)]
+    with started(tmp_path, LEFT_OUT.replace("BOUND", str(bound)), *worlds) as processes:
+        codes, errors = ended(processes)
+    assert codes == [0, -signal.SIGKILL, 0], errors
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,9 @@ def win_update(
 
     .. math:: x \leftarrow w_0 x + \sum_j w_j b_j
 
+    A neighbour that was killed or has raised is left out: where the weights sum to 1 the own tensor
+    gets its weight.
+
     Args:
         name: The window.
         self_weight: :math:`w_0`.

@@ -132,7 +132,7 @@ def test_global_avg_says_that_no_step_follows_meanwhile():
 
 def test_a_neighbour_that_ended_further_on_still_counts():
     """Who has made all its steps before a slower rank is no early one until that has as many."""
-    departures = DepartureDetector(gone=lambda rank: True)
+    departures = DepartureDetector(gone=lambda rank: True, failed=lambda rank: False)
     assert [departures.look(own, {1: CONCLUDED + 5, 2: 5}) for own in (4, 5, 6)] == [
         (),
         (),
@@ -142,7 +142,7 @@ def test_a_neighbour_that_ended_further_on_still_counts():
 
 def test_a_slow_neighbour_has_not_left():
     """One that takes 50 rounds for a step may be silent for 20 times as many, but no longer."""
-    departures = DepartureDetector(gone=lambda rank: False)
+    departures = DepartureDetector(gone=lambda rank: False, failed=lambda rank: False)
     seen = [departures.look(1000 + k, {1: k // 50}) for k in range(1, 501)]
     assert set(seen) == {()}
     silent = [departures.look(2000 + k, {1: 10}) for k in range(2000)]
@@ -150,3 +150,12 @@ def test_a_slow_neighbour_has_not_left():
     assert 900 <= first <= 1100
     assert set(silent[first:]) == {(1,)}
     assert departures.look(4000, {1: 11}) == ()
+
+
+def test_a_neighbour_that_has_failed_has_left_at_once():
+    """However far it was; one that only ended counts until others are as far."""
+    failed = set()
+    departures = DepartureDetector(gone=lambda rank: True, failed=failed.__contains__)
+    assert departures.look(4, {1: 7, 2: 7}) == ()
+    failed.add(1)
+    assert departures.look(5, {1: 7, 2: 7}) == (1,)

@@ -89,6 +89,17 @@ def test_a_question_to_who_is_closed_is_answered_when_it_opens():
     assert [rank.end().item() for rank in network.ranks] == [3.0, 3.0]
 
 
+def test_a_question_of_who_has_died_is_not_answered():
+    """It could not subtract its part of the average."""
+    network = opened(0.0, 8.0)
+    network.ranks[1].end()
+    network.ranks[0].ask(1, 0.5)
+    network.deliver_all()
+    network.gone.add(0)
+    network.ranks[1].begin(tensor(8.0))
+    assert network.ranks[1].end().item() == 8.0
+
+
 def test_an_answer_that_is_late_counts_in_the_next_opening():
     """The change is subtracted from what the rank has by then."""
     network = opened(0.0, 8.0)
