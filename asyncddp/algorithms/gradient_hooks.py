@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from weakref import WeakMethod, ref
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -45,16 +44,6 @@ def hook_gradients(
         parameter.register_post_accumulate_grad_hook(WeakMethodHook(method, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
     ]
-
-
-def hook_backward(output: Any, hook: WeakMethodHook) -> None:
-    """Register a hook that runs when a backward pass reaches a model's output.
-
-    That is the outermost pass, also where the model runs backward passes of its own inside.
-    """
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-            leaf.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def remove_hooks(hooks: list[RemovableHandle]) -> None:

@@ -7,16 +7,11 @@ from typing import Any
 from weakref import finalize
 
 import torch
-from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from asyncddp.algorithms.gradient_hooks import (
-    WeakMethodHook,
-    hook_backward,
-    hook_gradients,
-    remove_hooks,
-)
+from asyncddp.algorithms.backward_pass import BackwardPass
+from asyncddp.algorithms.gradient_hooks import hook_gradients, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
@@ -49,6 +44,7 @@ class AlgorithmReducer:
         buckets: One, of all parameters.
         optimizer: The distributed optimizer.
         training: Whether backward passes make steps.
+        backward_pass: The backward pass under way.
         observer: Notified of updates and steps.
     """
 
@@ -69,7 +65,7 @@ class AlgorithmReducer:
         self.optimizer._switcher.start_at(steps)
         self.observer: TrainingObserver | None = None
         self.training, self._accumulating = True, False
-        self._end_callback_queued = self._step_open = False
+        self.backward_pass, self._step_open = BackwardPass(self._on_backward_end), False
         self._hooks: list[RemovableHandle] = []
         self._hooks += hook_gradients([one for _, one in named], self._on_gradient)
         finalize(self, remove_hooks, self._hooks).atexit = False
@@ -90,22 +86,12 @@ class AlgorithmReducer:
 
     # a backward pass
 
-    def hook_backward(self, output: Any) -> None:
-        """Register a hook that runs when a backward pass reaches the model's output."""
-        hook_backward(output, WeakMethodHook(self._queue_end_callback))
-
-    def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
-        if not self._end_callback_queued and self.training and not self.accumulating:
-            self._end_callback_queued = True
-            Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
-
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if self.training and not self.accumulating:
-            self._queue_end_callback()
+            self.backward_pass.begin()
             self._step_open = True
 
     def _on_backward_end(self) -> None:
-        self._end_callback_queued = False
         if self._step_open:
             self._step_open = False
             self._step()
@@ -143,10 +129,8 @@ class AlgorithmReducer:
         Where all ranks hold one model, it makes the step that the others make, with the gradients
         that there are; elsewhere it averages without an update.
         """
-        if torch._C._current_graph_task_id() != -1:
-            return  # it is still running
-        self._end_callback_queued = False
-        if not self._step_open:
+        self.backward_pass.forget_failed()
+        if self.backward_pass.open or not self._step_open:
             return
         self._step_open = False
         if self.averager.algorithm.replicates_model:

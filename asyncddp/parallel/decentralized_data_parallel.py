@@ -196,7 +196,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
             self._reducer.end_failed_step()
         output = self.module(*args, **kwargs)
         if trains:
-            self._reducer.hook_backward(output)
+            self._reducer.backward_pass.hook(output)
         return output
 
     @contextmanager

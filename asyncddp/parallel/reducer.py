@@ -9,15 +9,9 @@ from typing import Any, Protocol
 from weakref import finalize
 
 import torch
-from torch.autograd import Variable
 
-from asyncddp.algorithms.gradient_hooks import (
-    WeakMethodHook,
-    claim_parameters,
-    hook_backward,
-    hook_gradients,
-    remove_hooks,
-)
+from asyncddp.algorithms.backward_pass import BackwardPass
+from asyncddp.algorithms.gradient_hooks import claim_parameters, hook_gradients, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.errors import UsageError
@@ -55,6 +49,7 @@ class Reducer:
         buckets: The buckets; none before the end of the first pass.
         training: Whether backward passes make steps.
         accumulating: Whether gradients only accumulate for now.
+        backward_pass: The backward pass under way.
         observer: Notified of updates and steps.
     """
 
@@ -72,7 +67,7 @@ class Reducer:
         self.training, self.accumulating = True, False
         self._gradient_counts: dict[int, int] = {}
         """How many gradients each parameter got in the first pass, in the order of their last."""
-        self._end_callback_queued = self._step_open = False
+        self.backward_pass, self._step_open = BackwardPass(self._on_backward_end), False
         self._bucket_of: dict[int, OptimizerBucket] = {}
         self._missing_gradients: list[dict[int, int]] = []
         self._stepped_buckets: set[int] = set()
@@ -84,19 +79,10 @@ class Reducer:
 
     # a backward pass
 
-    def hook_backward(self, output: Any) -> None:
-        """Register a hook that runs when a backward pass reaches the model's output."""
-        hook_backward(output, WeakMethodHook(self._queue_end_callback))
-
-    def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
-        if not self._end_callback_queued and self.training and not self.accumulating:
-            self._end_callback_queued = True
-            Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
-
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if not self.training or self.accumulating:
             return
-        self._queue_end_callback()
+        self.backward_pass.begin()
         if not self.buckets:
             self._step_open = True
             self._gradient_counts[index] = self._gradient_counts.pop(index, 0) + 1
@@ -147,7 +133,6 @@ class Reducer:
                 self._step_bucket(bucket, update=update)
 
     def _on_backward_end(self) -> None:
-        self._end_callback_queued = False
         if not self._step_open:
             return
         if not self.buckets:
@@ -189,10 +174,8 @@ class Reducer:
 
         Its gradients are dropped; buckets that were not updated are averaged all the same.
         """
-        if torch._C._current_graph_task_id() != -1:
-            return  # it is still running
-        self._end_callback_queued = False
-        if not self._step_open:
+        self.backward_pass.forget_failed()
+        if self.backward_pass.open or not self._step_open:
             return
         if not self.buckets:
             self._gradient_counts.clear()

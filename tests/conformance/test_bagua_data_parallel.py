@@ -19,7 +19,8 @@ from asyncddp.integrations.bagua.torch_api.algorithms import (
 from asyncddp.integrations.bagua.torch_api.data_parallel import DistributedDataParallel
 from tests.conformance import bagua_reference as reference
 from tests.conformance.bagua_reference import LR, batches, flat, gradient_step, net
-from tests.support import LoopbackWorld
+from tests.support import LoopbackWorld, gradient_pieces
+from tests.support.gradient_pieces import InPieces
 
 
 class AverageOfHooks(Algorithm):
@@ -291,3 +292,40 @@ def test_who_is_not_wrapped_cannot_abort():
     """The error says what was expected."""
     with pytest.raises(bf.ArgumentError, match="a model that with_bagua has wrapped, got Net"):
         async_model_average.AsyncModelAverageAlgorithm().abort(net(0))
+
+
+@ALGORITHMS
+@pytest.mark.parametrize("kind", ["shared", "mixed", "reversible"])
+def test_gradients_in_pieces(algorithm, kind):
+    """Where a parameter gets its gradient in pieces, their sum is averaged, once."""
+
+    def case():
+        bagua.init_process_group()
+        model = InPieces(kind, nested=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        ddp = DistributedDataParallel(model, optimizers=[optimizer], algorithm=algorithm)
+        for step in range(4):
+            optimizer.zero_grad()
+            gradient_pieces.loss_of(ddp, bagua.get_rank(), step).backward()
+            optimizer.step()
+        return flat(model)
+
+    want = gradient_pieces.train_in_one_process(kind, 3, 4, LR)
+    for got in LoopbackWorld(3).run(case):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_more_pieces_than_ever_before():
+    """A gradient that changes after a user's hook was told that it is ready is an error."""
+
+    def case():
+        bagua.init_process_group()
+        model = InPieces("varying", nested=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        ddp = DistributedDataParallel(model, optimizers=[optimizer], algorithm=AverageOfHooks())
+        x = torch.ones(1, gradient_pieces.WIDTH, dtype=torch.float64)
+        ddp(x, 1).sum().backward()
+        with pytest.raises(bf.UsageError, match=r"block.* got another gradient.*use_reentrant"):
+            ddp(x, 2).sum().backward()
+
+    LoopbackWorld(2).run(case)

@@ -24,7 +24,8 @@ from asyncddp.integrations.bagua.torch_api.distributed import (
 )
 from tests.conformance import bagua_reference as reference
 from tests.conformance.bagua_reference import LR, batches, flat, gradient_step, net, train
-from tests.support import LoopbackWorld
+from tests.support import LoopbackWorld, gradient_pieces
+from tests.support.gradient_pieces import InPieces
 from topology import mixing_matrix, shift_one
 
 SIX = 6  # steps
@@ -391,3 +392,22 @@ def test_speed_is_reported(caplog, monkeypatch):
         "training iteration 100",
         "training iteration 200",
     ]
+
+
+def test_gradients_in_pieces():
+    """Where a parameter gets its gradient in pieces, their sum is averaged, once."""
+
+    def case():
+        bagua.init_process_group()
+        model = InPieces("mixed", nested=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        model, optimizer = bagua_init(model, optimizer, DistributedAlgorithm.GradientAllReduce)
+        for step in range(4):
+            optimizer.zero_grad()
+            gradient_pieces.loss_of(model, bagua.get_rank(), step).backward()
+            optimizer.step()
+        return flat(model)
+
+    want = gradient_pieces.train_in_one_process("mixed", 3, 4, LR)
+    for got in LoopbackWorld(3).run(case):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)

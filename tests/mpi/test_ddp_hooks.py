@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
 
 import asyncddp as bf
 import topology
 from asyncddp import hooks
-from tests.support import on
+from tests.support import gradient_pieces, on
 from tests.support.ddp_training import (
     BACKENDS,
     Replica,
@@ -22,6 +23,7 @@ from tests.support.ddp_training import (
     make_ddp,
     make_model,
 )
+from tests.support.gradient_pieces import InPieces
 
 STEPS = 5
 GRAPHS = {
@@ -93,6 +95,34 @@ def test_gossip_is_what_the_matrix_says(world, backend, tmp_path, what, name):
 def test_gossip_in_every_mode_of_ddp(world, backend, tmp_path, what, mode):
     """The same with a static graph, unused parameters, gradients as views, and one bucket."""
     world.run(trains_as_simulated, backend, str(tmp_path), what, "one_peer", MODES[mode])
+
+
+@grouped
+def adds_pieces(what, kind):
+    make, hook = HOOKS[what]
+
+    def trained(nested):
+        ddp = DistributedDataParallel(
+            InPieces(kind, nested=nested), static_graph=True, bucket_cap_mb=1e-4
+        )
+        ddp.register_comm_hook(make(ddp, topology.complete(bf.size())), hook)
+        sgd = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        for step in range(STEPS):
+            sgd.zero_grad()
+            gradient_pieces.loss_of(ddp, bf.rank(), step).backward()
+            sgd.step()
+        return flat(ddp)
+
+    torch.testing.assert_close(trained(True), trained(False), rtol=1e-10, atol=1e-10)
+
+
+@on("mpi-2")
+@backends
+@pytest.mark.parametrize("kind", ["shared", "mixed", "reversible"])
+@pytest.mark.parametrize("what", HOOKS)
+def test_gradients_in_pieces(world, backend, tmp_path, what, kind):
+    """A static graph may have backward passes inside of a pass, whose pieces DDP adds up."""
+    world.run(adds_pieces, backend, str(tmp_path), what, kind)
 
 
 @grouped

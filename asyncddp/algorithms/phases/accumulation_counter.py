@@ -13,29 +13,27 @@ class AccumulationCounter:
 
     Attributes:
         carried_passes: Passes of earlier steps since the last averaging.
-        current_passes: Passes since the last step, as the most gradients that one parameter got.
+        current_passes: Passes since the last step, as the most in which one parameter took part.
         held: Whether gradients only accumulate for now, so that no averaging is due.
 
     Example:
         >>> counter = AccumulationCounter(passes_per_round=2)
         >>> counter.record(0), counter.due(), counter.end(averaged=False)
-        (1, False, None)
+        (None, False, None)
         >>> counter.record(0), counter.due()
-        (1, True)
+        (None, True)
     """
 
     def __init__(self, passes_per_round: int, *, counts_steps: bool = False) -> None:
         self.passes_per_round, self._counts_steps = passes_per_round, counts_steps
         self.carried_passes = self.current_passes = 0
         self.held = False
-        self._gradient_counts: dict[int, int] = {}
+        self._passes_of: dict[int, int] = {}
 
-    def record(self, parameter: int) -> int:
-        """Count a gradient of a parameter; return how many it got since the last step."""
-        count = self._gradient_counts.get(parameter, 0) + 1
-        self._gradient_counts[parameter] = count
+    def record(self, parameter: int) -> None:
+        """Count a pass in which a parameter got a gradient, in one piece or several."""
+        count = self._passes_of[parameter] = self._passes_of.get(parameter, 0) + 1
         self.current_passes = max(self.current_passes, count)
-        return count
 
     def due(self, more: int = 0) -> bool:
         """Return whether the step after ``more`` further passes is one that averages."""
@@ -58,4 +56,4 @@ class AccumulationCounter:
     def forget(self) -> None:
         """Leave the passes since the last step out of the count."""
         self.current_passes = 0
-        self._gradient_counts.clear()
+        self._passes_of.clear()

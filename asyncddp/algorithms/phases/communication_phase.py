@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from weakref import finalize
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.algorithms.backward_pass import BackwardPass
 from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_gradients, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases.accumulation_counter import AccumulationCounter
@@ -77,8 +78,8 @@ class CommunicationPhase(ABC):
 
     needs_gradient_hooks = True
     """Whether it registers hooks that run when a gradient is ready."""
-    forward_hook: ClassVar[Literal["before", "after"] | None] = None
-    """Whether :meth:`_on_forward` runs before or after forward passes of the models, or never."""
+    hooks_forward: ClassVar[bool] = False
+    """Whether :meth:`_on_forward` runs before forward passes of the models."""
 
     def __init__(self, config: PhaseConfig) -> None:
         self.config = config
@@ -86,6 +87,7 @@ class CommunicationPhase(ABC):
             config.passes_per_round, counts_steps=config.counts_steps
         )
         self.accumulation.carried_passes = config.first_carried_passes
+        self.backward_pass = BackwardPass(self._on_backward_end)
         self.named_parameters: NamedTensors = []
         self._in_step = False
         self._gradient_hooks: list[RemovableHandle] = []
@@ -136,7 +138,14 @@ class CommunicationPhase(ABC):
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if not self._in_step:
+            self._count_gradient(index)
+
+    def _count_gradient(self, index: int) -> int:
+        """Count a gradient, the first of a pass as a pass; return which of the pass it is."""
+        count = self.backward_pass.count(index)
+        if count == 1:
             self.accumulation.record(index)
+        return count
 
     def synchronize(self) -> None:  # noqa: B027 - optional hook
         """Average the gradients that are not averaged yet, before the step."""
@@ -171,6 +180,7 @@ class CommunicationPhase(ABC):
     def rebuild(self) -> None:
         """Rebuild all buckets and gradient hooks."""
         remove_hooks(self._gradient_hooks)
+        self.backward_pass.forget_counts()
         self.named_parameters = self.config.optimizer_parameters()
         self.build_buckets()
         if self.needs_gradient_hooks:
@@ -182,13 +192,25 @@ class CommunicationPhase(ABC):
         if self.config.averager.idle:
             return
         self.rebuild()
-        for model in self.config.models if self.forward_hook is not None else ():
-            before = self.forward_hook == "before"
-            register = model.register_forward_pre_hook if before else model.register_forward_hook
-            self._model_hooks.append(register(WeakMethodHook(self._on_forward)))
+        for model in self.config.models:
+            if self.hooks_forward:
+                before = WeakMethodHook(self._on_forward)
+                self._model_hooks.append(model.register_forward_pre_hook(before))
+            if self.needs_gradient_hooks:
+                after = WeakMethodHook(self._after_forward)
+                self._model_hooks.append(model.register_forward_hook(after))
 
-    def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:  # noqa: B027 - optional
-        """Handle a forward pass."""
+    def _on_forward(self, module: torch.nn.Module, inputs: Any) -> None:  # noqa: B027 - optional
+        """Handle that a forward pass begins."""
+
+    def _after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        """Have the backward pass begin where it reaches the model's output."""
+        self.backward_pass.forget_failed()
+        if torch.is_grad_enabled():
+            self.backward_pass.hook(output)
+
+    def _on_backward_end(self) -> None:  # noqa: B027 - optional
+        """Handle that the outermost backward pass has ended."""
 
     def detach(self) -> None:
         """Remove all hooks; ``step()`` keeps working without overlap."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 from typing_extensions import override
 
 from asyncddp.algorithms.averaging_round import AveragingRound
-from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_backward
 from asyncddp.algorithms.method_traits import AveragedQuantity
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
@@ -24,6 +22,9 @@ from asyncddp.ops.object_collectives import gather_records
 from asyncddp.tensors.allocation import empty_like, make_tensor
 from asyncddp.tensors.buckets import NamedFlatBucket, partition
 
+_CHANGED = 4.0
+"""Times the number of ranks, what flags are where a gradient has changed after it was sent."""
+
 
 class GradientReadyPhase(CommunicationPhase):
     """Communication phase of ``gradient_allreduce``: sends each bucket of gradients when ready.
@@ -32,9 +33,13 @@ class GradientReadyPhase(CommunicationPhase):
     is ready first; averages are written at the end of the backward pass. A parameter that was not
     used counts as zero; one that no rank has used keeps the gradient None. With J backward passes
     per averaging the J-th averages what has been accumulated, and ``step()`` whatever is left.
-    """
 
-    forward_hook = "after"
+    A gradient may come in several pieces, from backward passes inside of this one. It is ready
+    when there are as many as in earlier passes; in the first pass, at the end. The last bucket is
+    sent at the end in any case, and says whether a gradient has changed after it was sent: then all
+    ranks, which read it, send all buckets once more. On a device, where reading would wait, that is
+    an error.
+    """
 
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
@@ -46,7 +51,7 @@ class GradientReadyPhase(CommunicationPhase):
         self._has_local_gradients = True
         self._averages_momentum = config.averager.algorithm.what is AveragedQuantity.MOMENTUM
         self._gradients_hold_momentum = False
-        self._end_callback_queued = False
+        self._changed_after_sending, self._ranks = False, config.averager.context.size
         self._compresses = config.averager.compressor is not None
         self._own_problems: list[str] = []
         self._is_finite = True
@@ -79,36 +84,41 @@ class GradientReadyPhase(CommunicationPhase):
                 "out"
             )
         self._has_local_gradients = True
-        self.accumulation.record(index)
+        self._count_gradient(index)
         if not self.accumulation.complete:
             return
         if not self._round_open:
             numbering = self.named_parameters
             self._begin_round()
-            self._queue_end_callback()
             if self.named_parameters is not numbering:
                 return  # rebuilt: all is sent at the end of the pass
-        missing = self._missing_gradients
-        missing[self._bucket_of[index]].discard(index)
-        while self._next_bucket < len(self._buckets) and not missing[self._next_bucket]:
+        if self._bucket_of[index] < self._next_bucket:
+            self._note_changed(index)
+        elif self.backward_pass.is_last(index):
+            self._missing_gradients[self._bucket_of[index]].discard(index)
+            self._send_ready_buckets()
+
+    def _send_ready_buckets(self) -> None:
+        """Send complete buckets in order, the last of all at the end of the pass."""
+        while self._next_bucket < len(self._buckets) - 1:
+            if self._missing_gradients[self._next_bucket]:
+                break
             self._send_next_bucket()
 
-    @override
-    def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
-            self._end_callback_queued = False  # a pass that has failed will never end
-        if torch.is_grad_enabled():
-            output = passed[-1]  # its hook finds the end of the outermost backward pass
-            hook_backward(output, WeakMethodHook(self._queue_end_callback))
-
-    def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
-        if not self._end_callback_queued:
-            self._end_callback_queued = True
-            Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
+    def _note_changed(self, index: int) -> None:
+        """Note that a gradient has changed after it was sent, for the last bucket to say so."""
+        if not self._buckets[-1].flat.is_cpu:
+            raise UsageError(
+                f"{self.named_parameters[index][0]} got another gradient in a backward pass, after "
+                "the one before had been sent, which it did not in passes before; use "
+                "checkpoint(..., use_reentrant=False)"
+            )
+        self._changed_after_sending = True
 
     def _begin_round(self) -> None:
         self.rebuild_if_changed()
         self._round_open, self._next_bucket = True, 0
+        self._changed_after_sending = False
         self._own_problems, self._is_finite = [], True
         self._round = self.config.averager.begin_round()
         self._missing_gradients = [set(bucket.indices) for bucket in self._buckets]
@@ -120,21 +130,23 @@ class GradientReadyPhase(CommunicationPhase):
             with torch.no_grad():
                 if self._compresses:
                     averaged.clear_padding()  # of which compressors lose nothing then
-                bucket.pack()
+                last = self._next_bucket == len(self._buckets) - 1
+                bucket.pack(_CHANGED * self._ranks if last and self._changed_after_sending else 0.0)
             if self._compresses and not is_finite(averaged.payload):
                 self._own_problems.append(averaged.describe_not_finite(bucket.flat))
             self._round.start(self._next_bucket)
         self._next_bucket += 1
 
+    @override
     def _on_backward_end(self) -> None:
-        self._end_callback_queued = False
         if not self._round_open:
             return
-        while self._next_bucket < len(self._buckets):
-            self._send_next_bucket()
-        pending_round, self._round, self._round_open = self._round, None, False
-        if pending_round is not None:
-            pending_round.finish()
+        averaged = self._complete_round()
+        if averaged and self._changed_on_any_rank():
+            self._begin_again()
+            self._complete_round()
+        self._round_open = False
+        if averaged:
             with torch.no_grad():
                 for bucket in self._buckets:
                     bucket.unpack()
@@ -146,6 +158,28 @@ class GradientReadyPhase(CommunicationPhase):
         self.accumulation.end(averaged=True)
         self._has_local_gradients = False
         self._gradients_hold_momentum = self._averages_momentum
+
+    def _complete_round(self) -> bool:
+        """Send the remaining buckets and wait for the averages; return whether there are any."""
+        while self._next_bucket < len(self._buckets):
+            self._send_next_bucket()
+        pending_round, self._round = self._round, None
+        if pending_round is not None:
+            pending_round.finish()
+        return pending_round is not None
+
+    def _changed_on_any_rank(self) -> bool:
+        """Return whether a rank got a gradient after it was sent, as the last bucket says."""
+        flags = self._buckets[-1].tail
+        unchanged = 1 if self.config.averager.algorithm.average else self._ranks
+        return flags.is_cpu and bool((flags > _CHANGED / 2 * unchanged).any())
+
+    def _begin_again(self) -> None:
+        """Begin a round of all buckets anew, as if the last one had not been sent."""
+        for bucket in self.config.averager.buckets:
+            if bucket.compressor is not None:
+                bucket.compressor.forget()
+        self._begin_round()
 
     def _keep_own(self) -> None:
         """Give the optimizer what this rank would have sent, where it trains alone."""
@@ -224,7 +258,7 @@ class GradientReadyPhase(CommunicationPhase):
 
     def reset(self) -> None:
         """Discard the round of a backward pass that has failed half-way."""
-        self._round_open, self._round, self._end_callback_queued = False, None, False
+        self._round_open, self._round, self.backward_pass.open = False, None, False
         self._is_finite = True
         self._gradients_hold_momentum = False
         self.accumulation.end(averaged=True)
@@ -246,9 +280,12 @@ class _GradientBucket(NamedFlatBucket):
             for p, view in zip(self.parameters, self.views, strict=True)
         )
 
-    def pack(self) -> None:
-        """Copy the gradients into the bucket; zeros where there is none."""
-        has_gradient = [float(parameter.grad is not None) for parameter in self.parameters]
+    def pack(self, changed: float = 0.0) -> None:
+        """Copy the gradients into the bucket; zeros where there is none.
+
+        ``changed`` above 0 takes the place of all flags.
+        """
+        has_gradient = [changed or float(one.grad is not None) for one in self.parameters]
         for name, parameter, view in zip(self.names, self.parameters, self.views, strict=True):
             gradient = parameter.grad
             if gradient is None:

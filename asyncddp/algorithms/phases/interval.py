@@ -30,7 +30,7 @@ class IntervalPhase(BackgroundAveragingPhase):
     """
 
     needs_gradient_hooks = False
-    forward_hook = None
+    hooks_forward = False
 
     def __init__(self, config: PhaseConfig) -> None:
         config.averager.overlapping = True  # no round is averaged by a call that waits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
@@ -24,12 +24,12 @@ class OverlappedPhase(ParameterAveragingPhase):
     """
 
     averages_in_place = False  # the model reads them
-    forward_hook: ClassVar[Literal["before"] | None] = "before"
+    hooks_forward: ClassVar[bool] = True
     _versions: list[list[int]] | None = None
     _forward_seen = _forward_discarded = False
 
     @override
-    def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
+    def _on_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if self._in_step or not (module.training and torch.is_grad_enabled()):
             return
         if self._forward_discarded:

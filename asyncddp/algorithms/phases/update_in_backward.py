@@ -28,7 +28,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
     the averages. Gradients changed between backward and ``step()`` raise an error.
     """
 
-    forward_hook = "before"
+    hooks_forward = True
 
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
@@ -36,7 +36,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
         self._updated_gradients: dict[int, tuple[torch.Tensor, int]] = {}
 
     @override
-    def _on_forward(self, module: torch.nn.Module, *passed: Any) -> None:
+    def _on_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if module.training and torch.is_grad_enabled() and not self._ready_by_bucket:
             self.rebuild_if_changed()
 
@@ -52,13 +52,18 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         """Count a gradient, and update its bucket if that was the last one."""
-        count = self.accumulation.record(index)
+        again = self._count_gradient(index) > 1
         bucket = self._bucket_of[index]
         if index in self._updated_gradients or index in self._ready_by_bucket.get(bucket, ()):
+            where = "in one backward pass" if again else "before step()"
+            remedy = (
+                "use checkpoint(..., use_reentrant=False)"
+                if again
+                else "give the number of backward passes per step() as num_steps_per_communication"
+            )
             raise UsageError(
-                f"parameter {self.named_parameters[index][0]} got gradient {count} before step(), "
-                "but with update_in_backward=True the one before was the last; give the number of "
-                f"backward passes per step() as num_steps_per_communication, or {_INSTEAD}"
+                f"parameter {self.named_parameters[index][0]} got another gradient {where}, but "
+                f"with update_in_backward=True the one before was the last; {remedy}, or {_INSTEAD}"
             )
         if not self.accumulation.due():
             return

@@ -587,7 +587,7 @@ def test_what_comes_too_late_is_refused(update_in_backward):
         for misuse, words in {
             clipped: "gradient of 0.weight was changed between backward and step",
             zeroed: "gradient of 0.weight was changed between backward and step",
-            twice: "got gradient 2 before step",
+            twice: "another gradient before step",
             with_closure: "evaluates more than once",
             with_scaler: "GradScaler unscales gradients after backward",
         }.items():

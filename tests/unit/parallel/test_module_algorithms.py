@@ -9,7 +9,8 @@ import torch
 
 import asyncddp as bf
 from asyncddp.algorithms import ALGORITHMS
-from tests.support import LoopbackWorld
+from tests.support import LoopbackWorld, gradient_pieces
+from tests.support.gradient_pieces import KINDS, InPieces
 from tests.support.methods import sgd_for
 
 STEPS = 6
@@ -241,3 +242,25 @@ def test_windows_are_of_the_default_algorithm():
             bf.DecentralizedDataParallel(model, optim_fn_for("bytegrad"), algorithm="bytegard")
 
     LoopbackWorld(2).run(case)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["gradient_allreduce", "bytegrad", "adapt_then_combine"])
+def test_gradients_in_pieces(name, kind):
+    """Backward passes inside of a pass change neither its gradients nor when the step is made."""
+
+    def trained(nested):
+        model = InPieces(kind, nested=nested)
+        ddp = bf.DecentralizedDataParallel(
+            model, optim_fn_for(name), algorithm=name, bucket_size_in_mb=1e-4
+        )
+        for step in range(STEPS):
+            gradient_pieces.loss_of(ddp, bf.rank(), step).backward()
+        return vector(model), ddp.steps
+
+    whole = LoopbackWorld(3).run(trained, False)
+    for (got, steps), (want, others) in zip(
+        LoopbackWorld(3).run(trained, True), whole, strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+        assert steps == others == STEPS

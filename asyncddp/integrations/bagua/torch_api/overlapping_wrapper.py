@@ -6,18 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
-from asyncddp.algorithms.gradient_hooks import (
-    WeakMethodHook,
-    claim_parameters,
-    hook_backward,
-    hook_gradients,
-    remove_hooks,
-)
+from asyncddp.algorithms.gradient_hooks import claim_parameters, hook_gradients, remove_hooks
 from asyncddp.integrations.bagua.torch_api.distributed_define import BucketType
 from asyncddp.integrations.bagua.torch_api.distributed_module import DistributedModule
+from asyncddp.integrations.bagua.torch_api.ready_gradients import ReadyGradients
 from asyncddp.integrations.bagua.torch_api.reducer import Reducer
 from asyncddp.parallel.module_wrapper import TransparentModuleWrapper
 
@@ -73,7 +67,7 @@ class OverlappingWrapper(TransparentModuleWrapper):
         }
         self._options |= {"decentralize_reduce": decentralize_reduce, **kwargs}
         self._hooks: list[RemovableHandle] = []
-        self._sent = self._end_callback_queued = False
+        self._backward_pass, self._sent = ReadyGradients(self._on_backward_end), False
         self._at_end: Callable[[], None] | None = None
         self.reset_reducer()
 
@@ -104,40 +98,39 @@ class OverlappingWrapper(TransparentModuleWrapper):
 
     def create_hooks(self) -> None:
         """Hook the gradients of all parameters that are sent."""
-        parameters = list(self.reducer.param_dict.values())
+        self._named = list(self.reducer.param_dict.items())
+        parameters = [parameter for _, parameter in self._named]
         claim_parameters(parameters, self)
+        self._backward_pass.forget_counts()
         self._hooks += hook_gradients(parameters, self._on_gradient)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, and get ready for its backward pass."""
-        if torch._C._current_graph_task_id() == -1 and self._end_callback_queued:
-            self._end_callback_queued = False  # a pass that has failed will never end
+        if self._backward_pass.forget_failed():
             self.reducer.backend.forget_ready_tensors()
         self._sent = False
         result = self.module(*inputs, **kwargs)
         if torch.is_grad_enabled():
-            hook_backward(result, WeakMethodHook(self._queue_end_callback))
+            self._backward_pass.hook(result)
         return result
 
     # a backward pass
 
-    def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
-        if not self._end_callback_queued:
-            self._end_callback_queued = True
-            Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
-
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        self._queue_end_callback()
         if self.decentralize_reduce:
+            self._backward_pass.begin()
             self._send_weights_once()
         elif not self.reducer.bucket_initialized:
+            self._backward_pass.count(index)
             self.reducer.add_param(parameter)
             self._at_end = self._initialize_and_reduce
         elif self.delay_reduce:
+            self._backward_pass.begin()
             self._at_end = self._reduce_all
         else:
-            self.reducer.mark_tensor_ready(parameter)
-            self._at_end = self.reducer.mark_on_complete
+            if self._backward_pass.is_ready(index, self._named[index][0]):
+                self.reducer.mark_tensor_ready(parameter)
+            self._at_end = self._mark_rest
 
     def _send_weights_once(self) -> None:
         """Send the weights with the first gradient of an iteration, but for the very first."""
@@ -153,7 +146,6 @@ class OverlappingWrapper(TransparentModuleWrapper):
             self._at_end = self.reducer.mark_on_complete
 
     def _on_backward_end(self) -> None:
-        self._end_callback_queued = False
         action, self._at_end = self._at_end, None
         if action is not None:
             action()
@@ -167,6 +159,11 @@ class OverlappingWrapper(TransparentModuleWrapper):
 
     def _reduce_all(self) -> None:
         self._mark_all()
+        self.reducer.mark_on_complete()
+
+    def _mark_rest(self) -> None:
+        for index in self._backward_pass.not_marked():
+            self.reducer.mark_tensor_ready(self._named[index][1])
         self.reducer.mark_on_complete()
 
     def _mark_all(self) -> None:

@@ -7,14 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from asyncddp.algorithms.gradient_hooks import (
     WeakMethodHook,
     claim_parameters,
-    hook_backward,
     hook_gradients,
     remove_hooks,
 )
@@ -29,6 +27,7 @@ from asyncddp.integrations.bagua.torch_api.bucket_scheduler import (
 from asyncddp.integrations.bagua.torch_api.data_parallel.optimizer_routing import Closure, route_of
 from asyncddp.integrations.bagua.torch_api.data_parallel.training_driver import TrainingDriver
 from asyncddp.integrations.bagua.torch_api.env import get_default_bucket_size
+from asyncddp.integrations.bagua.torch_api.ready_gradients import ReadyGradients
 
 
 class HookDriver(TrainingDriver):
@@ -50,8 +49,7 @@ class HookDriver(TrainingDriver):
         self.scheduler = BucketScheduler(next_label(context, "with_bagua"))
         self._buckets: list[BaguaBucket] = []
         self._named: list[tuple[str, torch.nn.Parameter]] = []
-        self._seen: set[int] = set()
-        self._paused = self._end_callback_queued = False
+        self._backward_pass, self._paused = ReadyGradients(self._on_backward_end), False
         self._gradient_hooks: list[RemovableHandle] = []
         self._model_hooks: list[RemovableHandle] = []
         self._targets: list[_HookedSteps] = []
@@ -80,6 +78,7 @@ class HookDriver(TrainingDriver):
         self._post_backward = algorithm.init_post_backward_hook(wrapped)
         self.post_step = algorithm.init_post_optimizer_step_hook(wrapped)
         self._named = wrapped.bagua_build_params()
+        self._backward_pass.forget_counts()
         parameters = [parameter for _, parameter in self._named]
         self._gradient_hooks += hook_gradients(parameters, self._on_gradient)
 
@@ -92,8 +91,7 @@ class HookDriver(TrainingDriver):
 
     @override
     def before_forward(self, inputs: Any) -> None:
-        if torch._C._current_graph_task_id() == -1 and self._end_callback_queued:
-            self._end_callback_queued = False  # a pass that has failed will never end
+        if self._backward_pass.forget_failed():
             self.scheduler.forget_ready_tensors()
         if self._paused:
             return
@@ -104,25 +102,20 @@ class HookDriver(TrainingDriver):
 
     def _after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if module.training and torch.is_grad_enabled():
-            hook_backward(output, WeakMethodHook(self._queue_end_callback))
-
-    def _queue_end_callback(self, gradient: torch.Tensor | None = None) -> None:
-        if not self._end_callback_queued and not self._paused:
-            self._end_callback_queued = True
-            self._seen.clear()
-            Variable._execution_engine.queue_callback(WeakMethodHook(self._on_backward_end))
+            self._backward_pass.hook(output)
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        if not self._paused:
-            self._queue_end_callback()
-            self._seen.add(index)
+        if not self._paused and self._backward_pass.is_ready(index, self._named[index][0]):
             self._backward(*self._named[index])
 
     def _on_backward_end(self) -> None:
-        self._end_callback_queued = False
+        if self._paused:
+            return
+        for index in self._backward_pass.not_marked():
+            self._backward(*self._named[index])
         if self._find_unused:
             for index, (name, parameter) in enumerate(self._named):
-                if index not in self._seen:
+                if not self._backward_pass.reached(index):
                     parameter.bagua_ensure_grad()  # type: ignore[attr-defined]
                     self._backward(name, parameter)
         self._post_backward()

@@ -1,0 +1,82 @@
+"""Backward passes of a model: when the outermost one ends, and how often a parameter gets one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+
+from asyncddp.algorithms.gradient_hooks import WeakMethodHook
+
+
+class BackwardPass:
+    """The outermost backward pass of a model, in which its parameters get their gradients.
+
+    A parameter may get its gradient in several pieces, from backward passes inside of the outermost
+    one: those of reentrant checkpoints, reversible layers, and the like. How many there will be is
+    not known before the end, but mostly as many as in earlier passes.
+
+    Args:
+        on_end: Method to call at the end of a pass; its object is held weakly.
+
+    Attributes:
+        open: Whether a pass is under way.
+    """
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = WeakMethodHook(on_end)
+        self.open = False
+        self._counts: dict[int, int] = {}
+        self._most: dict[int, int] = {}
+        """Most gradients that each parameter got in a pass that has ended."""
+
+    def hook(self, output: Any) -> None:
+        """Register a hook that begins a pass when one reaches a model's output.
+
+        That is the outermost pass, also where the model runs backward passes of its own inside.
+        """
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.register_hook(WeakMethodHook(self.begin))  # type: ignore[no-untyped-call]
+
+    def begin(self, gradient: torch.Tensor | None = None) -> None:
+        """Begin a pass, unless one is under way."""
+        if not self.open:
+            self.open = True
+            self._counts.clear()
+            Variable._execution_engine.queue_callback(WeakMethodHook(self._end))
+
+    def count(self, index: int) -> int:
+        """Count a gradient of a parameter, and return how many it got in this pass."""
+        self.begin()
+        count = self._counts[index] = self._counts.get(index, 0) + 1
+        return count
+
+    def reached(self, index: int) -> bool:
+        """Return whether a parameter got a gradient in this pass."""
+        return index in self._counts
+
+    def is_last(self, index: int) -> bool:
+        """Return whether a parameter has as many gradients as it got in earlier passes, at most."""
+        return self._counts[index] == self._most.get(index)
+
+    def _end(self) -> None:
+        self.open = False
+        for index, count in self._counts.items():
+            self._most[index] = max(count, self._most.get(index, 0))
+        self._on_end()
+
+    def forget_failed(self) -> bool:
+        """Forget a pass that has failed, and will never end; return whether there was one."""
+        failed = self.open and torch._C._current_graph_task_id() == -1
+        if failed:
+            self.open = False
+        return failed
+
+    def forget_counts(self) -> None:
+        """Forget how many gradients parameters got, since they are numbered anew."""
+        self._counts.clear()
+        self._most.clear()
