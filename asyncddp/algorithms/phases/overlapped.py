@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -13,28 +14,37 @@ from asyncddp.algorithms.phases.parameter_averaging import ParameterAveragingPha
 from asyncddp.errors import UsageError
 from asyncddp.tensors.allocation import empty_like
 
+logger = logging.getLogger("asyncddp")
+
 
 class OverlappedPhase(ParameterAveragingPhase):
     """Communication phase of ``adapt_with_combine``: averages parameters while gradients are made.
 
     The first forward pass in training mode after a step starts the round, or else ``step()`` does.
-    The average is written just before the update. A forward pass after ``zero_grad()`` with neither
-    backward nor step in between means that the user has skipped a step: the pending round is
-    finished first, so that neighbours need not wait.
+    The average is written just before the update. Another forward pass, such as one for a log,
+    starts no round. But one that lies between two calls of ``zero_grad()``, with neither backward
+    nor step, means that the user has skipped a step: the pending round is finished before the next
+    one starts, so that neighbours need not wait.
     """
 
     averages_in_place = False  # the model reads them
     hooks_forward: ClassVar[bool] = True
     _versions: list[list[int]] | None = None
-    _forward_seen = _forward_discarded = False
+    _zeroed = _forward_seen = _forward_discarded = False
 
     @override
     def _on_forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if self._in_step or not (module.training and torch.is_grad_enabled()):
             return
         if self._forward_discarded:
+            logger.info(
+                "%s: a forward pass between two zero_grad() is taken for a skipped step; evaluate "
+                "under torch.no_grad() what is for a log",
+                self.config.averager.label,
+            )
             self._end_skipped_step()
-        self._forward_seen = True
+            self._zeroed = True
+        self._forward_seen |= self._zeroed
         # after the end of the world the model is used without its optimizer
         ended = self.config.averager.context.engine.closed
         if self._round is None and not ended and self._should_start_round():
@@ -53,7 +63,7 @@ class OverlappedPhase(ParameterAveragingPhase):
 
     def on_zero_grad(self) -> None:
         """Mark an earlier forward pass as discarded, unless a backward pass follows."""
-        self._forward_discarded = self._forward_seen
+        self._zeroed, self._forward_discarded = True, self._forward_seen
 
     @override
     def _averages_in_step(self) -> bool:
@@ -112,7 +122,7 @@ class OverlappedPhase(ParameterAveragingPhase):
     @override
     def _end_step(self, *, averaged: bool) -> None:
         super()._end_step(averaged=averaged)
-        self._forward_seen = self._forward_discarded = False
+        self._zeroed = self._forward_seen = self._forward_discarded = False
 
     def conclude(self) -> None:
         """Finish the round of a forward pass that no step has followed."""

@@ -202,6 +202,32 @@ def test_a_skipped_step_takes_its_average():
     assert LoopbackWorld(RANKS).run(case) == [4] * RANKS
 
 
+@pytest.mark.parametrize("where", ["before zero_grad", "before forward", "after step"])
+def test_a_forward_pass_for_a_log_is_no_round(where):
+    """One rank's further forward passes, wherever they are in its loop, change nothing."""
+
+    def case():
+        model = mlp(bf.rank())
+        optimizer = wrapped("adapt_with_combine", model)
+
+        def log(here, step):
+            if here == where and bf.rank() == 0:
+                float(square_loss(model, batch(bf.rank(), step)).detach())
+
+        for step in range(4):
+            log("before zero_grad", step)
+            optimizer.zero_grad()
+            log("before forward", step)
+            square_loss(model, batch(bf.rank(), step)).backward()
+            optimizer.step()
+            log("after step", step)
+        return vector(model), optimizer.round
+
+    got = LoopbackWorld(RANKS).run(case)
+    assert [count for _, count in got] == [4] * RANKS
+    assert_all_close([v for v, _ in got], train_by_matrix("adapt_with_combine", GRAPH, sgd, 4))
+
+
 def test_zero_grad_between_forward_and_backward_is_no_skipped_step():
     """An old habit: out = model(x); optimizer.zero_grad(); loss.backward(); optimizer.step()."""
 
