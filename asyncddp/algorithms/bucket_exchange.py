@@ -16,6 +16,7 @@ from asyncddp.engine import Handle
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.neighbor_exchange import ExchangedTensors, exchange_with_neighbors_nonblocking
 from asyncddp.tensors.allocation import zeros_like
+from asyncddp.tensors.means import split_divisor
 
 
 class BucketExchange(ABC):
@@ -126,12 +127,13 @@ class ReceivedMessages(Received):
             del weights[own]
         uniform = row.is_uniform or (row.is_silent and len({*weights.values()}) == 1)
         if uniform:  # so that ranks that sum the same tensors get the same bits
-            weights = dict.fromkeys(weights, 1.0)
+            scale, rest = split_divisor(len(weights))
+            weights = dict.fromkeys(weights, scale)
         total = zeros_like(self._plain)
         for rank in sorted(weights):
             message = self._tensors.sent if rank == own else self._tensors.received[rank]
             self._add(message, total, weights[rank])
-        return total.div_(len(weights)) if uniform else total
+        return total.div_(rest) if uniform else total
 
     @override
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:

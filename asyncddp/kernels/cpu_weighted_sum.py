@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
+from asyncddp.tensors.means import split_divisor
 
 WeightedTensor: TypeAlias = tuple[torch.Tensor, float]
 WEIGHT_TOLERANCE = 1e-12
@@ -45,9 +46,9 @@ def weighted_sum(
     if traits.kind is DtypeKind.INTEGER:
         _sum_wide(out, parts, [int(weight) for weight in weights], 1, torch.int64)
         return
-    divisor = mean_divisor(weights, shares)
-    if divisor != 1:
-        weights = [1.0] * len(terms)
+    scale, divisor = split_divisor(mean_divisor(weights, shares))
+    if scale != 1:
+        weights = [scale] * len(terms)
     if len(parts) <= 2 and dtype in _NATIVE_DTYPES:
         _sum(out, parts, weights, divisor)
         return
@@ -82,7 +83,7 @@ def mean_divisor(weights: Sequence[float], shares: int | None) -> int:
 
 
 def _sum(
-    out: torch.Tensor, parts: Sequence[torch.Tensor], weights: Sequence[float], divisor: int
+    out: torch.Tensor, parts: Sequence[torch.Tensor], weights: Sequence[float], divisor: float
 ) -> None:
     """Write the sum into ``out``, which may be the first part, or either of two."""
     if len(parts) == 2:
@@ -104,7 +105,7 @@ def _sum_wide(
     out: torch.Tensor,
     parts: Sequence[torch.Tensor],
     weights: Sequence[float],
-    divisor: int,
+    divisor: float,
     wide: torch.dtype,
 ) -> None:
     """Write the sum, accumulated in a wider dtype; that of integers wraps around on overflow."""

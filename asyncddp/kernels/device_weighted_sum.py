@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.tensors.means import split_divisor
 
 logger = logging.getLogger("asyncddp")
 
@@ -37,9 +38,9 @@ class TritonWeightedSum:
         if not own.is_floating_point() or not all(tensor.is_contiguous() for tensor in tensors):
             return False
         weights = [row.self_weight, *(row.src_weights[peer] for peer in row.sources)]
-        divisor = 1
-        if row.is_uniform:
-            weights, divisor = [1.0] * len(weights), len(weights)
+        scale, divisor = split_divisor(len(weights) if row.is_uniform else None)
+        if scale != 1:
+            weights = [scale] * len(weights)
         try:
             from asyncddp.kernels import triton_sum
         except ImportError as error:

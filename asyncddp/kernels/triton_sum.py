@@ -104,7 +104,7 @@ def weighted_sum(
     weights: Sequence[float],
     out: torch.Tensor,
     *,
-    divisor: int = 1,
+    divisor: float = 1,
     dtype: torch.dtype = torch.float32,
 ) -> None:
     r"""Queue :math:`y = \frac{1}{d} (w_0 x_0 + \sum_k w_k x_k)` on the current stream.
@@ -141,7 +141,7 @@ def _launch(
     first: torch.Tensor,
     others: Sequence[torch.Tensor],
     weights: Sequence[float],
-    divisor: int,
+    divisor: float,
     dtype: torch.dtype,
 ) -> None:
     tensors = (out, first, *others)

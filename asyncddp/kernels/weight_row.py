@@ -11,6 +11,7 @@ import torch
 
 from asyncddp.kernels.cpu_weighted_sum import WEIGHT_TOLERANCE
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
+from asyncddp.tensors.means import sum_of
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,7 @@ class WeightRow:
         if not others:
             return torch.mul(own, self.self_weight, out=out)
         if self.is_uniform:
-            torch.add(own, others[0], out=out)
-            for other in others[1:]:
-                out.add_(other)
-            return out.div_(len(others) + 1)
+            return sum_of([own, *others], len(others) + 1, out)
         torch.mul(own, self.self_weight, out=out)
         for peer, other in zip(self.sources, others, strict=True):
             out.add_(other, alpha=self.src_weights[peer])

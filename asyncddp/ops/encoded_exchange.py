@@ -21,6 +21,7 @@ from asyncddp.ops.validation import check_tensor, signature_of
 from asyncddp.tensors.allocation import empty, zeros
 from asyncddp.tensors.byte_views import dense, on_host
 from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.tensors.means import add, split_divisor
 
 Compression: TypeAlias = str | Compressor | TensorCompressor | None
 """A compressor by name, with options, or with the state of one tensor; None sends as it is."""
@@ -161,14 +162,14 @@ def sum_encoded_over_group(
     rows = torch.split(parts if codec is None else codec.encode(parts), 1)
     form = encoded_signature(title, tensor, rows[0])
     received = yield from exchange_all_to_all(op, group, form, rows)
-    total = zeros((1, parts.shape[1]), wide, tensor.device)
+    total, (scale, rest) = zeros((1, parts.shape[1]), wide, tensor.device), split_divisor(divisor)
     for message in received:
         if codec is None:
-            total.add_(message)
+            add(total, message, scale)
         else:
-            codec.decode_add(message, total, 1.0, tensor.dtype)
-    if divisor != 1:
-        total.div_(divisor)
+            codec.decode_add(message, total, scale, tensor.dtype)
+    if rest != 1:
+        total.div_(rest)
     mean = total.to(tensor.dtype)
     row = mean if codec is None else codec.second_message.encode(mean)
     form = encoded_signature(title, tensor, row)

@@ -22,6 +22,7 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
+from asyncddp.tensors.means import first_divisor
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 _VERB = "hierarchical_allreduce"
@@ -46,7 +47,8 @@ def hierarchical_allreduce(
               d = n \text{ or } 1
 
     The first rank of each machine m has the sum over its machine, takes part in the sum over
-    machines, and gives the result to the others. Machines may have different numbers of ranks.
+    machines, and gives the result to the others. Machines may have different numbers of ranks. For
+    an average :math:`s_m` is divided by a power of two at once, so that it does not overflow.
 
     Args:
         tensor: :math:`x_i`, equal in shape and dtype on all ranks. Halves are summed in float32.
@@ -94,12 +96,13 @@ def hierarchical_allreduce(
         if len(leaders) == 1:
             total = yield from sum_over_group(op, group, local, tensor, dtype, title, divisor, out)
             return write_result(total, tensor, out)
-        total = yield from sum_over_group(op, group, local, tensor, dtype, title)
+        first = first_divisor(max(map(len, context.machines.members))) if average else None
+        total = yield from sum_over_group(op, group, local, tensor, dtype, title, first)
         if context.rank in leaders:
             encodes = compression is not None and tensor.numel()
             codec = bound_to(op, compression) if encodes else None
             total = yield from sum_encoded_over_group(
-                op, leaders, total, codec, title, divisor or 1
+                op, leaders, total, codec, title, (divisor or 1) / (first or 1)
             )
         else:
             op.skip_exchanges(_SCATTER_AND_GATHER)

@@ -15,9 +15,9 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.errors import ArgumentError, UnknownNameError
 from asyncddp.ops.validation import accumulation_dtype, check_tensor
 from asyncddp.registry import nearest
-from asyncddp.tensors.allocation import make_tensor
+from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.dtypes import DtypeKind
-from asyncddp.torch_modes import normal_mode
+from asyncddp.tensors.means import sum_of
 
 
 class ReduceOp(Enum):
@@ -109,25 +109,19 @@ class Reduction:
             ... )
             tensor([3, 5], dtype=torch.int32)
         """
-        first, rest, reduce = terms[0], terms[1:], self._of_two
-        paired = len(terms) > 1 and first.dtype is self.dtype
-        if paired and out is None and first.nbytes <= _SMALL and streams_of(first) is None:
-            with normal_mode():
-                total = reduce(first, terms[1])
-        else:
-            total = empty_on(streams_of(first), first.shape, self.dtype) if out is None else out
-            if paired:
-                reduce(first, terms[1], out=total)
-            else:
-                total.copy_(first)
-        for term in rest[1:] if paired else rest:
+        first, reduce = terms[0], self._of_two
+        alike = first.dtype is self.dtype
+        if out is None and not (alike and first.nbytes <= _SMALL and streams_of(first) is None):
+            out = empty_on(streams_of(first), first.shape, self.dtype)
+        if self.is_sum:
+            return sum_of(terms, self.divisor(len(terms)), out)
+        total = detached_copy(first) if out is None else out.copy_(first)
+        for term in terms[1:]:
             reduce(total, term, out=total)
-        divisor = self.divisor(len(terms))
-        return total if divisor is None else total.div_(_number(divisor, self.dtype))
+        return total
 
 
 _reduction = lru_cache(Reduction)
-_number = lru_cache(make_tensor)  # a tensor divides four times as fast as a number
 
 
 def reduction_of(

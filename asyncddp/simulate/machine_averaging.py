@@ -16,6 +16,7 @@ from asyncddp.simulate.mixing_round import MixingRound
 from asyncddp.simulate.rank_codecs import RankCodecs
 from asyncddp.simulate.simulated_bucket import SimulatedBucket, StackedExchangeResult
 from asyncddp.tensors.allocation import make_tensor
+from asyncddp.tensors.means import first_divisor
 
 
 class MachineAveraging(NeighborAveraging):
@@ -96,8 +97,9 @@ class MachineGlobalAveraging(GlobalAveraging):
         if len(leaders) == 1:
             return self._averaged(sent)[0]
         parts = torch.split(sent, self._scenario.ranks_per_machine)
-        sums = torch.stack([part.sum(dim=0) for part in parts])
-        return codecs.averaged(sums, self.divisor, leaders)
+        first = first_divisor(len(parts[0])) if self.divisor > 1 else 1
+        sums = torch.stack([part.sum(dim=0) / first for part in parts])
+        return codecs.averaged(sums, self.divisor / first, leaders)
 
     @override
     def traffic(self, nbytes: float) -> Traffic:

@@ -20,6 +20,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.means import add, scaled, split_divisor, sum_of
 from asyncddp.transport.base import Request
 
 
@@ -134,57 +135,58 @@ def reduce_scatter(
     exchange: CollectiveExchange,
     parts: Sequence[torch.Tensor],
     out: torch.Tensor,
-    divisor: int | None = None,
+    divisor: float | None = None,
 ) -> Steps:
     """Sum part r of all ranks on rank r, into ``out``; ``parts`` stay as they are."""
+    scale, rest = split_divisor(divisor)
     if exchange.few:
-        yield from _reduce_directly(exchange, parts, out)
+        yield from _reduce_directly(exchange, parts, out, scale)
     else:
-        yield from _reduce_in_ring(exchange, parts, out)
-    divide(out, divisor)
+        yield from _reduce_in_ring(exchange, parts, out, scale)
+    if rest != 1:
+        out.div_(rest)
 
 
 def _reduce_directly(
-    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor
+    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor, scale: float
 ) -> Steps:
     """Sum what the others send of this rank's part, each addition while the next one arrives."""
     own = parts[exchange.rank]
     terms = {peer: empty(own.shape, own.dtype) for peer in exchange.others()}
     receives = [exchange.receive(term, peer) for peer, term in terms.items()]
     sends = [exchange.send(parts[peer], peer) for peer in terms]
-    out.copy_(own)
+    scaled(own, scale, out)
     for receive, term in zip(receives, terms.values(), strict=True):
         yield [receive]
-        add(out, term)
+        add(out, term, scale)
     yield sends
 
 
 def _reduce_in_ring(
-    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor
+    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor, scale: float
 ) -> Steps:
     """Add this rank's term to the sum of each part that comes by."""
     rank, size = exchange.rank, exchange.size
     given = parts[(rank - 1) % size]
+    if scale != 1:
+        given = scaled(given, scale, empty(given.shape, given.dtype))
     for step in range(size - 1):
         mine = parts[(rank - step - 2) % size]
         taken = out if step == size - 2 else empty(mine.shape, mine.dtype)
         yield [exchange.receive(taken, rank - 1), exchange.send(given, rank + 1)]
-        add(taken, mine)
+        add(taken, mine, scale)
         given = taken
 
 
 def allreduce(
-    exchange: CollectiveExchange, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
+    exchange: CollectiveExchange, tensor: torch.Tensor, out: torch.Tensor, divisor: float | None
 ) -> Steps:
     """Sum flat tensors of all ranks into ``out``, and divide the sum."""
     if tensor.nbytes <= SHORT_BYTES:
         every = empty((exchange.size, tensor.numel()), tensor.dtype)
         every[exchange.rank].copy_(tensor)
         yield from allgather(exchange, list(every), directly=True)
-        for term in every[1:]:
-            add(every[0], term)
-        out.copy_(every[0])
-        divide(out, divisor)
+        sum_of(list(every), divisor, out)
         return
     sums = list(torch.tensor_split(out, exchange.size))
     parts = list(torch.tensor_split(tensor, exchange.size))
@@ -200,7 +202,7 @@ def sum_between_machines(
     machine_sum: PointToPointRequest,
     part: torch.Tensor,
     sums: Sequence[torch.Tensor],
-    divisor: int | None,
+    divisor: float | None,
 ) -> Steps:
     """Sum this rank's part with its counterparts', and give it to the ranks of its machine.
 
@@ -209,17 +211,3 @@ def sum_between_machines(
     yield [machine_sum]
     yield from allreduce(exchange, part, sums[inside.rank], divisor)
     yield from allgather(inside, sums, directly=True)
-
-
-def add(total: torch.Tensor, term: torch.Tensor) -> None:
-    """Add a term in place; of bools, the logical or."""
-    if total.dtype == torch.bool:
-        total.logical_or_(term)
-    else:
-        total.add_(term)
-
-
-def divide(total: torch.Tensor, divisor: int | None) -> None:
-    """Divide a sum in place, for an average."""
-    if divisor is not None:
-        total.div_(divisor)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from asyncddp.errors import MismatchError
-from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.tensors.means import sum_of
 from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.thread_group import ThreadGroup
@@ -163,15 +163,15 @@ def _least_pause(rank: int, size: int) -> float:
 
 def _reduce(pairs: list[Any], divisor: int | None, verb: str) -> torch.Tensor:
     """Sum the ranks' terms in rank order, and divide the sum."""
-    total: torch.Tensor = detached_copy(pairs[0][0])
-    for other, _ in pairs[1:]:
-        if other.shape != total.shape or other.dtype != total.dtype:
+    terms: list[torch.Tensor] = [given.detach() for given, _ in pairs]
+    first = terms[0]
+    for other in terms[1:]:
+        if other.shape != first.shape or other.dtype != first.dtype:
             raise MismatchError(
-                f"ranks met in one {verb} with {total.dtype} of shape {tuple(total.shape)} "
+                f"ranks met in one {verb} with {first.dtype} of shape {tuple(first.shape)} "
                 f"and {other.dtype} of shape {tuple(other.shape)}"
             )
-        total = total.logical_or_(other) if total.dtype == torch.bool else total.add_(other)
-    return total if divisor is None else total.div_(divisor)
+    return sum_of(terms, divisor)
 
 
 def _allreduce(pairs: list[Any], divisor: int | None) -> None:

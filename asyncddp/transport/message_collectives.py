@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from asyncddp.tensors.allocation import empty, zeros
+from asyncddp.tensors.means import first_divisor
 from asyncddp.transport import collective_algorithms as algorithms
 from asyncddp.transport.base import Request
 from asyncddp.transport.collective_algorithms import CollectiveExchange, PointToPoint, Steps
@@ -95,13 +96,15 @@ class MessageCollectives:
                 return whole.copy_(taken[:count])
 
         part = empty((len(given) // ranks,), tensor.dtype)
-        summed = SharedMemoryReduceScatterRequest(buffers, given, part, None)
+        first = None if divisor is None else first_divisor(divisor)
+        rest = None if divisor is None or first is None else divisor / first
+        summed = SharedMemoryReduceScatterRequest(buffers, given, part, first)
         step = _part(part, len(self._counterparts)) * len(self._counterparts)
         lanes = zip(self._lanes(self._counterparts), self._lanes(self._machine), strict=False)
         rows = torch.split(taken.view(ranks, -1), step, dim=1)
         return self._request(
             (
-                algorithms.sum_between_machines(lane, inside, summed, piece, list(row), divisor)
+                algorithms.sum_between_machines(lane, inside, summed, piece, list(row), rest)
                 for piece, row, (lane, inside) in zip(
                     _pieces(part, step), rows, lanes, strict=False
                 )

@@ -33,6 +33,7 @@ from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import dense
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from asyncddp.tensors.free_list import FreeList
+from asyncddp.tensors.means import split_divisor
 from asyncddp.torch_modes import normal_mode
 from asyncddp.windows.staging import (
     BufferPool,
@@ -170,14 +171,15 @@ class DeviceStaging(SynchronousTensorStaging):
         # sum on the host in the accumulation dtype, and add that to x on the device
         values, traits = own.detach(), DTYPES[own.dtype]
         weights = [weight, *(share for _, share in terms)]
-        divisor = mean_divisor(weights, shares) if traits.kind is not DtypeKind.INTEGER else 1
+        mean = mean_divisor(weights, shares) if traits.kind is not DtypeKind.INTEGER else 1
+        scale, divisor = split_divisor(mean)
         between = uses_lerp(own.dtype, weights)
         wide = torch.int64 if traits.kind is DtypeKind.INTEGER else traits.accumulate
         with _ordered(self._streams, values) as order:
             there = None
             if terms:
-                plain = divisor != 1 or between
-                parts = [(tensor, 1.0 if plain else share) for tensor, share in terms]
+                plain = 1.0 if between else scale
+                parts = [(x, plain if between or mean != 1 else share) for x, share in terms]
                 there = self._sum_on_device(values.shape, wide, parts)
             with order.stream_context():
                 out = empty(values.shape, values.dtype, values.device) if clone else values
@@ -186,7 +188,7 @@ class DeviceStaging(SynchronousTensorStaging):
                 elif between:
                     torch.lerp(values, there, weights[1], out=out)
                 else:
-                    there.add_(values, alpha=1 if divisor != 1 else scalar_for(values, weight))
+                    there.add_(values, alpha=scale if mean != 1 else scalar_for(values, weight))
                     out.copy_(there.div_(divisor) if divisor != 1 else there)
         if not clone:
             return own

@@ -13,6 +13,7 @@ import asyncddp as bf
 import topology
 from asyncddp.compression import compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
+from asyncddp.tensors.means import first_divisor
 from tests.support import LoopbackWorld, on
 from tests.support.pairwise import pairs_of
 
@@ -132,8 +133,10 @@ def among_machines(per_machine):
         x = held(bf.rank(), shape, dtype)
         sums = [sum(held(r, shape, dtype).to(WIDE[dtype]) for r in group) for group in machines]
         for divisor in (n, 1):
-            encodes = len(machines) > 1 and x.numel()
-            wanted = sum_over(name, sums, divisor, dtype) if encodes else sum(sums) / divisor
+            first = first_divisor(per_machine) if divisor > 1 else 1
+            wanted = sum(sums) / divisor
+            if len(machines) > 1 and x.numel():
+                wanted = sum_over(name, [one / first for one in sums], divisor / first, dtype)
             got = bf.hierarchical_allreduce(x, average=divisor > 1, compression=name)
             check(got, wanted.to(dtype), dtype)
             check_same_on(range(n), got)
@@ -141,7 +144,10 @@ def among_machines(per_machine):
 
 @pytest.mark.parametrize("per_machine", [1, 2, 3])
 def test_global_averages_among_machines(per_machine):
-    """hierarchical_allreduce: sums of machines, which may differ in size, travel encoded."""
+    """hierarchical_allreduce: sums of machines, which may differ in size, travel encoded.
+
+    Those of an average are divided by a power of two first.
+    """
     settings = {"ranks_per_machine": per_machine}
     LoopbackWorld(4).run(among_machines, per_machine, settings=settings)
 

@@ -133,6 +133,73 @@ def test_operators_have_names(world):
     world.run(names)
 
 
+HUGE = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
+
+
+def means_of_huge(dtype):
+    """All verbs that average, of equal tensors of the largest number, in all sizes."""
+    n = bf.size()
+    group = bf.new_group(range(min(3, n)))
+    for count in (4, 20_004, 400_008):
+        x = torch.full((n * count,), torch.finfo(dtype).min, dtype=dtype)
+        means = [
+            bf.allreduce(x),
+            bf.allreduce_(x.clone()),
+            bf.allreduce([x, x[:4]])[0],
+            bf.hierarchical_allreduce(x),
+            bf.local_allreduce(x),
+            bf.neighbor_allreduce(x),
+        ]
+        part, root = bf.reduce_scatter(x), bf.reduce(x, 0)
+        encoded = torch.full((n * count,), -(2.0**127))
+        assert torch.equal(bf.allreduce(encoded, compression="bf16"), encoded)
+        if bf.rank() in group.ranks:
+            means.append(bf.allreduce(x, group=group))
+        for number, mean in enumerate(means):
+            assert torch.equal(mean, x), (number, count, mean)
+        assert torch.equal(part, x[:count])
+        assert root is None or torch.equal(root, x)
+
+
+@by_transport(dtype=HUGE)
+def test_the_mean_of_equal_huge_values_is_that_value(world, dtype):
+    """A mask of the smallest number stays one: a mean is not divided after its sum is infinite."""
+    world.run(means_of_huge, dtype)
+
+
+def huge_buffers():
+    mask = torch.full((300, 300), torch.finfo(torch.float32).min)
+    model = torch.nn.Linear(3, 3)
+    model.register_buffer("mask", mask.clone())
+    model.register_buffer("halves", torch.full((5,), -65504.0, dtype=torch.float16))
+    bf.average_model(model)
+    assert torch.equal(model.mask, mask)
+    assert (model.halves == -65504.0).all()
+    parameters = {"mask": mask.clone()}
+    bf.allreduce_parameters(parameters)
+    assert torch.equal(parameters["mask"], mask)
+
+
+def test_averaged_models_keep_masks(world):
+    """In ``average_model`` and ``allreduce_parameters``."""
+    world.run(huge_buffers)
+
+
+@pytest.mark.parametrize("compression", [None, "fp16"])
+@pytest.mark.parametrize("machine", [1, 2, 3])
+def test_between_machines_no_sum_overflows(machine, compression):
+    """Neither that of a machine, nor what it sends encoded to the others."""
+    value = -65504.0 if compression else torch.finfo(torch.float32).min
+
+    def means():
+        x = torch.full((50_001,), value)
+        got = bf.hierarchical_allreduce(x, compression=compression)
+        return torch.equal(got, x)
+
+    with bf.local_world(6, ranks_per_machine=machine) as several:
+        assert all(several.run(means))
+
+
 def same_bits():
     x = torch.randn(5_000, generator=torch.Generator().manual_seed(bf.rank()))
     for op in ("product", "sum"):

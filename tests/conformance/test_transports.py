@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import threading
@@ -405,6 +406,27 @@ def scattered_sums(transport, dtype):
 def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(world, dtype):
     """Of parts both below and above what travels through shared memory."""
     world.run_bare(scattered_sums, dtype)
+
+
+def means_of_huge(transport, dtype):
+    n, value = transport.size, -(2.0 ** (math.frexp(torch.finfo(dtype).max)[1] - 1))
+    for length in (4, 6_000, 300_000):
+        x = torch.full((n * length,), value, dtype=dtype)
+        own, out, part = x.clone(), torch.empty_like(x), torch.empty_like(x[:length])
+        for request in (
+            transport.iallreduce(x, out, n),
+            transport.iallreduce(own, None, n),
+            transport.ireduce_scatter(x, part, n),
+        ):
+            transport.finish(request, SECONDS, "average")
+        for mean in (own, out, part):
+            assert torch.equal(mean, x[: len(mean)])
+
+
+@by_transport(WORLDS, dtype=[torch.float32, torch.float64, torch.complex64])
+def test_the_mean_of_equal_huge_values_is_that_value(world, dtype):
+    """A transport divides where nothing overflows."""
+    world.run_bare(means_of_huge, dtype)
 
 
 def broadcasts(transport):

@@ -13,6 +13,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.ops.reduce_op import ReduceOp as LibraryOp
 from asyncddp.ops.reduce_op import Reduction
 from asyncddp.tensors.dtypes import DtypeKind, dtype_traits_of
+from asyncddp.tensors.means import sum_of
 
 _OPERATORS = {
     ReduceOp.SUM: LibraryOp.SUM,
@@ -70,9 +71,9 @@ class GroupReduction:
 
     def of(self, terms: Sequence[torch.Tensor]) -> torch.Tensor:
         """Reduce prepared terms in their order; the result is new, in the reduction's dtype."""
-        total = self.reduction.of(terms)
-        divisor = self.divisor(len(terms))
-        return self.finish_sum(total if divisor is None else total.div_(divisor), len(terms))
+        if self.divisor(len(terms)) is not None:
+            return sum_of(terms, len(terms))
+        return self.finish_sum(self.reduction.of(terms), len(terms))
 
 
 def reduction_for(verb: str, op: Any, tensor: torch.Tensor) -> GroupReduction:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from asyncddp.errors import ArgumentError
+from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.tensors.means import scaled, split_divisor
 from asyncddp.transport.base import Request
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair
 from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest
@@ -49,7 +51,10 @@ class MPICollectives:
     def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
         """Start to sum a tensor of all ranks into another, and to divide the sum."""
         datatype, operation = _reduction(tensor.dtype)
-        same = into.data_ptr() == tensor.data_ptr()
+        scale, rest = split_divisor(divisor)
+        same = into.data_ptr() == tensor.data_ptr() or scale != 1
+        if scale != 1:
+            scaled(tensor, scale, into)
 
         def start(pair: tuple[MPI.buffer, MPI.buffer]) -> MPI.Request:
             count = len(pair[0]) // tensor.element_size()
@@ -57,14 +62,14 @@ class MPICollectives:
             return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)
 
         pieces = list(zip(cut(tensor), cut(into), strict=True))
-        return self._start(start, pieces, (tensor, into), _division(into, divisor))
+        return self._start(start, pieces, (tensor, into), _division(into, rest))
 
     def reduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
     ) -> Request:
         """Start to sum a tensor of all ranks, of which this one keeps its part."""
         datatype, operation = _reduction(tensor.dtype)
-        ranks = self._comm.size
+        ranks, (scale, rest) = self._comm.size, split_divisor(divisor)
         # larger tensors are copied in blocks of columns
         step = max(1, LARGEST_PIECE // (ranks * tensor.element_size()))
 
@@ -75,8 +80,10 @@ class MPICollectives:
 
         parts = torch.split(tensor.view(ranks, out.numel()), step, dim=1)
         columns = [part.contiguous() for part in parts]
+        if scale != 1:
+            columns = [scaled(one, scale, empty(one.shape, one.dtype)) for one in columns]
         pairs = list(zip(columns, torch.split(out, step), strict=True))
-        return self._start(start, pairs, pairs, _division(out, divisor))
+        return self._start(start, pairs, pairs, _division(out, rest))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """Start to replace a tensor by the root's."""
@@ -105,8 +112,8 @@ class MPICollectives:
         return self._start(lambda _: self._comm.Ibarrier(), [None])
 
 
-def _division(total: torch.Tensor, divisor: int | None) -> Callable[[], object] | None:
-    return None if divisor is None else partial(total.div_, divisor)
+def _division(total: torch.Tensor, divisor: float) -> Callable[[], object] | None:
+    return None if divisor == 1 else partial(total.div_, divisor)
 
 
 def _reduction(dtype: torch.dtype) -> tuple[MPI.Datatype, MPI.Op]:

@@ -5,10 +5,9 @@ Terms are added in the order of the ranks, so that all get the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
+from asyncddp.tensors.means import sum_of
 from asyncddp.transport.shared_memory.collective_buffers import (
     PUBLISHED,
     REDUCED,
@@ -40,7 +39,7 @@ class SharedMemoryAllreduceRequest(SlotCollectiveRequest):
     def _consume_piece(self, number: int) -> None:
         own, rank = self._own[number], self._buffers.rank
         terms = [own, self._slot(1 - rank, own, number)]
-        _add(terms if rank == 0 else terms[::-1], self._out[number], self._divisor)
+        sum_of(terms if rank == 0 else terms[::-1], self._divisor, self._out[number])
 
 
 class SharedMemoryPartwiseAllreduceRequest(SharedMemoryAllreduceRequest):
@@ -76,7 +75,7 @@ class SharedMemoryPartwiseAllreduceRequest(SharedMemoryAllreduceRequest):
         parts = [self._rank_part(piece, rank) for piece in every]
         if parts[0].numel():
             total = self._rank_part(self._slot(rank, own, number, sums=True), rank)
-            _add(parts, total, self._divisor)
+            sum_of(parts, self._divisor, total)
         self._reduced += 1
         self._announce(REDUCED, self._reduced)
         return True
@@ -130,17 +129,4 @@ class SharedMemoryReduceScatterRequest(SlotCollectiveRequest):
             own[rank] if peer == rank else self._slot(peer, own, number).view(own.shape)[rank]
             for peer in range(len(self._buffers.ranks))
         ]
-        _add(terms, self._out[number], self._divisor)
-
-
-def _add(terms: Sequence[torch.Tensor], out: torch.Tensor, divisor: int | None) -> None:
-    """Add terms in their order into ``out``, and divide the sum."""
-    torch.add(terms[0], terms[1], out=out)
-    for term in terms[2:]:
-        out.add_(term)
-    if divisor is None:
-        return
-    if divisor & (divisor - 1) or out.is_complex():
-        out.div_(divisor)
-    else:  # of a power of two the reciprocal gives the same bits, and sooner
-        out.mul_(1 / divisor)
+        sum_of(terms, self._divisor, self._out[number])

@@ -99,6 +99,8 @@ def test_wait_with_a_timeout_names_the_verb(queue):
         ("SUM", torch.int8, [100, 100], -56),
         ("AVG", torch.int64, [-3, 0], -2),
         ("AVG", torch.float16, [1.0, 2.0], 1.5),
+        ("AVG", torch.float16, [-65504.0, -65504.0], -65504.0),
+        ("AVG", torch.float32, [-(2.0**127)] * 4, -(2.0**127)),
         ("SUM", torch.bool, [True, False], True),
         ("PRODUCT", torch.bool, [True, False], False),
         ("MAX", torch.uint8, [3, 250], 250),

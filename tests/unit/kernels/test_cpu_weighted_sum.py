@@ -42,10 +42,11 @@ def test_sums_of_floats_into_any_of_the_terms(dtype, weights):
 def test_the_mean_of_equal_values_is_that_value(dtype):
     """A sum and one division, or an interpolation: the weight 1/3 is never rounded."""
     for count in (1, 2, 3, 6, 7):
-        x = torch.full((10,), 1.25, dtype=dtype)
-        out = torch.empty_like(x)
-        weighted_sum(out, [(x, 1 / count)] * count, shares=count)
-        assert torch.equal(out, x), count
+        for value in (1.25, torch.finfo(dtype).min):
+            x = torch.full((10,), value, dtype=dtype)
+            out = torch.empty_like(x)
+            weighted_sum(out, [(x, 1 / count)] * count, shares=count)
+            assert torch.equal(out, x), count
 
 
 def test_a_mean_with_zeros_left_out_is_divided_by_all():

@@ -89,7 +89,7 @@ def test_what_is_no_failure_of_triton_s_is_raised(fused, put):
 
 
 def test_the_kernel_gets_the_weights_or_a_sum_and_a_divisor(fused, put):
-    """The kernel gets a row's weights; of a uniform row it gets ones and a divisor."""
+    """The kernel gets a row's weights; of a uniform one powers of two, and what divides the sum."""
     given = []
 
     def mix(own, others, weights, out, *, divisor, dtype):
@@ -102,7 +102,7 @@ def test_the_kernel_gets_the_weights_or_a_sum_and_a_divisor(fused, put):
     weighted_sum_on_device(row, torch.float64, x, [x, x], torch.empty(3, dtype=torch.float64))
     assert given == [
         (2, [0.5, 0.25, 0.125], 1, torch.float32),
-        (2, [1.0, 1.0, 1.0], 3, torch.float64),
+        (2, [0.25, 0.25, 0.25], 0.75, torch.float64),
     ]
 
 

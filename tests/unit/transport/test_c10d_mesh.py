@@ -87,6 +87,7 @@ CASES = {
     "given_up_send": (),
     "sums": (torch.float32,),
     "scattered_sums": (torch.float64,),
+    "means_of_huge": (torch.float32,),
     "splits": (),
 }
 

@@ -10,8 +10,9 @@ import torch
 
 from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
-from asyncddp.tensors.allocation import zeros
+from asyncddp.tensors.allocation import empty, zeros
 from asyncddp.tensors.byte_views import as_bytes
+from asyncddp.tensors.means import scaled, split_divisor
 from asyncddp.transport.base import COLLECTIVE_GIVEN_UP, Request, Transport, collectives_broken
 from asyncddp.transport.cuda.nccl.communicator import BYTE, NCCLCall, NCCLCommunicator, nccl_group
 
@@ -111,16 +112,23 @@ class NCCLCollectives:
     ) -> Request:
         """Enqueue an ``allreduce`` or ``reduce_scatter``, and the division of the sum."""
         code, width, operation = _CODES[tensor.dtype]
+        (scale, rest), given = split_divisor(divisor), tensor
+        if scale != 1:
+            self.raise_if_failed()
+            whole = what == "allreduce"
+            with self._streams.stream_context(StreamRole.COMPUTE):
+                room = out if whole else empty(tensor.shape, tensor.dtype, tensor.device)
+                given = scaled(tensor, scale, room)
 
         def call(handle: Any, stream: int) -> None:
             if out.numel():
                 reduce = handle.allReduce if what == "allreduce" else handle.reduceScatter
                 count = out.numel() * width
-                reduce(tensor.data_ptr(), out.data_ptr(), count, code, operation, stream)
-            if divisor is not None:
-                out.div_(divisor)
+                reduce(given.data_ptr(), out.data_ptr(), count, code, operation, stream)
+            if rest != 1:
+                out.div_(rest)
 
-        return self._enter(what, call, [tensor, out])
+        return self._enter(what, call, [given, out])
 
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """``ncclBroadcast`` of the bytes."""

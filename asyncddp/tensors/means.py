@@ -1,0 +1,94 @@
+"""Sums and means of tensors, term by term, such that no mean of finite numbers is infinite.
+
+A mean is formed of terms that are multiplied by a power of two first. That changes no bit of the
+result but where a term is so small that it is rounded: below n times the smallest normal number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+
+import torch
+
+from asyncddp.tensors.allocation import make_tensor
+from asyncddp.torch_modes import normal_mode
+
+_number = lru_cache(make_tensor)  # takes less time than a number, and so does one of its dtype
+
+
+@lru_cache
+def split_divisor(divisor: float | None) -> tuple[float, float]:
+    """Return a power of two that scales the terms of a sum, and what divides the sum of those.
+
+    No sum of at most ``divisor`` scaled terms overflows. Both are 1 where nothing is divided.
+
+    Example:
+        >>> split_divisor(3), split_divisor(4), split_divisor(0.75), split_divisor(None)
+        ((0.25, 0.75), (0.25, 1), (1, 0.75), (1, 1))
+    """
+    if divisor is None or divisor <= 1:
+        return 1, divisor or 1
+    power = first_divisor(divisor)
+    return 1 / power, 1 if divisor == power else divisor / power
+
+
+def first_divisor(count: float) -> int:
+    """Return the least power of two that is not below ``count``.
+
+    A sum that is divided by it can be summed on, and then be divided by the rest of a divisor.
+    """
+    power = 1
+    while power < count:
+        power *= 2
+    return power
+
+
+def sum_of(
+    terms: Sequence[torch.Tensor], divisor: float | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Add terms in their order, and divide the sum; of bools, the logical or.
+
+    ``out`` may be one of the first two terms, or have a wider dtype than all. Without it the result
+    is new. Returns it.
+
+    Example:
+        >>> huge = torch.tensor([torch.finfo(torch.float32).max])
+        >>> bool(sum_of([huge, huge, huge], 3) == huge)
+        True
+    """
+    first, others, (scale, rest) = terms[0], terms[1:], split_divisor(divisor)
+    if scale != 1 and first.dtype.is_complex:
+        parts = [torch.view_as_real(term) for term in terms]
+        into = None if out is None else torch.view_as_real(out)
+        return torch.view_as_complex(sum_of(parts, divisor, into))
+    if out is not None and first.dtype is not out.dtype:
+        first = out.copy_(first)
+    elif scale != 1 and others and out is not None and others[0].data_ptr() == out.data_ptr():
+        first, others = others[0], [first, *others[1:]]
+    with normal_mode() if out is None else nullcontext():
+        if scale != 1:
+            total = torch.mul(first, _number(scale, first.dtype), out=out)
+        elif others:
+            total, others = torch.add(first, others[0], out=out), others[1:]
+        else:
+            total = first.clone() if out is None else out.copy_(first)
+    for term in others:
+        total.add_(term) if scale == 1 else total.add_(term, alpha=scale)
+    return total if rest == 1 else total.div_(_number(rest, total.dtype))
+
+
+def scaled(term: torch.Tensor, scale: float, out: torch.Tensor) -> torch.Tensor:
+    """Write a multiple of a term into ``out``, which may be the term, and return it."""
+    if scale != 1:
+        return torch.mul(term, _number(scale, term.dtype), out=out)
+    return out if out is term else out.copy_(term)
+
+
+def add(total: torch.Tensor, term: torch.Tensor, scale: float = 1) -> None:
+    """Add a multiple of a term in place; of bools, the logical or."""
+    if total.dtype == torch.bool:
+        total.logical_or_(term)
+    else:
+        total.add_(term, alpha=scale)
