@@ -19,7 +19,8 @@ class WeightRow:
     """One rank's row of the mixing matrix: receive weights by source and send factors by target.
 
     ``row_of`` returns a target rank's own weight and receive weights by this rank's topology; it is
-    None if the weights do not come from a topology.
+    None if the weights do not come from a topology. This rank's own are not the topology's where
+    they are set ``by_hand``.
     """
 
     self_weight: float
@@ -28,6 +29,7 @@ class WeightRow:
     row_of: Callable[[int], tuple[float, Mapping[int, float]]] | None = field(
         default=None, compare=False, repr=False
     )
+    by_hand: bool = field(default=False, compare=False, repr=False)
 
     def without(self, sources: Collection[int]) -> WeightRow:
         r"""Return a row in which the weights of some sources are added to the own weight.
@@ -94,15 +96,21 @@ class WeightRow:
         return self.lerp_weight is not None or (self.is_uniform and bool(self.src_weights))
 
     def describe_rows(self) -> tuple[str, Mapping[int, str]]:
-        """Format this row and, by this rank's topology, its targets' rows, for error messages.
+        """Format this row and its targets' rows by this rank's topology, so that they be compared.
+
+        This row is empty where it is not the topology's.
 
         Example:
-            >>> WeightRow(0.5, {2: 0.25, 1: 0.25}, {}).describe_rows()
-            ('(own 0.5, rank 1: 0.25, rank 2: 0.25)', {})
+            >>> row = WeightRow(0.5, {2: 0.25, 1: 0.25}, {1: 1.0}, lambda rank: (1.0, {}))
+            >>> row.describe_rows()
+            ('(own 0.5, rank 1: 0.25, rank 2: 0.25)', {1: '(own 1)'})
         """
         row_of = self.row_of
-        others = {} if row_of is None else {r: format_weight_row(*row_of(r)) for r in self.targets}
-        return format_weight_row(self.self_weight, self.src_weights), others
+        if row_of is None:
+            return "", {}
+        others = {rank: format_weight_row(*row_of(rank)) for rank in self.targets}
+        own = "" if self.by_hand else format_weight_row(self.self_weight, self.src_weights)
+        return own, others
 
     def weighted_sum(
         self, own: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor

@@ -146,4 +146,4 @@ def to_rank_row(context: Context, row: WeightRow) -> WeightRow:
 
     src_weights, dst_weights = same_local_rank(row.src_weights), same_local_rank(row.dst_weights)
     rows = None if row_of is None else row_of_rank
-    return WeightRow(row.self_weight, src_weights, dst_weights, rows)
+    return WeightRow(row.self_weight, src_weights, dst_weights, rows, row.by_hand)

@@ -73,7 +73,7 @@ class WeightResolver:
                 f"{self._names[2]} as well to choose neighbours freely"
             )
         every = {peer: self._sources.get(peer, 0.0) for peer in near.src_weights}
-        return WeightRow(self._own, every, targets, row_of)
+        return WeightRow(self._own, every, targets, row_of, by_hand=True)
 
     def _checked(self, index: int, weights: object) -> dict[int, float]:
         verb, argument = self._verb, self._names[index]

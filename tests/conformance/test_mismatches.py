@@ -284,46 +284,81 @@ def test_a_check_that_only_one_rank_asks_for_is_told(world):
     assert all(remedy in message for message in told), told
 
 
-def other_weights(case):
+def other_weights():
     """The same edges on all ranks, and on one of them other weights."""
     graph = topology.ring(bf.size())
-    if bf.rank() == ODD and case == "topology":
+    if bf.rank() == ODD:
         for u, v, edge in graph.edges(data=True):
             edge["weight"] = 1 - 0.1 * graph.in_degree(v) + 0.1 if u == v else 0.1
     bf.set_topology(graph)
-    by_hand = {}
-    if bf.rank() == ODD and case == "by hand":
-        others = bf.in_neighbor_ranks()
-        by_hand = {"self_weight": 0.7, "src_weights": dict.fromkeys(others, 0.3 / len(others))}
     net = torch.nn.Linear(2, 2)
-    calls = {
-        "topology": lambda: bf.neighbor_allreduce(torch.ones(2), name="w"),
-        "by hand": lambda: bf.neighbor_allreduce(torch.ones(2), name="w", **by_hand),
-    }
     told = ""
     try:
-        calls[case]()
+        bf.neighbor_allreduce(torch.ones(2), name="w")
     except bf.MismatchError as error:
         told = str(error)
     if not told:  # a neighbour's neighbour hears that there was an error, in its next verb
         until_told()
         bf.current().engine.matcher.channels.late_error = None
-    if case == "topology":
-        with pytest.raises(bf.MismatchError, match="with the weights"):
-            bf.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net)
+    with pytest.raises(bf.MismatchError, match="with the weights"):
+        bf.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model=net)
     return told
 
 
 @SEVERAL
-@pytest.mark.parametrize("case", ["topology", "by hand"])
-def test_weights_that_differ_are_told_in_check_mode(world, case):
-    """What a sender's topology says of its receiver is compared with what the receiver uses."""
-    told = world.run(other_weights, case, settings={"check": True})
+def test_weights_that_differ_are_told_in_check_mode(world):
+    """What a sender's topology says of its receiver is compared with what the receiver's says."""
+    told = world.run(other_weights, settings={"check": True})
     concerned = {(ODD - 1) % world.size, ODD, (ODD + 1) % world.size}
     for rank in concerned:
         assert told[rank].startswith(f"rank {rank}, neighbor_allreduce 'w' (use 0), "), told
         assert "expected mixing weights (own " in told[rank], told
         assert "by the sender's topology; set the same topology" in told[rank], told
+
+
+def weights_by_hand(everywhere, check):
+    """Weights given in the call, on all ranks or on one: values, and no error."""
+    rank, size = bf.rank(), bf.size()
+    by_hand = everywhere or rank == ODD
+    before, after = (rank - 1) % size, (rank + 1) % size
+    near = [*bf.in_neighbor_ranks()]
+    given = {"self_weight": 0.8, "src_weights": dict.fromkeys(near, 0.2 / len(near))}
+    freely = {"self_weight": 0.5, "src_weights": {before: 0.5}, "dst_weights": {after: 1.0}}
+    mean, own = sum(near) / len(near), 0.8 if by_hand else bf.load_topology()[rank][rank]["weight"]
+    x, expected = torch.full((3,), float(rank)), own * rank + (1 - own) * mean
+    for _ in range(2):
+        got = bf.neighbor_allreduce(x, check=check, **(given if by_hand else {}))
+        torch.testing.assert_close(got, torch.full_like(x, expected))
+    both = bf.neighbor_allreduce([x, x[:1]], check=check, **(given if by_hand else {}))
+    torch.testing.assert_close(both[1].item(), expected)
+    got = bf.neighbor_allreduce(x, check=check, **freely)
+    torch.testing.assert_close(got, torch.full_like(x, (rank + before) / 2))
+    handle = bf.neighbor_allreduce_nonblocking(x, check=check, **(given if by_hand else {}))
+    torch.testing.assert_close(handle.wait(), torch.full_like(x, expected))
+
+
+@SEVERAL
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("setting", [True, False])
+def test_weights_by_hand_are_no_mismatch_in_check_mode(world, everywhere, setting):
+    """They are one rank's own: no other rank's topology says anything of them."""
+    settings = {"check": True} if setting else None
+    world.run(weights_by_hand, everywhere, not setting, settings=settings)
+
+
+def machine_weights_by_hand():
+    bf.set_machine_topology(topology.ring(2))
+    other = 1 - bf.machine_rank()
+    given = {"self_weight": 0.8, "src_machine_weights": {other: 0.2}}
+    mean, there = 2 * bf.machine_rank() + 0.5, 2 * other + 0.5
+    got = bf.hierarchical_neighbor_allreduce(torch.full((4,), float(bf.rank())), **given)
+    torch.testing.assert_close(got, torch.full((4,), 0.8 * mean + 0.2 * there))
+
+
+@on("loopback-4", "mpi-4")
+def test_weights_of_machines_by_hand_are_no_mismatch_in_check_mode(world):
+    """Those between machines alike."""
+    world.run(machine_weights_by_hand, settings={"check": True, "ranks_per_machine": 2})
 
 
 def wrapped_with_other_weights(sync):
