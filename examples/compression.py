@@ -90,7 +90,6 @@ def train(name: str, digits: Digits, options: argparse.Namespace) -> Run:
     """Train with one compressor; all ranks call this together."""
     torch.manual_seed(options.seed)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-    bf.broadcast_parameters(model, root_rank=0)
     inner = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     optimizer = bf.DistributedOptimizer(inner, model, name.split()[0], **RUNS[name])
     mine = digits.share(bf.rank(), bf.size(), "images")

@@ -61,7 +61,6 @@ def train(method: str, digits: Digits, options: argparse.Namespace) -> Trial:
     torch.manual_seed(options.seed)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     model, digits = model.to(device_of(options)), digits.to(device_of(options))
-    bf.broadcast_parameters(model, root_rank=0)
     rate = options.lr or RATES.get(method, 0.2)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     network, optimizer = distributed(method, optimizer, model)

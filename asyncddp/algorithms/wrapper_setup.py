@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,12 +82,13 @@ def require_equal_setup(
     wrapper: str,
     settings: Sequence[str],
     named: Iterable[tuple[str, torch.Tensor]],
+    sent: Mapping[str, torch.Tensor],
 ) -> None:
     """Raise an error on all ranks unless all have equal settings and parameters; collective.
 
-    In check mode the weights of the topology must be equal, too.
+    Those to broadcast must be equal too, and in check mode the weights of the topology.
     """
-    require_equal_settings(averager.context, wrapper, settings, named)
+    require_equal_settings(averager.context, wrapper, settings, named, sent)
     check_weights(averager, wrapper)
 
 
@@ -96,11 +97,19 @@ def require_equal_settings(
     wrapper: str,
     settings: Sequence[str],
     named: Iterable[tuple[str, torch.Tensor]],
+    sent: Mapping[str, torch.Tensor],
 ) -> None:
-    """Raise an error on all ranks unless all have equal settings and parameters; collective."""
+    """Raise an error on all ranks unless all have equal settings and parameters; collective.
+
+    So must be the shapes and dtypes of what is ``sent`` from rank 0 to all.
+    """
     facts = [
         f"parameter {name} of shape {tuple(one.shape)}, strides {one.stride()}, {one.dtype}"
         for name, one in named
+    ]
+    facts += [
+        f"{name} of shape {tuple(one.shape)}, {one.dtype}, which broadcast=False leaves alone"
+        for name, one in sent.items()
     ]
     require_equal_on_all_ranks(context, _CLAIM.format(wrapper), [*settings, *facts])
 

@@ -22,6 +22,7 @@ from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.ops.broadcast import broadcast
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
+from asyncddp.optim.parameter_sync import keep_replica
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import from_bytes, to_bytes
 
@@ -120,6 +121,8 @@ def load_checkpoint(
         saved["optimizer"] = without_own_memory(saved["optimizer"])
     together(_VERB, "compare", lambda: check_fit(_VERB, saved, model, optimizer, scheduler))
     together(_VERB, "load", lambda: load_state(saved, model, optimizer, scheduler))
+    if exact:
+        keep_replica(model)
     if saved["rng"] is not None:
         restore_random_state(saved["rng"])
     manifest = saved["manifest"]

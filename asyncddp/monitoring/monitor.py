@@ -83,7 +83,8 @@ def monitor(
         ...     model = torch.nn.Linear(1, 1, bias=False)
         ...     torch.nn.init.constant_(model.weight, 3.0 * bf.rank())
         ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        ...     optimizer = bf.DistributedOptimizer(optimizer, model, communication="empty")
+        ...     alone = {"communication": "empty", "broadcast": False}
+        ...     optimizer = bf.DistributedOptimizer(optimizer, model, **alone)
         ...     with bf.monitor(optimizer, every=1, to=seen.append, consensus="exact"):
         ...         model(torch.ones(1, 1)).sum().backward()
         ...         optimizer.step()

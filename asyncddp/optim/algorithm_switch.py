@@ -47,13 +47,15 @@ class AlgorithmSwitcher:
         tracer: NullTrainingTracer,
         settings: MethodSettings,
         schedule: SwitchSchedule | None,
+        *,
+        broadcast: bool,
     ) -> None:
         self._context, self._optimizer, self._models = context, optimizer, models
         self._tracer = tracer
         self.steps = 0
         self._first, self._schedule = settings, self._checked_schedule(settings, schedule)
         self._by_hand = False
-        self._begin(settings, since=0)
+        self._begin(settings, since=0, broadcast=broadcast)
 
     @property
     def averager(self) -> ModelAverager:
@@ -84,7 +86,7 @@ class AlgorithmSwitcher:
             )
         return found
 
-    def _begin(self, settings: MethodSettings, *, since: int) -> None:
+    def _begin(self, settings: MethodSettings, *, since: int, broadcast: bool = False) -> None:
         """Build the phase of a method that has been in use since a step, or of its warm-up."""
         self.settings, self._since = settings, since
         self._method = method = settings.create_method()
@@ -97,7 +99,13 @@ class AlgorithmSwitcher:
             method = settings.create_method()
         before = self.averager if hasattr(self, "phase") else None
         self.phase = settings.build_phase(
-            self._context, method, self._optimizer, self._models, self._tracer, WRAPPER
+            self._context,
+            method,
+            self._optimizer,
+            self._models,
+            self._tracer,
+            WRAPPER,
+            broadcast=broadcast,
         )
         if before is not None:
             self.averager.continue_totals(before)

@@ -15,17 +15,20 @@ from asyncddp.algorithms.phases import Closure
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.compression import Compressor
 from asyncddp.context import current
+from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.optim.algorithm_switch import AlgorithmSwitcher, SwitchSchedule
 from asyncddp.optim.autotune import Autotune, checked_autotune
 from asyncddp.optim.autotuner import Autotuner
 from asyncddp.optim.distributed_optimizer_arguments import (
     WeightOverrideDescriptor,
+    checked_flag,
     checked_models,
     checked_optimizer,
 )
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.optimizer_wrapper import WindowMethodsMixin
+from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.optim.switchable_optimizer import SwitchableOptimizer
 from asyncddp.torch_modes import uncompiled
 from topology import GraphOrSchedule
@@ -54,7 +57,8 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
     ``max_staleness`` or ``force_barrier`` say so. Weights set by hand then name neighbours of the
     topology, and ``dst_weights`` alone, or ``src_weights`` for ``pull_get``, are enough.
 
-    Making one is collective: all ranks compare their parameters and settings, and make windows.
+    Making one is collective: all ranks compare their parameters and settings, begin with rank 0's
+    model, and make windows.
 
     Args:
         optimizer: The optimizer to wrap.
@@ -98,6 +102,10 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         autotune: Whether to search for the fastest bucket size, and for what else an
             :class:`Autotune` says, by the first steps' times; not with ``switch_at`` and methods
             whose ranks do not wait for each other.
+        broadcast: Whether all ranks begin with rank 0's values of the optimizer's parameters, also
+            of those that :meth:`add_param_group` adds, and of the model's dense buffers. False
+            where they are to begin with models of their own. Parameters outside the optimizer
+            stay, and so does what ``load_checkpoint`` has just given to each rank as its own.
         **options: Options of the method, such as ``hierarchical=True``.
 
     Attributes:
@@ -116,7 +124,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         ...     model = torch.nn.Linear(1, 1, bias=False)
         ...     torch.nn.init.constant_(model.weight, bf.rank())
         ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        ...     optimizer = bf.DistributedOptimizer(optimizer, model)
+        ...     optimizer = bf.DistributedOptimizer(optimizer, model, broadcast=False)
         ...     for _ in range(2):
         ...         optimizer.zero_grad()
         ...         model(torch.ones(1, 1)).sum().backward()
@@ -150,6 +158,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         force: bool = False,
         switch_at: SwitchSchedule | None = None,
         autotune: bool | Autotune | None = None,
+        broadcast: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(checked_optimizer(optimizer, DistributedOptimizer))
@@ -173,8 +182,15 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             options,
         )
         self._training_tracer = tracer_for(context, models)
+        self._broadcast = checked_flag("broadcast", broadcast) and context.size > 1
         self._switcher = AlgorithmSwitcher(
-            context, optimizer, models, self._training_tracer, settings, switch_at
+            context,
+            optimizer,
+            models,
+            self._training_tracer,
+            settings,
+            switch_at,
+            broadcast=self._broadcast,
         )
         if settings.autotune is not None:
             self._autotuner = Autotuner(context, self._switcher, settings.autotune)
@@ -280,13 +296,16 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         self._phase.on_zero_grad()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model; all ranks must add the same.
+        """Add parameters of the model, with rank 0's values; collective.
+
+        They keep each rank's values where the wrapper was made with ``broadcast=False``.
 
         Args:
             param_group: As in ``torch.optim.Optimizer.add_param_group``.
 
         Raises:
             ArgumentError: A parameter belongs to none of the models.
+            MismatchError: Ranks add different parameters.
         """
         if not self._initialized:
             return  # called by torch's constructor about groups that are there
@@ -298,6 +317,9 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             raise
         self._phase.wait_for_reads()
         claim_parameters(param_group["params"], self._phase)
+        if self._broadcast:
+            with use(self._averager.context):
+                broadcast_parameters(param_group["params"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.algorithm}, {self.communication}, {self._wrapped!r})"

@@ -101,10 +101,10 @@ def checked_communication_buffer(megabytes: Any, averager: ModelAverager) -> int
     return int(min(megabytes, 2**40) * 2**20)
 
 
-def checked_force(given: Any) -> bool:
-    """Check that force is True or False."""
+def checked_flag(name: str, given: Any) -> bool:
+    """Check that an argument is True or False."""
     if not isinstance(given, bool):
-        raise ArgumentError(f"argument force: expected True or False, got {given!r}")
+        raise ArgumentError(f"argument {name}: expected True or False, got {given!r}")
     return given
 
 

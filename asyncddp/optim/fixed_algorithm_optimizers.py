@@ -27,6 +27,7 @@ class OptimizerOptions(TypedDict, total=False):
     scale_steps: bool | None
     communication_buffer_in_mb: float | None
     autotune: bool | Autotune | None
+    broadcast: bool
 
 
 class _FixedAlgorithmOptimizer(DistributedOptimizer):

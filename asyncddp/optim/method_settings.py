@@ -32,12 +32,13 @@ from asyncddp.errors import ArgumentError
 from asyncddp.optim.autotune import Autotune
 from asyncddp.optim.distributed_optimizer_arguments import (
     checked_communication_buffer,
-    checked_force,
+    checked_flag,
     checked_prefix,
     checked_scale_steps,
     checked_staleness,
     describe_settings,
 )
+from asyncddp.optim.parameter_sync import broadcast_start, starting_tensors
 from asyncddp.registry import nearest
 from topology import GraphOrSchedule
 
@@ -157,7 +158,7 @@ class MethodSettings:
             self.topology,
             label,
             self.compressor_for(method),
-            force=checked_force(self.force),
+            force=checked_flag("force", self.force),
         )
         megabytes = self.communication_buffer_in_mb
         averager.communication_buffer = checked_communication_buffer(megabytes, averager)
@@ -173,6 +174,8 @@ class MethodSettings:
         models: Sequence[torch.nn.Module],
         tracer: NullTrainingTracer,
         wrapper: str,
+        *,
+        broadcast: bool = False,
     ) -> CommunicationPhase:
         """Check all settings against each other and the other ranks', and build the phase.
 
@@ -185,6 +188,7 @@ class MethodSettings:
             models: The models that own the parameters.
             tracer: Tracer of the training loop.
             wrapper: Name of the wrapper, for labels and errors.
+            broadcast: Whether all ranks begin with rank 0's parameters and buffers.
         """
         method.check_optimizer(optimizer)
         label = checked_prefix(self.window_prefix, method) or next_label(context, wrapper)
@@ -199,12 +203,18 @@ class MethodSettings:
             bucket_bytes=checked_bucket_bytes(self.bucket_size_in_mb),
             training_tracer=tracer,
         )
-        return self._create_phase(config, wrapper)
+        return self._create_phase(config, wrapper, broadcast=broadcast and context.size > 1)
 
-    def _create_phase(self, config: PhaseConfig, wrapper: str) -> CommunicationPhase:
+    def _create_phase(
+        self, config: PhaseConfig, wrapper: str, *, broadcast: bool = False
+    ) -> CommunicationPhase:
         settings = describe_settings(config, self.update_in_backward)
-        settings.append(f"autotune={self.autotune!r}")
-        require_equal_setup(config.averager, wrapper, settings, config.optimizer_parameters())
+        settings += [f"autotune={self.autotune!r}", f"broadcast={broadcast}"]
+        named = config.optimizer_parameters()
+        parameters = (one for group in config.optimizer.param_groups for one in group["params"])
+        sent = starting_tensors(config.models, parameters) if broadcast else {}
+        require_equal_setup(config.averager, wrapper, settings, named, sent)
+        broadcast_start(sent.values())
         return phase_for(config, update_in_backward=self.update_in_backward)
 
     def rebuild_phase(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from asyncddp.algorithms.gradient_hooks import wait_for_reads
 from asyncddp.context import current
@@ -13,6 +15,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce_nonblocking_
 from asyncddp.ops.allreduce_tensors import broadcast_tensors
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
+from asyncddp.tensors.dtypes import DTYPES
 
 Parameters: TypeAlias = (
     torch.nn.Module
@@ -88,6 +91,62 @@ def allreduce_parameters(params: Parameters, *, round_integers: bool = False) ->
     wait_for_reads(tensors)
     for handle in [allreduce_nonblocking_(t, round_integers=round_integers) for t in tensors]:
         handle.wait()
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""As what a tensor of a dtype that cannot travel is sent, by bytes of an element."""
+_replicas: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Tensors that a checkpoint gave each rank as its own, and their versions then."""
+
+
+def keep_replica(model: torch.nn.Module) -> None:
+    """Let wrappers made from now on leave the ranks' models apart, until something changes them."""
+    for tensor in tensors_of(model).values():
+        if _can_travel(tensor):
+            _replicas[tensor] = tensor._version
+
+
+def starting_tensors(
+    models: Sequence[torch.nn.Module], parameters: Iterable[torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return, by name, what a wrapper that is made gives to all ranks as rank 0 has it.
+
+    Those are the parameters, of all the models' if None, and the models' dense buffers, but for
+    what a checkpoint has just given to each rank as its own.
+    """
+    chosen = None if parameters is None else set(map(id, parameters))
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for number, model in enumerate(models):
+        for name, one in tensors_of(model).items():
+            trained = chosen is None or id(one) in chosen
+            if (trained or not isinstance(one, torch.nn.Parameter)) and _can_travel(one):
+                found.setdefault(id(one), (f"{number}.{name}" if len(models) > 1 else name, one))
+    return {name: one for name, one in found.values() if not _is_own_replica(one)}
+
+
+def _is_own_replica(tensor: torch.Tensor) -> bool:
+    return tensor in _replicas and bool(_replicas[tensor] == tensor._version)
+
+
+def _can_travel(tensor: torch.Tensor) -> bool:
+    special = is_lazy(tensor) or tensor.is_meta or tensor.is_quantized or tensor.is_inference()
+    return not special and tensor.layout == torch.strided
+
+
+def broadcast_start(tensors: Iterable[torch.Tensor]) -> None:
+    """Give all ranks rank 0's tensors, whatever their dtypes and strides; collective."""
+    every = list(tensors)
+    if every:
+        wait_for_reads(every)
+        broadcast_tensors([_sent(one.detach()) for one in every])
+
+
+def _sent(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor that can be sent and written, without expanded dimensions."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor if tensor.dtype in DTYPES else tensor.view(_BITS[tensor.itemsize])
 
 
 def _named(caller: str, params: Any) -> dict[str, torch.Tensor]:

@@ -68,7 +68,8 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
             ...     model = torch.nn.Linear(1, 1, bias=False)
             ...     torch.nn.init.constant_(model.weight, bf.rank())
             ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-            ...     optimizer = bf.DistributedOptimizer(optimizer, model, communication="empty")
+            ...     alone = {"communication": "empty", "broadcast": False}
+            ...     optimizer = bf.DistributedOptimizer(optimizer, model, **alone)
             ...     optimizer.switch_to("gradient_allreduce")
             ...     return optimizer.algorithm, model.weight.item()
             >>> with bf.local_world(2) as world:

@@ -61,7 +61,9 @@ class AlgorithmReducer:
         whole = WholeModelBucket(0, range(len(named)), named)
         whole.create_optimizer(config.optim_fn, config.lr_scheduler_fn)
         self.buckets: list[OptimizerBucket] = [whole]
-        self.optimizer = DistributedOptimizer(whole.optimizer, model, **settings.arguments())
+        self.optimizer = DistributedOptimizer(
+            whole.optimizer, model, **settings.arguments(), broadcast=False
+        )
         self.optimizer._switcher.start_at(steps)
         self.observer: TrainingObserver | None = None
         self.training, self._accumulating = True, False

@@ -17,9 +17,9 @@ from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.algorithms.wrapper_setup import check_weights, next_label, require_equal_settings
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.allreduce_tensors import broadcast_tensors
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.optim.parameter_sync import broadcast_start, starting_tensors
 from asyncddp.parallel.algorithm_reducer import AlgorithmReducer
 from asyncddp.parallel.argument_validation import checked_config, checked_model, checked_parameters
 from asyncddp.parallel.bucket_averager import BucketAverager
@@ -86,7 +86,9 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         sync_buffer_in_global_avg: Whether :meth:`global_avg` and :meth:`eval` average
             floating-point buffers as well.
         algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
-        init_sync: Whether all ranks begin with the parameters and buffers of rank 0.
+        broadcast: Whether all ranks begin with rank 0's parameters and dense buffers, but for what
+            ``load_checkpoint`` has just given to each rank as its own.
+        init_sync: Older name of ``broadcast``.
         **options: Of the algorithm, and other arguments of the optimizer wrapper, such as
             ``compression`` and ``autotune``.
 
@@ -105,7 +107,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         ...     model = torch.nn.Linear(1, 1, bias=False)
         ...     torch.nn.init.constant_(model.weight, bf.rank())
         ...     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)
-        ...     ddp = bf.DecentralizedDataParallel(model, sgd, init_sync=False)
+        ...     ddp = bf.DecentralizedDataParallel(model, sgd, broadcast=False)
         ...     ddp(torch.ones(1, 1)).sum().backward()
         ...     return ddp.weight.item()
         >>> with bf.local_world(2) as world:
@@ -131,6 +133,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         sync_buffer_in_global_avg: bool = False,
         *,
         algorithm: str | type[Algorithm] = "adapt_with_combine",
+        broadcast: bool = True,
         init_sync: bool = True,
         **options: Any,
     ) -> None:
@@ -148,14 +151,14 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         )
         context, self._averages_buffers = current(), bool(sync_buffer_in_global_avg)
         self._config, named = config, checked_parameters(model)
-        settings = [f"sync={bool(sync)}", f"init_sync={bool(init_sync)}"]
+        equal = context.size > 1 and bool(broadcast and init_sync)
+        starts = starting_tensors([model]) if equal else {}
+        settings = [f"sync={bool(sync)}", f"broadcast={equal}"]
         settings.append(f"bucket size {config.bucket_bytes} bytes")
         settings.append(f"sync_buffer_in_global_avg={self._averages_buffers}")
-        require_equal_settings(context, _NAME, [*settings, method.describe()], named)
-        every = tensors_of(model)
-        require_equal_tensors(context, _NAME, every)
-        if init_sync:
-            broadcast_tensors(list(every.values()))
+        require_equal_settings(context, _NAME, [*settings, method.describe()], named, starts)
+        require_equal_tensors(context, _NAME, tensors_of(model))
+        broadcast_start(starts.values())
         self._tracer = tracer_for(context, [model])
         self._reducer = self._reducer_for(method, sync=bool(sync))
         self._tracer.attach_hooks([model])

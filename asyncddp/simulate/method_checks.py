@@ -12,7 +12,7 @@ from asyncddp.algorithms.method_traits import (
 )
 from asyncddp.algorithms.model_averager import communication_for
 from asyncddp.errors import ArgumentError
-from asyncddp.optim.distributed_optimizer_arguments import checked_force, checked_staleness
+from asyncddp.optim.distributed_optimizer_arguments import checked_flag, checked_staleness
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.averaging import (
     AveragingScheme,
@@ -82,7 +82,7 @@ def checked_topology(
             f"argument topology: {describe(chosen)} has {nodes} nodes, but the problem has data of "
             f"{ranks} ranks{on}; build it with n={wanted}"
         )
-    if not checked_force(settings.force):
+    if not checked_flag("force", settings.force):
         method.check(chosen)
     return chosen
 

@@ -136,7 +136,10 @@ def _windows(data: SelfTestData) -> Iterator[Pair]:
 def _training_step(data: SelfTestData) -> Iterator[Pair]:
     model = torch.nn.ParameterList([data.own()])  # whose gradient is to be 1 everywhere
     optimizer = bf.DistributedAdaptThenCombineOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5), model, topology=topology.ring(data.size)
+        torch.optim.SGD(model.parameters(), lr=0.5),
+        model,
+        topology=topology.ring(data.size),
+        broadcast=False,
     )
     model[0].sum().backward()
     optimizer.step()

@@ -119,7 +119,9 @@ def made(method, **options):
     """This rank's model and its distributed optimizer, with one bucket for each parameter."""
     model = Two(starts(bf.size(), begin_alike(method))[bf.rank()])
     plain = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
-    return model, bf.DistributedOptimizer(plain, model, method, bucket_size_in_mb=1e-6, **options)
+    return model, bf.DistributedOptimizer(
+        plain, model, method, bucket_size_in_mb=1e-6, **options, broadcast=False
+    )
 
 
 def loss_of(model, step):

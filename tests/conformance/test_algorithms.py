@@ -89,7 +89,7 @@ def distributed(plain, model, name, **options):
     """The wrapper; one-sided methods meet in each round, so that their laws are those of W."""
     if name in list(ALGORITHMS) and CommunicationPattern.NEIGHBORS in ALGORITHMS[name].how:
         options.setdefault("communication", "neighbor_allreduce")
-    optimizer = bf.DistributedOptimizer(plain, model, name, **options)
+    optimizer = bf.DistributedOptimizer(plain, model, name, **options, broadcast=False)
     optimizer.force_barrier = name in ONE_SIDED
     return optimizer
 
@@ -580,7 +580,7 @@ def test_a_method_says_what_travels_in_a_round():
             torch.nn.init.constant_(parameter, bf.rank())
         plain = torch.optim.SGD(model.parameters(), lr=0.0)
         optimizer = bf.DistributedOptimizer(
-            plain, model, Turns, topology=topology.ring(4), bucket_size_in_mb=1e-6
+            plain, model, Turns, topology=topology.ring(4), bucket_size_in_mb=1e-6, broadcast=False
         )
         for _ in range(rounds):
             optimizer.step()

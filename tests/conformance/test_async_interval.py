@@ -30,6 +30,7 @@ def start(mode, lr=0.0, interval=1.0, **options):
         peer_selection_mode=mode,
         bucket_size_in_mb=1e-4,
         **options,
+        broadcast=False,
     )
     return model, optimizer
 

@@ -24,7 +24,13 @@ def gossip(compression, steps, lr=0.0, **options):
     own = torch.randn(1, SIZE, generator=generator, dtype=torch.float64)
     plain = torch.optim.SGD(model.parameters(), lr=lr)
     optimizer = bf.DistributedOptimizer(
-        plain, model, "choco_sgd", topology=topology.ring(N), compression=compression, **options
+        plain,
+        model,
+        "choco_sgd",
+        topology=topology.ring(N),
+        compression=compression,
+        **options,
+        broadcast=False,
     )
     means, distances = [], []
     for _ in range(steps):

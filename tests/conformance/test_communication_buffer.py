@@ -45,6 +45,7 @@ def made(method, megabytes, graph=None, *, layers=6, width=128, dtype=torch.floa
         topology=graph,
         communication_buffer_in_mb=megabytes,
         **{**own, **options},
+        broadcast=False,
     )
     return model, optimizer
 

@@ -117,7 +117,7 @@ def with_large_buckets(method):
     torch.nn.init.constant_(model.weight, 2.0 ** bf.rank())
     plain = torch.optim.SGD(model.parameters(), lr=0.0)
     graph = topology.one_peer_exponential(bf.size())
-    optimizer = bf.DistributedOptimizer(plain, model, method, topology=graph)
+    optimizer = bf.DistributedOptimizer(plain, model, method, topology=graph, broadcast=False)
     for batches in ((4, 6, 1, 5), (5, 1, 6, 4)):
         with bf.join(optimizer):
             for _ in range(batches[bf.rank()]):
@@ -410,7 +410,9 @@ def matrices_in_blocks():
     start = model.weight.detach().clone()
     plain = torch.optim.SGD(model.parameters(), lr=0.0)
     ring = topology.ring(bf.size())
-    optimizer = bf.DistributedOptimizer(plain, model, "power_gossip", topology=ring)
+    optimizer = bf.DistributedOptimizer(
+        plain, model, "power_gossip", topology=ring, broadcast=False
+    )
     for batches in (BATCHES, BATCHES[::-1]):
         with bf.join(optimizer):
             for _ in range(batches[bf.rank()]):

@@ -65,7 +65,7 @@ def trained(
     groups = [{"params": [model.first], "lr": 1.0}, {"params": [model.second], "lr": 0.5}]
     plain = make(groups)
     optimizer = bf.DistributedOptimizer(
-        plain, model, name, topology=graph, bucket_size_in_mb=cap, **options
+        plain, model, name, topology=graph, bucket_size_in_mb=cap, **options, broadcast=False
     )
     optimizer.force_barrier = ALGORITHMS[name].how[0].one_sided
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: rates_of(k)[0])

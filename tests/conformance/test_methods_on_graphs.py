@@ -172,7 +172,9 @@ def gossip(name, graph, apart, steps, **options):
     torch.nn.init.uniform_(model.weight, -apart / 2, apart / 2, generator=random)
     start = model.weight.detach().clone().numpy()
     plain = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer = bf.DistributedOptimizer(plain, model, name, topology=graph, **options)
+    optimizer = bf.DistributedOptimizer(
+        plain, model, name, topology=graph, **options, broadcast=False
+    )
     for _ in range(steps):
         model.weight.grad = torch.zeros_like(model.weight)
         optimizer.step()

@@ -366,7 +366,7 @@ def stepped(communication, mode, insides):
     model = torch.nn.Linear(4, 1, bias=False)
     torch.nn.init.constant_(model.weight, float(bf.rank()))
     optimizer = bf.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.5), model, algorithm=communication
+        torch.optim.SGD(model.parameters(), lr=0.5), model, algorithm=communication, broadcast=False
     )
     for inside in insides:
         optimizer.zero_grad()
@@ -441,7 +441,9 @@ def compiled_training(backend):
     """A weight after steps of a training step that is compiled as a whole, or not at all."""
     model = torch.nn.Linear(4, 1, bias=False)
     torch.nn.init.constant_(model.weight, float(bf.rank()))
-    optimizer = bf.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = bf.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, broadcast=False
+    )
 
     def step(x):
         optimizer.zero_grad()

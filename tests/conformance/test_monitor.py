@@ -33,14 +33,18 @@ def start(kind, lr=0.1):
             lambda named: torch.optim.SGD([p for _, p in named], lr=lr),
             sync=kind == MODULES[0],
             bucket_size_in_mb=1e-3,
-            init_sync=False,
+            broadcast=False,
         )
         return model, ddp, ddp
     if kind == "qadam":
         plain = bf.QAdamOptimizer(model.parameters(), lr=lr)
     else:
         plain = torch.optim.SGD(model.parameters(), lr=lr)
-    return model, model, bf.DistributedOptimizer(plain, model, kind, **every_step(kind))
+    return (
+        model,
+        model,
+        bf.DistributedOptimizer(plain, model, kind, **every_step(kind), broadcast=False),
+    )
 
 
 def one_step(forward, watched):

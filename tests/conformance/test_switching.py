@@ -130,7 +130,9 @@ def switched(replicas, first, *others):
     rank = bf.rank()
     model = Normed(rank)
     plain = momentum_sgd(model.parameters())
-    optimizer = bf.DistributedOptimizer(plain, model, first, bucket_size_in_mb=2e-4)
+    optimizer = bf.DistributedOptimizer(
+        plain, model, first, bucket_size_in_mb=2e-4, broadcast=False
+    )
     data, found = torch.Generator().manual_seed(rank), []
     for method in others:
         for _ in range(3):

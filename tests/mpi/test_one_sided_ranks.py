@@ -55,6 +55,7 @@ def large(method, steps):
         method,
         topology=topology.one_peer_exponential(bf.size()),
         bucket_size_in_mb=2,
+        broadcast=False,
     )
     optimizer.force_barrier = True
     for _ in range(steps):
@@ -81,6 +82,7 @@ def beside_a_straggler(method, slow, folder):
         model,
         method,
         topology=topology.ring(bf.size()),
+        broadcast=False,
     )
     bf.barrier()
     for step in range(12):
@@ -112,6 +114,7 @@ def bounded(method, slow, bound, steps):
         method,
         topology=topology.ring(bf.size()),
         max_staleness=bound,
+        broadcast=False,
     )
     lags, behind = [], []
     for step in range(steps):
@@ -143,7 +146,7 @@ def mass(steps):
     model = nn.Linear(3, 1, bias=False, dtype=torch.float64)
     nn.init.constant_(model.weight, float(bf.rank()))
     optimizer = bf.DistributedPushSumOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.0), model, topology=unbalanced()
+        torch.optim.SGD(model.parameters(), lr=0.0), model, topology=unbalanced(), broadcast=False
     )
     for step in range(steps):
         optimizer.step()

@@ -270,7 +270,7 @@ def outlives(method):
     """Train, leave the world, and go on with the model alone."""
     model = mlp(bf.rank())
     optimizer = bf.DistributedOptimizer(
-        sgd(model.parameters()), model, method, bucket_size_in_mb=1e-4
+        sgd(model.parameters()), model, method, bucket_size_in_mb=1e-4, broadcast=False
     )
     for step in range(8):
         optimizer.zero_grad()

@@ -56,7 +56,12 @@ class Run:
         self.step = 0
         self.plain.register_step_pre_hook(lambda *_: self.averages.append(vector(self.model)))
         self.optimizer = bf.DistributedOptimizer(
-            self.plain, self.model, method, bucket_size_in_mb=cap / 2**20, **options
+            self.plain,
+            self.model,
+            method,
+            bucket_size_in_mb=cap / 2**20,
+            broadcast=False,
+            **options,
         )
 
     def train(self, steps: int = STEPS) -> None:

@@ -28,7 +28,7 @@ class DeMo(Algorithm):
     with U the update of the wrapped optimizer, SGD without momentum in the paper, and
     :math:`\gamma` its learning rate in this step. Q keeps the largest coefficients of cosine
     transforms, ``dct_top_k``, unless you name another compressor. All ranks hold one model after
-    each step, and must begin from one; they end within some :math:`\gamma` of the optimum, so let
+    each step, and begin from one; they end within some :math:`\gamma` of the optimum, so let
     it decrease. Each rank sends its :math:`q_i` to each other. A rank keeps :math:`\delta_i`, and x
     as all hold it, two tensors of the model's size; alone it trains as with its optimizer.
 

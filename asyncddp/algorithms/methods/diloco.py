@@ -14,8 +14,8 @@ class DiLoCo(OuterNesterov):
 
     with :math:`\theta` the parameters that all ranks held after the last outer step. The optimizer
     of the local steps is the user's, AdamW in the paper; its state stays with each rank. It keeps
-    :math:`\theta` and m, two tensors of the model's size; all ranks must begin from one model. With
-    a compressor :math:`\theta - \theta_j` travels encoded, and all ranks decode the same mean.
+    :math:`\theta` and m, two tensors of the model's size; all ranks begin from one model. With a
+    compressor :math:`\theta - \theta_j` travels encoded, and all ranks decode the same mean.
 
     Args:
         communication_interval: H.

@@ -41,7 +41,7 @@ class SlowMo(Algorithm):
     on directed graphs whose columns sum to one, as ``topology.push_weights(graph)`` has them; the
     model holds z, and :math:`p_i` is one after each slow step. With :math:`\beta = 0, \alpha = 1`
     it is ``local_sgd``, or gossip with a global average every H steps. It keeps y and u, two
-    tensors of the model's size, and with push-sum z; all ranks must begin from one model.
+    tensors of the model's size, and with push-sum z; all ranks begin from one model.
 
     Args:
         communication_interval: H; 12 to 48 in the paper.

@@ -32,9 +32,9 @@ class SparseLoCo(Algorithm):
     compressor: 64 of 4096 elements, each in 14 bits. A matrix whose sides are multiples of 64
     travels by tiles of 64 × 64, all else in a row. Each rank sends its :math:`s_i` to each other,
     as sparse sums would not stay sparse: n - 1 small messages. A rank keeps :math:`\theta` and
-    :math:`e_i`, two tensors of the model's size; all ranks must begin from one model. The optimizer
-    of the local steps is the user's, and its state stays with each rank; a rank alone trains as
-    with it.
+    :math:`e_i`, two tensors of the model's size; all ranks begin from one model. The optimizer of
+    the local steps is the user's, and its state stays with each rank; a rank alone trains as with
+    it.
 
     Args:
         communication_interval: H; 15 to 250 in the paper.

@@ -29,7 +29,7 @@ class StreamingDiLoCo(OuterNesterov):
     :math:`H = P h` steps, of which a message has :math:`\tau` to arrive. Fragments are consecutive
     parameters, of about equal size. With a compressor, such as ``"qsgd_int4"``, outer gradients
     travel encoded by Q, and all ranks decode the same mean. It keeps :math:`\theta` and m, two
-    tensors of the model's size; all ranks must begin from one model.
+    tensors of the model's size; all ranks begin from one model.
 
     Args:
         communication_interval: h.

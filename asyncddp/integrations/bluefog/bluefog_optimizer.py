@@ -74,6 +74,7 @@ class BluefogOptimizer(DistributedOptimizer):
             window_prefix=window_prefix,
             max_staleness=max_staleness,
             scale_steps=False if algorithm == "push_sum" else None,  # as BlueFog's
+            broadcast=False,
         )
         self.register_step_pre_hook(_warn_of_passes)
 

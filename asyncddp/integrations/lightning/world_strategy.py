@@ -174,7 +174,7 @@ class WorldStrategyMixin:
         if callable(topology) and not hasattr(topology, "n"):
             topology = topology(current().size)
         arguments["topology"] = topology
-        return DistributedOptimizer(optimizer, model, **arguments)
+        return DistributedOptimizer(optimizer, model, **arguments, broadcast=False)
 
 
 def check_choice(argument: str, given: Any, known: tuple[str, ...]) -> None:

@@ -48,7 +48,9 @@ def wrapped(algorithm="adapt_then_combine", *, rank=None, autotune=None, device=
     """A model of this rank, or the same on all, and its distributed optimizer."""
     alike = algorithm in ("gradient_allreduce", "bytegrad")
     model = mlp(0 if alike else bf.rank() if rank is None else rank).to(device)
-    optimizer = bf.DistributedOptimizer(sgd(model), model, algorithm, autotune=autotune, **options)
+    optimizer = bf.DistributedOptimizer(
+        sgd(model), model, algorithm, autotune=autotune, **options, broadcast=False
+    )
     return model, optimizer
 
 

@@ -204,7 +204,7 @@ def train_here(
     """The same with the library, on this rank; its parameters after some steps."""
     model = model_of(0 if method == "gradient_allreduce" else bf.rank())
     optimizer = bf.DistributedOptimizer(
-        make(model.parameters()), model, method, topology=graph, **options
+        make(model.parameters()), model, method, topology=graph, **options, broadcast=False
     )
 
     for step in range(steps):

@@ -371,7 +371,7 @@ def fused_training(method, do_flatten):
     for fuse in (False, True):
         model = mlp(bf.rank())
         optimizer = make(model.parameters(), lr=0.1)
-        optimizer = bf.DistributedOptimizer(optimizer, model, method)
+        optimizer = bf.DistributedOptimizer(optimizer, model, method, broadcast=False)
         if fuse:
             optimizer = bf.fuse_optimizer(optimizer, do_flatten=do_flatten)
         for step in range(6):

@@ -126,7 +126,11 @@ def by_matrix(method, graph, make, steps, **options):
 def wrapped(method, model, make=sgd, **options):
     """The wrapper of a rank that meets the others in each round."""
     optimizer = bf.DistributedOptimizer(
-        make(model.parameters()), model, method, **{"topology": graph_of(method), **options}
+        make(model.parameters()),
+        model,
+        method,
+        **{"topology": graph_of(method), **options},
+        broadcast=False,
     )
     optimizer.force_barrier = True
     return optimizer
@@ -278,7 +282,7 @@ def test_dtypes(method):
         for parameter in model.parameters():
             nn.init.constant_(parameter, bf.rank() * (1 + 1j if parameter.is_complex() else 1))
         plain = torch.optim.SGD(model.parameters(), lr=0.0)
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH)
+        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH, broadcast=False)
         optimizer.force_barrier = True
         for _ in range(2):
             optimizer.step()
@@ -513,7 +517,7 @@ def test_parameter_groups_may_be_added(method, through):
     def case():
         model = mlp(bf.rank())
         plain = torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.05}], lr=0.1)
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH)
+        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH, broadcast=False)
         optimizer.force_barrier = True
         train(model, optimizer, range(2))
         {"wrapper": optimizer, "plain": plain}[through].add_param_group(

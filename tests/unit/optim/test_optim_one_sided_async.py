@@ -290,7 +290,7 @@ def test_push_sum_keeps_the_mass(graph):
             parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         start = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
         optimizer = bf.DistributedOptimizer(
-            still(model.parameters()), model, "push_sum", topology=graph
+            still(model.parameters()), model, "push_sum", topology=graph, broadcast=False
         )
         dice = random.Random(bf.rank())
         for _ in range(100):
@@ -377,7 +377,12 @@ def test_push_sum_without_barriers_reaches_it_too():
     def case():
         model = scalar()
         optimizer = bf.DistributedOptimizer(
-            still(model.parameters()), model, "push_sum", topology=UNBALANCED, max_staleness=4
+            still(model.parameters()),
+            model,
+            "push_sum",
+            topology=UNBALANCED,
+            max_staleness=4,
+            broadcast=False,
         )
         for _ in range(150):
             optimizer.step()

@@ -34,7 +34,7 @@ def made(method, lr=0.01, **options):
     """A model, and a function that makes a step with data that do not matter."""
     model = mlp(bf.rank())
     optimizer = bf.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=lr), model, method, **options
+        torch.optim.SGD(model.parameters(), lr=lr), model, method, **options, broadcast=False
     )
 
     def step(meanwhile=None):
@@ -86,7 +86,7 @@ def test_the_mean_is_kept_at_any_pace(method, graph):
             parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         start = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
         plain = still(model.parameters())
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=graph)
+        optimizer = bf.DistributedOptimizer(plain, model, method, topology=graph, broadcast=False)
         dice = random.Random(bf.rank())
         for _ in range(60):
             optimizer.step()
@@ -150,7 +150,7 @@ def test_between_processes(world):
 def free_then_together(method):
     model = torch.nn.Linear(1000, 1, bias=False, dtype=torch.float64)
     torch.nn.init.constant_(model.weight, float(bf.rank()))
-    optimizer = bf.DistributedOptimizer(still(model.parameters()), model, method)
+    optimizer = bf.DistributedOptimizer(still(model.parameters()), model, method, broadcast=False)
     met, end = 0, time.monotonic() + 20
     while met < 3 and time.monotonic() < end:
         model(torch.ones(1, 1000, dtype=torch.float64)).sum().backward()

@@ -121,7 +121,7 @@ def test_a_frozen_parameter_influences_nobody(method):
         model = model_of(0 if method == "gradient_allreduce" else bf.rank())
         model[0].bias.data.fill_(bf.rank())
         plain = sgd(model.parameters())
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH)
+        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH, broadcast=False)
         for _ in range(2):
             optimizer.zero_grad()
             square_loss(model, batch(bf.rank(), 0)).backward()
@@ -179,7 +179,9 @@ def test_mixed_dtypes(method):
     def case():
         model = mixed_dtypes()
         plain = torch.optim.SGD(model.parameters(), lr=0.0)
-        optimizer = bf.DistributedOptimizer(plain, model, method, communication="allreduce")
+        optimizer = bf.DistributedOptimizer(
+            plain, model, method, communication="allreduce", broadcast=False
+        )
         optimizer.step()
         assert {p.dtype for p in model.parameters()} == {
             torch.float64, torch.bfloat16, torch.float32, torch.complex64
@@ -238,7 +240,7 @@ def test_parameters_may_be_replaced_between_steps(method, options, change):
             for parameter in model.parameters():
                 parameter.data = parameter.data.float().double()
         optimizer = bf.DistributedOptimizer(
-            sgd(model.parameters()), model, method, topology=GRAPH, **options
+            sgd(model.parameters()), model, method, topology=GRAPH, **options, broadcast=False
         )
         for step in range(4):
             if step == 2 and change is not None:
@@ -287,7 +289,11 @@ def test_freezing_and_thawing(method):
         model = mlp(0 if method == "gradient_allreduce" else bf.rank())
         model[0].requires_grad_(False)
         optimizer = bf.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model, method, topology=GRAPH
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model,
+            method,
+            topology=GRAPH,
+            broadcast=False,
         )
         before = model[0].weight.detach().clone()
         train_on(model, optimizer, 2)
@@ -318,7 +324,9 @@ def test_parameter_groups(method, options, through):
     def case():
         model = mlp(0 if method == "gradient_allreduce" else bf.rank())
         plain = torch.optim.SGD([{"params": model[0].parameters(), "lr": 0.05}], lr=0.1)
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH, **options)
+        optimizer = bf.DistributedOptimizer(
+            plain, model, method, topology=GRAPH, **options, broadcast=False
+        )
         head = vector(model[2])
         train_on(model, optimizer, 2)
         assert torch.equal(head, vector(model[2]))
@@ -375,7 +383,7 @@ def test_two_models_in_one_optimizer():
         models = [mlp(bf.rank()), mlp(bf.rank() + 10)]
         plain = sgd([p for model in models for p in model.parameters()])
         optimizer = bf.DistributedOptimizer(
-            plain, models, algorithm="adapt_with_combine", topology=GRAPH
+            plain, models, algorithm="adapt_with_combine", topology=GRAPH, broadcast=False
         )
         for step in range(2):
             optimizer.zero_grad()
@@ -395,7 +403,9 @@ def test_two_optimizers_of_one_model():
     def case():
         model = mlp(bf.rank())
         optimizers = [
-            bf.DistributedOptimizer(sgd(part.parameters()), model, method, topology=GRAPH)
+            bf.DistributedOptimizer(
+                sgd(part.parameters()), model, method, topology=GRAPH, broadcast=False
+            )
             for part, method in ((model[0], "adapt_with_combine"), (model[2], "adapt_then_combine"))
         ]
         for step in range(3):
@@ -415,9 +425,11 @@ def test_wrapping_anew_takes_over(method):
 
     def case():
         model = mlp(0 if method == "gradient_allreduce" else bf.rank())
-        old = bf.DistributedOptimizer(sgd(model.parameters()), model, method, topology=GRAPH)
+        old = bf.DistributedOptimizer(
+            sgd(model.parameters()), model, method, topology=GRAPH, broadcast=False
+        )
         plain = sgd(model.parameters())
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH)
+        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH, broadcast=False)
         train_on(model, optimizer, 4)
         assert (old.round, optimizer.round) == (0, 4)
         result = vector(model)
@@ -480,7 +492,11 @@ def compiled(method, given, backend):
     fast = torch.compile(model, backend=backend)
     owner = {"compiled": fast, "plain": model}[given]
     optimizer = bf.DistributedOptimizer(
-        sgd(model.parameters()), owner, method, topology=topology.one_peer_exponential(bf.size())
+        sgd(model.parameters()),
+        owner,
+        method,
+        topology=topology.one_peer_exponential(bf.size()),
+        broadcast=False,
     )
     for step in range(3):
         optimizer.zero_grad()

@@ -74,7 +74,7 @@ def test_the_contexts_topology_is_read_in_every_round(method):
         bf.set_topology(topology.ring(4))
         model = scalar()
         optimizer = bf.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0), model, method
+            torch.optim.SGD(model.parameters(), lr=0.0), model, method, broadcast=False
         )
         values = [one_round(optimizer, model)]
         bf.set_topology(topology.one_peer_exponential(4))
@@ -112,7 +112,8 @@ def test_neighbours_set_by_hand_every_step(method):
         values.append(one_round(optimizer, model))
         return values
 
-    for wrapper, called in ((bf.DistributedOptimizer, names), (BluefogOptimizer, older)):
+    ours = partial(bf.DistributedOptimizer, broadcast=False)
+    for wrapper, called in ((ours, names), (BluefogOptimizer, older)):
         values = LoopbackWorld(RANKS).run(case, wrapper, called)
         assert [after[1:] for after in values] == [[1.5, 1.5]] * RANKS
         assert values[0][0] == 1.5  # rank 0 of 0 and 3
@@ -125,7 +126,9 @@ def test_weights_by_hand_on_the_topologys_neighbours(method):
     def case():
         model = scalar()
         plain = torch.optim.SGD(model.parameters(), lr=0.0)
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=topology.ring(4))
+        optimizer = bf.DistributedOptimizer(
+            plain, model, method, topology=topology.ring(4), broadcast=False
+        )
         optimizer.self_weight, optimizer.src_weights = 0.25, {(bf.rank() - 1) % 4: 0.75}
         first = one_round(optimizer, model)
         nn.init.constant_(model.weight, bf.rank())
@@ -187,7 +190,12 @@ def test_machines(method):
         model = scalar()
         plain = torch.optim.SGD(model.parameters(), lr=0.0)
         make = partial(
-            bf.DistributedOptimizer, plain, model, method, "hierarchical_neighbor_allreduce"
+            bf.DistributedOptimizer,
+            plain,
+            model,
+            method,
+            "hierarchical_neighbor_allreduce",
+            broadcast=False,
         )
         with pytest.raises(bf.ArgumentError, match="set_machine_topology"):
             one_round(make(), model)
@@ -290,7 +298,9 @@ def test_a_global_average_now_and_then():
     def case():
         model = scalar()
         plain = torch.optim.SGD(model.parameters(), lr=0.0)
-        optimizer = bf.DistributedAdaptThenCombineOptimizer(plain, model, topology=topology.ring(4))
+        optimizer = bf.DistributedAdaptThenCombineOptimizer(
+            plain, model, topology=topology.ring(4), broadcast=False
+        )
         near = one_round(optimizer, model)
         optimizer.communication = "allreduce"
         everybody = one_round(optimizer, model)
@@ -433,7 +443,7 @@ def test_ranks_that_differ_are_told_so_before_training(difference, words):
         steps = 2 if other and difference == "settings" else 1
         with pytest.raises(bf.MismatchError, match=words):
             bf.DistributedOptimizer(
-                sgd(model.parameters()), model, num_steps_per_communication=steps
+                sgd(model.parameters()), model, num_steps_per_communication=steps, broadcast=False
             )
 
     LoopbackWorld(2).run(case)

@@ -33,7 +33,7 @@ in_backward = pytest.mark.parametrize("update_in_backward", [False, True])
 
 def wrapped(method, model, make=sgd, **options):
     return bf.DistributedOptimizer(
-        make(model.parameters()), model, method, **{"topology": GRAPH, **options}
+        make(model.parameters()), model, method, **{"topology": GRAPH, **options}, broadcast=False
     )
 
 
@@ -329,7 +329,7 @@ def test_schedulers_on_either_optimizer(method, on_wrapper):
     def case():
         model = start(method)
         plain = sgd(model.parameters())
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH)
+        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH, broadcast=False)
         held = optimizer if on_wrapper else plain
         scheduler = torch.optim.lr_scheduler.StepLR(held, step_size=2, gamma=0.5)
         rates = []

@@ -85,7 +85,7 @@ def simulate(graph, make, steps, *, model_of=mlp, loss_of=of_batch, before=None,
 def make_ddp(model, make, **options):
     """The wrapper, with one plain optimizer for each bucket; ranks keep their own start."""
     return bf.DecentralizedDataParallel(
-        model, lambda named: make([p for _, p in named]), **{"init_sync": False, **options}
+        model, lambda named: make([p for _, p in named]), **{"broadcast": False, **options}
     )
 
 

@@ -127,7 +127,7 @@ def test_a_run_goes_on_from_its_states(name):
         def start():
             model, data = model_and_data()
             schedule = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)  # noqa: E731
-            options = {"init_sync": False}
+            options = {"broadcast": False}
             return data, bf.DecentralizedDataParallel(
                 model, optim_fn_for(name), schedule, algorithm=name, **options
             )

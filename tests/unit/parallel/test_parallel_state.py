@@ -205,7 +205,7 @@ def new_run(scheduler, rank, **options):
     """A model and its wrapper."""
     model, graph = mlp(rank), topology.one_peer_exponential(bf.size())
     ddp = bf.DecentralizedDataParallel(
-        model, adamw, scheduler, topology=graph, init_sync=False, **options
+        model, adamw, scheduler, topology=graph, broadcast=False, **options
     )
     return model, ddp
 

@@ -81,7 +81,7 @@ def test_it_is_the_optimizer_adapt_with_combine():
     def with_optimizer():
         model = mlp(bf.rank())
         optimizer = bf.DistributedAdaptWithCombineOptimizer(
-            sgd(model.parameters()), model, topology=GRAPH
+            sgd(model.parameters()), model, topology=GRAPH, broadcast=False
         )
         for step in range(40):
             optimizer.zero_grad()
@@ -133,10 +133,10 @@ def test_heterogeneous_parameters_follow_the_matrix():
 def test_all_ranks_start_as_rank_0():
     """Parameters and buffers are broadcast, unless the user wants it otherwise."""
 
-    def case(init_sync):
+    def case(broadcast):
         model = convnet(bf.rank())
         model[1].running_mean.fill_(bf.rank())
-        make_ddp(model, sgd, init_sync=init_sync)
+        make_ddp(model, sgd, broadcast=broadcast)
         return vector(model), model[1].running_mean.tolist(), model[0].weight.stride()
 
     for values, mean, strides in LoopbackWorld(RANKS).run(case, True):

@@ -34,7 +34,7 @@ def train_on_loopback(
         given = problem.model
         model = copy.deepcopy(given[rank] if isinstance(given, list) else given)
         plain = optimizer(list(model.parameters()))
-        wrapped = bf.DistributedOptimizer(plain, model, algorithm, **settings)
+        wrapped = bf.DistributedOptimizer(plain, model, algorithm, **settings, broadcast=False)
         scheduler = None if schedule is None else schedule(wrapped)
         one_sided = all(how.one_sided for how in ALGORITHMS[algorithm].how)
 

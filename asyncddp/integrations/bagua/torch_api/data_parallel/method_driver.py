@@ -125,6 +125,7 @@ class MethodDriver(TrainingDriver):
                 method.name,
                 bucket_size_in_mb=get_default_bucket_size() / 2**20,
                 autotune=tunes,
+                broadcast=False,
                 **method.arguments,
             )
         route_of(optimizer.wrapped).target = distributed
