@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
+from asyncddp.errors import UsageError
 
 
 class TransparentOptimizerWrapper(torch.optim.Optimizer):
@@ -74,7 +75,10 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
         """Handle that the wrapped optimizer is about to use the gradients."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute that only the wrapped optimizer has, such as its ``train()``."""
+        """Return an attribute that only the wrapped optimizer has, such as its ``train()``.
+
+        Methods that make a part of a step, such as ``first_step()``, raise a UsageError instead.
+        """
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         if name == "fuse_step":  # of the wrapped optimizer it would not average
@@ -82,7 +86,19 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
                 f"{type(self).__name__} has no fuse_step(); give the wrapper to fuse_optimizer(), "
                 "not the optimizer that it wraps"
             )
-        return getattr(self._wrapped, name)
+        found = getattr(self._wrapped, name)
+        if "step" not in name or not callable(found):
+            return found
+
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise UsageError(
+                f"{type(self).__name__}.{name}(): {type(self._wrapped).__name__}'s own {name}() "
+                "would average nothing; call optimizer.step(closure) in place of it, with a "
+                "closure that evaluates the loss, calls backward() and returns the loss, and "
+                f"from which {type(self._wrapped).__name__}.step() makes a whole step"
+            )
+
+        return refuse
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(

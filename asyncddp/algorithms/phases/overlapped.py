@@ -85,7 +85,7 @@ class OverlappedPhase(ParameterAveragingPhase):
             average()  # after the first evaluation
             return loss
 
-        if closure is None:
+        if closure is None or self.accumulation.current_passes:  # the gradient was taken before
             average()
         loss = update(None if closure is None else evaluate)
         self._scale_change(before)

@@ -14,6 +14,7 @@ from tests.support import LoopbackWorld
 from tests.unit.optim.optim_reference import (
     METHODS,
     PARAMETER_METHODS,
+    assign,
     batch,
     mlp,
     square_loss,
@@ -288,6 +289,133 @@ def test_closures(method):
     central = [sum(own) / RANKS] * RANKS
     expected = central if method == "gradient_allreduce" else own
     assert LoopbackWorld(RANKS).run(losses) == pytest.approx(expected)
+
+
+class SAM(torch.optim.Optimizer):
+    """Sharpness-aware minimisation, in the form of its most used implementation."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"rho": 0.5})
+        self.base = sgd(self.param_groups)
+        self.step_size, self.trains = 0.1, False
+
+    @torch.no_grad()
+    def first_step(self, zero_grad=False):
+        every = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in every]).norm()
+        for p in every:
+            self.state[p]["old_p"] = p.data.clone()
+            p.add_(p.grad * (0.5 / norm))
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, zero_grad=False):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old_p"]
+        self.base.step()
+        if zero_grad:
+            self.zero_grad()
+
+    def step(self, closure):
+        self.first_step(zero_grad=True)
+        with torch.enable_grad():
+            loss = closure()
+        self.second_step()
+        return loss
+
+    def train(self):
+        self.trains = True
+
+
+def central_sam():
+    """Three steps with the mean of the ranks' losses, of one model."""
+    model = mlp(0)
+    optimizer = SAM(model.parameters())
+    for step in range(3):
+
+        def mean(step=step):
+            model.zero_grad()
+            loss = sum(square_loss(model, batch(rank, step)) for rank in range(RANKS)) / RANKS
+            loss.backward()
+
+        mean()
+        optimizer.step(mean)
+    return [vector(model)] * RANKS
+
+
+def sam_by_matrix(method):
+    """Three steps of all ranks, whose first gradients are taken before ``step(closure)``."""
+    models = [mlp(rank) for rank in range(RANKS)]
+    optimizers = [SAM(model.parameters()) for model in models]
+
+    def own(rank, step):
+        models[rank].zero_grad()
+        square_loss(models[rank], batch(rank, step)).backward()
+
+    def mix(step):
+        w = torch.from_numpy(topology.mixing_matrix(GRAPH, step))
+        mixed = w @ torch.stack([vector(model) for model in models])
+        for model, row in zip(models, mixed, strict=True):
+            assign(model, row)
+
+    for step in range(3):
+        for rank in range(RANKS):
+            own(rank, step)
+        if method == "adapt_with_combine":
+            mix(step)
+        for rank in range(RANKS):
+            optimizers[rank].step(partial(own, rank, step))
+        if method == "adapt_then_combine":
+            mix(step)
+    return [vector(model) for model in models]
+
+
+@every_method
+def test_an_optimizer_of_two_passes_takes_its_second_one_as_a_closure(method):
+    """The average is that of the method, though parameters move between the two passes."""
+
+    def case():
+        model = start(method)
+        optimizer = wrapped(method, model, SAM)
+        for step in range(3):
+
+            def closure(step=step):
+                optimizer.zero_grad()
+                loss = square_loss(model, batch(bf.rank(), step))
+                loss.backward()
+                return loss
+
+            closure()
+            optimizer.step(closure)
+        return vector(model)
+
+    central = method == "gradient_allreduce"
+    expected = central_sam() if central else sam_by_matrix(method)
+    assert_all_close(LoopbackWorld(RANKS).run(case), expected)
+
+
+@every_method
+def test_parts_of_a_step_are_refused(method):
+    """Such as ``first_step``, which would average nothing; all else of the optimizer is there."""
+
+    def case():
+        model = start(method)
+        optimizer = wrapped(method, model, SAM)
+        square_loss(model, batch(bf.rank(), 0)).backward()
+        before = vector(model)
+        for name in ("first_step", "second_step"):
+            words = rf"DistributedOptimizer.{name}\(\): SAM's own .*optimizer.step\(closure\)"
+            with pytest.raises(bf.UsageError, match=words):
+                getattr(optimizer, name)(zero_grad=True)
+        assert torch.equal(vector(model), before)
+        optimizer.train()
+        assert optimizer.wrapped.trains
+        assert optimizer.step_size == 0.1
+        assert not hasattr(optimizer, "third_step")
+
+    LoopbackWorld(RANKS).run(case)
 
 
 def test_closures_that_are_evaluated_unequally_often():
