@@ -98,6 +98,8 @@ class Algorithm:
             user says otherwise; None for any number.
         average: Whether a global exchange gives the average over ranks, or their sum.
         warmup_algorithm: Name of the method that trains during its warm-up.
+        rounds_momentum: Name of the option that is the momentum from one round to the next; None
+            for a method without any.
 
     Example:
         >>> class Damped(Algorithm):
@@ -141,6 +143,7 @@ class Algorithm:
     max_staleness: int | None = None
     average: bool = True
     warmup_algorithm: ClassVar[str] = "gradient_allreduce"
+    rounds_momentum: ClassVar[str | None] = None
 
     @property
     def replicates_model(self) -> bool:

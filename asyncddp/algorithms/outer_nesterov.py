@@ -41,6 +41,7 @@ class OuterNesterov(Algorithm):
     averages_first_step = False
     joined_ranks = JoinedRanks.FOLLOW
     changes_alone = True
+    rounds_momentum = "outer_momentum"
     parameter_state = (OUTER,)
     zero_state = (_MOMENTUM,)
     state_copies = 2

@@ -19,6 +19,7 @@ from asyncddp.errors import ArgumentError, AsyncDDPError, UsageError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
 from asyncddp.optim.replica_agreement import checked_policy, unify_replicas, unify_state
+from asyncddp.optim.rounds_warning import RoundsWarning
 from topology import TopologyError
 
 WRAPPER = "DistributedOptimizer"
@@ -35,6 +36,7 @@ class AlgorithmSwitcher:
         steps: Steps that the wrapper has completed.
         settings: Settings of the method in use, or of that whose warm-up is under way.
         phase: The communication phase in use.
+        rounds_warning: Warns, in the end, of a method that has hardly averaged.
     """
 
     phase: CommunicationPhase
@@ -55,6 +57,8 @@ class AlgorithmSwitcher:
         self.steps = 0
         self._first, self._schedule = settings, self._checked_schedule(settings, schedule)
         self._by_hand = False
+        self.rounds_warning = RoundsWarning()
+        context.exit_callbacks.append(self.rounds_warning.tell)
         self._begin(settings, since=0, broadcast=broadcast)
 
     @property
@@ -109,6 +113,7 @@ class AlgorithmSwitcher:
         )
         if before is not None:
             self.averager.continue_totals(before)
+        self.rounds_warning.begin(self.phase.config, since)
         parameters = (parameter for _, parameter in self.phase.named_parameters)
         claim_parameters(parameters, self.phase)
 
@@ -144,6 +149,7 @@ class AlgorithmSwitcher:
     def end_step(self) -> None:
         """Count a step, and switch where the schedule or the end of a warm-up says so."""
         self.steps += 1
+        self.rounds_warning.count(self.steps, self.averager.round)
         following = self._schedule.get(self.steps)
         if following is not None:
             self._by_hand = False
@@ -156,6 +162,7 @@ class AlgorithmSwitcher:
         self._refuse_in_join(f"the warm-up of {self._method.name} ends")
         self.end_phase()
         self._begin(self.settings, since=self._since)
+        self.rounds_warning.begin(self.phase.config, self.steps)
 
     def switch(self, settings: MethodSettings, replicas: str) -> None:
         """Check that all ranks ask for the same switch, and make it; collective."""

@@ -289,6 +289,11 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         """
         self._phase.synchronize()
 
+    @override
+    def conclude(self) -> None:
+        super().conclude()
+        self._switcher.rounds_warning.tell()
+
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as the wrapped optimizer does."""

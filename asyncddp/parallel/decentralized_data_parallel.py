@@ -272,7 +272,10 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         next step. :meth:`global_avg`, :meth:`eval` and the end of the script say so as well.
         """
         self._reducer.end_failed_step()
-        super().conclude()
+        if isinstance(self._reducer, AlgorithmReducer):
+            self._reducer.optimizer.conclude()
+        else:
+            super().conclude()
 
     # closing
 

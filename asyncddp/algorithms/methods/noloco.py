@@ -48,6 +48,7 @@ class NoLoCo(Algorithm):
     averages_first_step = False
     averaged_state = (_OUTER,)
     changes_alone = True
+    rounds_momentum = "outer_momentum"
     parameter_state = (_OUTER,)
     zero_state = (_MOMENTUM,)
     state_copies = messages = 2

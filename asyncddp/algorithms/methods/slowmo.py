@@ -63,6 +63,7 @@ class SlowMo(Algorithm):
     averages_first_step = False
     joined_ranks = JoinedRanks.FOLLOW
     changes_alone = True
+    rounds_momentum = "beta"
     parameter_state = (_OUTER,)
     zero_state = (_MOMENTUM,)
     state_copies = 2
