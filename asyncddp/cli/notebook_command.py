@@ -20,7 +20,7 @@ from asyncddp.launch.notebook_cluster.start_and_stop import (
     start_cluster,
     stop_cluster,
 )
-from asyncddp.launch.supervisor import termination_handler
+from asyncddp.launch.rank_processes import signal_handler
 
 _BLUEFOG = "bluefog"
 
@@ -81,7 +81,7 @@ def _start(
     options: RunOptions, profile: str, timeout: float, *, foreground: bool, stop: str
 ) -> None:
     spec, profile_directory = build_cluster_spec(options), ProfileDirectory.for_profile(profile)
-    with termination_handler(signal.default_int_handler), contextlib.ExitStack() as undo:
+    with signal_handler(signal.default_int_handler), contextlib.ExitStack() as undo:
         try:
             cluster_process = start_cluster(spec, profile_directory, timeout=timeout)
             undo.callback(cluster_process.stop)

@@ -128,6 +128,9 @@ _LAUNCH_OPTIONS = (
                  help="Simulate machines of so many ranks each."),
     click.option("--timeout", type=NumberParamType(positive=True),
                  help="End the run after SECONDS."),
+    click.option("--grace-period", type=NumberParamType(positive=True), metavar="SECONDS",
+                 default=30.0, show_default=True,
+                 help="Time that ranks have to end by themselves after SIGTERM, as to save."),
     click.option("--timeline", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
                  help="Note in DIR/rank<r>.json what each rank does when; see asyncddp timeline "
                  "--help."),

@@ -20,6 +20,7 @@ from asyncddp.rank_list_text import list_ranks
 _TIMED_OUT = 124  # as timeout(1)
 _VANISHED = "killed or ended without a report, as by os._exit()"
 _UNFINISHED = " before MPI was finalized, as by os._exit(0)"
+_LEFT = re.compile(r"rank (?P<rank>\d+) has left \((?P<why>.+?)\),")
 # Prefix of a message that quotes the failure of another rank.
 _REPEATED = re.compile(r".*(?:refused|given up) by rank \d+: ", re.DOTALL)
 _HINTS: dict[int, tuple[str]] = {
@@ -93,7 +94,9 @@ def read_failure_reports(report_directory: Path) -> list[RankFailureReport]:
         with contextlib.suppress(OSError, ValueError):  # a rank that was killed while it wrote
             data = json.loads(path.read_text(encoding="utf-8"))  # which may hold surrogates
             found.append(msgspec.convert(data, RankFailureReport))
-    return sorted(found, key=lambda report: report.time)
+    found.sort(key=lambda report: report.time)
+    # the launcher has ended ranks that say after another's failure that they ended by SIGTERM
+    return found[:1] + [one for one in found[1:] if one.exit_code != 128 + signal.SIGTERM]
 
 
 def _signal_name(number: int) -> str:
@@ -111,7 +114,9 @@ def diagnose(
     launcher: Launcher,
     output: str,
     report_directory: Path,
+    *,
     timeout: float | None = None,
+    grace_period: float = 0.0,
 ) -> Diagnosis:
     """Determine why a run ended, and its exit code.
 
@@ -120,9 +125,14 @@ def diagnose(
     """
     if outcome.timed_out:
         return Diagnosis(_TIMED_OUT, (f"ended after {timeout:g} s, the limit set by --timeout",))
-    if outcome.signal is not None:
-        return Diagnosis(128 + outcome.signal, (f"ended by {_signal_name(outcome.signal)}",))
     rank_exit, reports = launcher.parse_rank_exit(output), read_failure_reports(report_directory)
+    if outcome.signal is not None and not _ended_by_themselves(outcome, rank_exit, reports):
+        line = f"ended by {_signal_name(outcome.signal)}"
+        if outcome.signal == signal.SIGTERM and outcome.killed:
+            line += (
+                f"; ranks that were not done {grace_period:g} s later (--grace-period) were killed"
+            )
+        return Diagnosis(128 + outcome.signal, (line,))
     if outcome.waiting_in_init:
         lines = (_describe_wait_in_init(outcome), *_describe_others(reports))
         return Diagnosis(outcome.code or 1, lines)
@@ -139,12 +149,32 @@ def diagnose(
     return _diagnose_exit_codes(outcome, rank_exit, reports)
 
 
+def _ended_by_themselves(
+    outcome: RunOutcome, rank_exit: FailedRank | None, reports: Sequence[RankFailureReport]
+) -> bool:
+    """Return whether ranks, asked by SIGTERM to end, were done in time or failed in doing so."""
+    if outcome.signal != signal.SIGTERM or outcome.killed:
+        return False
+    asked = {None, 0, 128 + signal.SIGTERM}
+    failed = any(r.exit_code not in asked and not r.is_consequence for r in reports)
+    if rank_exit is None:
+        return failed or outcome.code == 0
+    return failed or rank_exit.code not in asked or rank_exit.signal not in (None, signal.SIGTERM)
+
+
 def _diagnose_exit_codes(
     outcome: RunOutcome, rank_exit: FailedRank | None, reports: Sequence[RankFailureReport]
 ) -> Diagnosis:
     if not all(report.is_consequence for report in reports):
         return _diagnose_reports(reports, outcome.lost)
     code = outcome.code if outcome.code > 0 else 128 - outcome.code
+    reporters = {report.rank for report in reports}
+    if not outcome.lost and (rank_exit is None or rank_exit.rank in reporters):
+        left = [match for report in reports if (match := _LEFT.search(report.message))]
+        left = [match for match in left if int(match["rank"]) not in reporters]
+        if left:
+            line = f"rank {left[0]['rank']} left while others needed it: {left[0]['why']}"
+            return Diagnosis(reports[0].exit_code or 1, (line, *_describe_others(reports)))
     if rank_exit is not None and rank_exit.code is not None:
         who = _describe_rank(rank_exit.rank, rank_exit.host)
         line = f"{who} ended with exit code {rank_exit.code}"

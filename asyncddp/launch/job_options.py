@@ -26,6 +26,7 @@ class RunOptions:
     oversubscribe: bool | None = None
     ranks_per_machine: int | None = None
     timeout: float | None = None
+    grace_period: float = 30.0
     timeline: Path | None = None
     timeline_filename: str | None = None
     tag_output: bool = False

@@ -7,35 +7,45 @@ Once a rank has failed, the others have a moment to say so, and are then ended.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import IO
 
+from asyncddp.launch.launchers.local import LOCAL
 from asyncddp.launch.process_cleanup import parent_death_setter
 from asyncddp.launch.rank_environment import rendezvous_variables
+from asyncddp.launch.rank_processes import (
+    FORWARDED_SIGNALS,
+    TERMINATION_SIGNALS,
+    RankProcesses,
+    delivered,
+    signal_handler,
+    write_all,
+)
 
 _GRACE_PERIOD = 3.0  # seconds in which the other ranks may end after one has failed
-_KILL_PERIOD = 5.0  # seconds after which they are killed
 _ANNOUNCEMENTS = {
     *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     *("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS"),
     *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "TORCHELASTIC_RUN_ID"),
 }
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class _RankProcesses:
-    """The processes of all ranks."""
+class _LocalRanks(RankProcesses):
+    """The processes of all ranks of this machine."""
 
     def __init__(
         self, count: int, program: Sequence[str], environment: Mapping[str, str], *, tag: bool
     ) -> None:
+        super().__init__(self._send)
+        self._received: set[int] = set()
         added = rendezvous_variables(environment, (), remote=False)
         self.code = 0
         streams: list[tuple[IO[bytes] | None, int, int]] = []
@@ -64,8 +74,8 @@ class _RankProcesses:
             _relay(source, target, rank) for source, target, rank in streams if source is not None
         ]
 
-    def reap(self) -> bool:
-        """Take the ends of processes; return True if one has failed."""
+    def reap(self) -> None:
+        """Take the ends of processes; if one has failed, the others are to end soon."""
         for pid, (rank, process) in list(self.running.items()):
             code = process.poll()
             if code is None:
@@ -78,10 +88,18 @@ class _RankProcesses:
                 )
                 sys.stderr.write(f"asyncddp-local: rank {rank} {how}\n")
                 sys.stderr.flush()
-        return bool(self.code)
+            if code and -code not in self._received and self.deadline == math.inf:
+                self.end_within(_GRACE_PERIOD)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to all processes that are left."""
+    def on_signal(self, number: int, _: FrameType | None) -> None:
+        """Pass a signal on; a rank that dies of it has not failed, so that others may save."""
+        if number == LOCAL.abort_signal:
+            self.end_within(0.0)
+        else:
+            self._received.add(number)
+            self.send(delivered(number))
+
+    def _send(self, number: int) -> None:
         for _, process in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
@@ -102,38 +120,21 @@ def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
 
     def run() -> None:
         for line in source:
-            os.write(target, b"[%d] " % rank + line)
+            write_all(target, b"[%d] " % rank + line)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
 
 
-@contextlib.contextmanager
-def _forwarded_signals(ranks: _RankProcesses) -> Iterator[None]:
-    def forward(number: int, _: FrameType | None) -> None:
-        ranks.signal(number)
-        ranks.code = ranks.code or 128 + number
-
-    before = {number: signal.signal(number, forward) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
 def run(count: int, program: Sequence[str], *, tag: bool = False) -> int:
     """Run a program on so many ranks; return the exit code of the first that failed."""
-    ranks = _RankProcesses(count, program, os.environ, tag=tag)
-    with _forwarded_signals(ranks):
-        stronger, due = [signal.SIGTERM, signal.SIGKILL], 0.0
+    ranks = _LocalRanks(count, program, os.environ, tag=tag)
+    signal.signal(LOCAL.abort_signal, ranks.on_signal)  # also where it is ignored, as after &
+    with signal_handler(ranks.on_signal, TERMINATION_SIGNALS | FORWARDED_SIGNALS):
         while ranks.running:
-            if ranks.reap() and not due:
-                due = time.monotonic() + _GRACE_PERIOD
-            if due and time.monotonic() > due and stronger:
-                ranks.signal(stronger.pop(0))
-                due = time.monotonic() + _KILL_PERIOD
+            ranks.reap()
+            ranks.escalate_if_due()
             time.sleep(0.02)
     ranks.finish_output()
     return ranks.code

@@ -28,7 +28,7 @@ def kill_processes(marker: str) -> None:
         time.sleep(0.05)
 
 
-def parent_death_setter() -> Callable[[], object]:
-    """Return a function that makes a process get SIGTERM when its parent dies."""
+def parent_death_setter(number: int = signal.SIGTERM) -> Callable[[], object]:
+    """Return a function that makes a process get a signal when its parent dies."""
     prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(number))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class RankTracker:
     def __init__(self, report_directory: Path) -> None:
         self._report_directory = report_directory
         self._known: set[int] = set()
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}  # rank to pidfd
         self._pidfds: list[int] = []
         self.lost: list[int] = []  # ended irregularly, before any failure report; in order
 
@@ -68,12 +69,19 @@ class RankTracker:
                     except ProcessLookupError:  # it ended between two polls
                         self.on_process_exit(rank)
         self._pidfds += found.values()
-        self._running |= found.keys()
+        self._running |= found
         return found
+
+    def send(self, number: int) -> bool:
+        """Send a signal to the ranks that run on this machine; return False if none is known."""
+        for pidfd in list(self._running.values()):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, number)
+        return bool(self._running)
 
     def on_process_exit(self, rank: int) -> bool:
         """Record that a rank's process has ended; return False: stop watching its pidfd."""
-        self._running.discard(rank)
+        self._running.pop(rank, None)
         if (self._report_directory / f"started-{rank}").exists() and not self.has_reports():
             self.lost.append(rank)
         return False

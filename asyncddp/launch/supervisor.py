@@ -18,12 +18,20 @@ from types import FrameType
 from typing import IO
 
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter
+from asyncddp.launch.launchers import Launcher
 from asyncddp.launch.process_cleanup import kill_processes, parent_death_setter
+from asyncddp.launch.rank_processes import (
+    ESCALATION_INTERVAL,
+    FORWARDED_SIGNALS,
+    TERMINATION_SIGNALS,
+    RankProcesses,
+    delivered,
+    signal_handler,
+    write_all,
+)
 from asyncddp.launch.rank_tracker import RankTracker
 
 REPORT_DIR = "ASYNCDDP_REPORT_DIR"  # which also tells the processes of one run from others
-_FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ESCALATION_INTERVAL = 5.0  # seconds between two ever stronger signals to the launcher
 _PAUSE = 0.2  # seconds after which a writer's unfinished line is shown
 _DRAIN = 0.5  # seconds to read what is left after the launcher has ended
 _POLL_INTERVAL = 0.2  # seconds between two looks at the report directory
@@ -36,8 +44,9 @@ class RunOutcome:
     """Outcome of a run: the launcher's exit code, and what became of this machine's ranks."""
 
     code: int  # negative for the signal that killed the launcher
-    signal: int | None  # the first that this process received during the run
+    signal: int | None  # the first that this process received to end the run
     timed_out: bool
+    killed: bool = False  # ranks had not ended when the grace period was over
     lost: tuple[int, ...] = ()  # whose process ended irregularly, in order
     ended: tuple[int, ...] = ()  # which came to the end of their scripts
     waiting_in_init: tuple[int, ...] = ()  # killed there, where they waited for one that had ended
@@ -56,66 +65,75 @@ class _LauncherOutputPipe:
         """Forward the available output; return False at the end of the stream."""
         data = os.read(self.source.fileno(), 1 << 16)
         self.quiet_since = time.monotonic()
-        _write(self.target, self.output_filter.feed(data) if data else self.output_filter.flush())
+        write_all(
+            self.target, self.output_filter.feed(data) if data else self.output_filter.flush()
+        )
         return bool(data)
 
     def flush_after_pause(self) -> None:
         if self.output_filter.has_pending and time.monotonic() - self.quiet_since >= _PAUSE:
-            _write(self.target, self.output_filter.flush())
-        _write(self.target, self.output_filter.due_warnings())
+            write_all(self.target, self.output_filter.flush())
+        write_all(self.target, self.output_filter.due_warnings())
 
 
-def _write(target: int, data: bytes) -> None:
-    """Write all bytes; a closed reader, as in ``| head``, is no error."""
-    with contextlib.suppress(BrokenPipeError):
-        while data:
-            data = data[os.write(target, data) :]
+class _Run(RankProcesses):
+    """A launcher with its ranks: passes signals on, and ends all that is left of them."""
 
-
-class _LauncherTerminator:
-    """Ends the launcher by ever stronger signals, at last by SIGKILL to the whole run."""
-
-    def __init__(self, child: subprocess.Popen[bytes], marker: str) -> None:
-        self._child, self._marker = child, marker
-        self._stronger: list[signal.Signals] = []
-        self.deadline = math.inf
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        launcher: Launcher,
+        tracker: RankTracker,
+        grace_period: float,
+        marker: str,
+    ) -> None:
+        super().__init__(self._send, launcher.abort_signal)
+        self._child, self._launcher, self._tracker = child, launcher, tracker
+        self._grace_period, self._marker = grace_period, marker
         self.received: int | None = None
+        self.aborted = False
 
     def on_signal(self, number: int, _: FrameType | None) -> None:
-        """Forward the first signal to the launcher; kill everything at the second."""
-        if self.received is None:
+        """Forward a signal; end the run if it says so, and at once if it is the second."""
+        if number in FORWARDED_SIGNALS:
+            self._forward(number)
+            if number == signal.SIGTSTP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+        elif self.received is None:
             self.received = number
-            self.begin(number)
+            self.terminate(number)
+        elif not number == self.received == signal.SIGTERM:  # which batch systems may repeat
+            self.send(signal.SIGKILL)
+
+    def terminate(self, number: int) -> None:
+        """End the run by a signal; after SIGTERM ranks have the grace period, as to save."""
+        if number == signal.SIGTERM and self._forward(number):
+            self.end_within(self._grace_period)
         else:
-            self._send(signal.SIGKILL)
+            self.abort(number)
 
-    def begin(self, number: int) -> None:
-        self._stronger = [signal.SIGTERM, signal.SIGKILL]
-        self._send(number)
+    def abort(self, number: int | None = None) -> None:
+        """Have the launcher end all ranks at once."""
+        self.aborted = True
+        self.send(self._launcher.abort_signal if number is None else number)
+        self.end_within(ESCALATION_INTERVAL)
 
-    def escalate(self) -> None:
-        self.deadline = math.inf
-        if self._stronger:
-            self._send(self._stronger.pop(0))
+    def _forward(self, number: int) -> bool:
+        """Pass a signal on to the ranks; return False where none could be reached.
+
+        A launcher that would not pass it on is left out: ranks of this machine get it directly.
+        """
+        if number not in self._launcher.forwarded_signals:
+            return self._tracker.send(delivered(number))
+        with contextlib.suppress(ProcessLookupError):
+            self._child.send_signal(number)  # not to its group, where helpers would die of it
+        return True
 
     def _send(self, number: int) -> None:
-        self.deadline = time.monotonic() + _ESCALATION_INTERVAL
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, number)
         if number == signal.SIGKILL:
             kill_processes(self._marker)
-
-
-@contextlib.contextmanager
-def termination_handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGHUP in the block, unless they are ignored, as under nohup."""
-    wanted = [n for n in _FORWARDED_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 @contextlib.contextmanager
@@ -137,10 +155,12 @@ def _wakeup_socket() -> Iterator[socket.socket]:
 def supervise(
     arguments: Sequence[str],
     environment: Mapping[str, str],
+    launcher: Launcher,
     *,
     report_directory: Path,
     output_filters: tuple[LauncherMessageFilter | None, LauncherMessageFilter],
     timeout: float | None = None,
+    grace_period: float = 0.0,
     started: Callable[[int], None] = lambda process: None,
 ) -> RunOutcome:
     """Run a launcher until it ends, and kill what is left of its processes.
@@ -148,6 +168,7 @@ def supervise(
     It runs in a session of its own, so that Ctrl-C reaches this process alone, which forwards it:
     ranks are then ended in the launcher's orderly way, and a second Ctrl-C kills them all. The
     filters are of standard output, which is not piped where that is None, and of standard error.
+    After SIGTERM, or the timeout, ranks have the grace period to end by themselves.
     ``started`` is called with the launcher's process id.
     """
     stdout, stderr = output_filters
@@ -159,34 +180,34 @@ def supervise(
         stdout=None if stdout is None else subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=parent_death_setter(),  # safe: no thread has been started
+        preexec_fn=parent_death_setter(launcher.abort_signal),  # safe: no thread was started
     ) as child:
         started(child.pid)
-        terminator = _LauncherTerminator(child, marker)
+        tracker = RankTracker(report_directory)
+        run = _Run(child, launcher, tracker, grace_period, marker)
         pipes = [_LauncherOutputPipe(child.stderr, 2, stderr)] if child.stderr is not None else []
         if child.stdout is not None and stdout is not None:
             pipes.append(_LauncherOutputPipe(child.stdout, 1, stdout))
         ends = math.inf if timeout is None else time.monotonic() + timeout
         with (
-            termination_handler(terminator.on_signal),
+            signal_handler(run.on_signal, TERMINATION_SIGNALS | FORWARDED_SIGNALS),
             _wakeup_socket() as wakeups,
-            contextlib.closing(_SupervisorLoop(pipes, wakeups, report_directory)) as loop,
+            contextlib.closing(_SupervisorLoop(pipes, wakeups, tracker)) as loop,
         ):
-            loop.run(child, terminator, ends)
+            loop.run(child, run, ends)
         kill_processes(marker)
-    lost, ended = tuple(loop.tracker.lost), loop.tracker.ended()
-    ending = child.returncode, terminator.received, loop.timed_out
-    return RunOutcome(*ending, lost, ended, loop.waiting_in_init)
+    ending = child.returncode, run.received, loop.timed_out, loop.killed
+    return RunOutcome(*ending, tuple(tracker.lost), tracker.ended(), loop.waiting_in_init)
 
 
 class _SupervisorLoop:
     """Event loop of the supervisor: handles launcher output, signals, rank starts and ends."""
 
     def __init__(
-        self, pipes: list[_LauncherOutputPipe], wakeups: socket.socket, report_directory: Path
+        self, pipes: list[_LauncherOutputPipe], wakeups: socket.socket, tracker: RankTracker
     ) -> None:
-        self.tracker = RankTracker(report_directory)
-        self.timed_out = False
+        self.tracker = tracker
+        self.timed_out = self.killed = False
         self.waiting_in_init: tuple[int, ...] = ()
         self._pipes, self._wakeups = pipes, wakeups
         self._selector = selectors.DefaultSelector()
@@ -203,30 +224,27 @@ class _SupervisorLoop:
             self._wakeups.recv(4096)
         return True
 
-    def run(
-        self, child: subprocess.Popen[bytes], terminator: _LauncherTerminator, ends: float
-    ) -> None:
+    def run(self, child: subprocess.Popen[bytes], run: _Run, ends: float) -> None:
         reported = lost = math.inf
         while child.poll() is None:
             for rank, descriptor in self.tracker.new_processes().items():
                 on_exit = functools.partial(self.tracker.on_process_exit, rank)
                 self._selector.register(descriptor, selectors.EVENT_READ, on_exit)
-            self._step(min(ends, terminator.deadline, time.monotonic() + _POLL_INTERVAL))
+            self._step(min(ends, run.deadline, time.monotonic() + _POLL_INTERVAL))
             now = time.monotonic()
             if now >= ends:
                 ends, self.timed_out = math.inf, True
-                terminator.begin(signal.SIGTERM)
-            if now >= terminator.deadline:
-                terminator.escalate()
+                run.terminate(signal.SIGTERM)
+            self.killed |= run.escalate_if_due()
             waiting = self.tracker.waiting_in_init()
             reported = min(reported, now) if waiting or self.tracker.has_reports() else math.inf
             lost = min(lost, now) if self.tracker.is_lost_for_good() else math.inf
             over = now >= min(reported + _GRACE_PERIOD, lost + _LOSS_GRACE_PERIOD)
-            if over and terminator.deadline == math.inf:
+            if over and not run.aborted:
                 self.waiting_in_init = waiting
                 # Hydra waits for the others where MPI was not started; PRRTE sometimes waits for
                 # ever where MPI has aborted on one host while a rank was killed on another
-                terminator.begin(signal.SIGTERM)
+                run.abort()
         self._finish()
 
     def _step(self, until: float) -> None:
@@ -246,4 +264,4 @@ class _SupervisorLoop:
             self._step(last)
         for pipe in self._pipes:
             left = pipe.output_filter.flush() + pipe.output_filter.due_warnings(at_end=True)
-            _write(pipe.target, left)
+            write_all(pipe.target, left)

@@ -291,7 +291,12 @@ def test_a_launcher_that_stays_after_its_ranks_were_lost_is_ended(tmp_path, monk
     command = [sys.executable, "-IS", "-c", LAUNCHER_THAT_STAYS]
     filters = (None, LauncherMessageFilter())
     outcome = supervisor.supervise(
-        command, dict(os.environ), report_directory=tmp_path, output_filters=filters, timeout=60
+        command,
+        dict(os.environ),
+        LAUNCHERS["mpich"],
+        report_directory=tmp_path,
+        output_filters=filters,
+        timeout=60,
     )
     assert outcome == ending(-signal.SIGTERM, lost=(0,))
 

@@ -56,38 +56,47 @@ FULL = {
     "forward": FORWARD,
     "extra": ("--extra", "1"),
 }
+SIGNALS_4 = "--mca odls_base_signal_direct_children_only 1"
+SIGNALS_5 = (
+    "--prtemca odls_base_signal_direct_children_only 1 "
+    "--prtemca ess_base_forward_signals 10,12,14,15,18,20"
+)
 GOLDEN = {
     ("open_mpi_4", "plain"): (
-        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi --stdin none "
-        "./solver",
+        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi "
+        f"{SIGNALS_4} --stdin none ./solver",
         {},
     ),
     ("open_mpi_4", "crowded root"): (
         "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx --mca btl ^ofi "
-        "--mca mpi_yield_when_idle 1 --stdin none ./solver",
+        "--mca mpi_yield_when_idle 1 "
+        f"{SIGNALS_4} --stdin none ./solver",
         {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     ),
     ("open_mpi_4", "full"): (
         "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi "
         "--mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --mca plm_rsh_args '-p 2222' "
-        "--mca plm_rsh_agent /bin/agent --stdin none --tag-output -x ASYNCDDP_CHECK -x PATH "
+        "--mca plm_rsh_agent /bin/agent "
+        f"{SIGNALS_4} --stdin none --tag-output -x ASYNCDDP_CHECK -x PATH "
         "--extra 1 ./solver",
         {},
     ),
     ("open_mpi_5", "plain"): (
-        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi --stdin none "
-        "./solver",
+        "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi "
+        f"{SIGNALS_5} --stdin none ./solver",
         {},
     ),
     ("open_mpi_5", "crowded root"): (
         "RUN -np 4 --map-by slot:OVERSUBSCRIBE --bind-to none --mca osc ^ucx --mca btl ^ofi "
-        "--mca mpi_yield_when_idle 1 --stdin none ./solver",
+        "--mca mpi_yield_when_idle 1 "
+        f"{SIGNALS_5} --stdin none ./solver",
         {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
     ),
     ("open_mpi_5", "full"): (
         "RUN -np 4 --host h1:2,h2:2 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi "
         "--mca btl_tcp_if_include eth0 --prtemca prte_if_include eth0 "
-        "--prtemca plm_ssh_args '-p 2222' --prtemca plm_ssh_agent /bin/agent --stdin none "
+        "--prtemca plm_ssh_args '-p 2222' --prtemca plm_ssh_agent /bin/agent "
+        f"{SIGNALS_5} --stdin none "
         "--output tag -x ASYNCDDP_CHECK -x PATH --extra 1 ./solver",
         {},
     ),

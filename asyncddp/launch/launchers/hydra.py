@@ -88,6 +88,7 @@ class _MpichLauncher(_HydraLauncher):
     title = "MPICH"
     signature = re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>\S+)")
     shell_arguments = "HYDRA_LAUNCHER_EXTRA_ARGS"
+    forwarded_signals = frozenset({signal.SIGTERM, signal.SIGUSR1})  # it dies of others
 
     def _parse_signal(self, output: str) -> FailedRank | None:
         """Parse the signal; MPICH shows the lowest rank, not the first killed, so no rank."""

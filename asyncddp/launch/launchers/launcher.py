@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -45,6 +46,8 @@ class Launcher(ABC):
     title: ClassVar[str]  # in messages
     signature: re.Pattern[str]  # in the output of LAUNCHER --version, with a group "version"
     output_patterns: LauncherOutputPatterns = LauncherOutputPatterns()
+    forwarded_signals: frozenset[int] = frozenset()  # that it passes on to ranks, wherever they are
+    abort_signal: int = signal.SIGTERM  # upon which it ends all ranks, now or soon
     local: ClassVar[bool] = True  # it starts ranks on this machine where the job names no hosts
 
     def parse_version(self, version_output: str) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.job_options import Job, LaunchCommand
 from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOutputPatterns
+from asyncddp.launch.rank_processes import FORWARDED_SIGNALS
 
 PROGRAM = "asyncddp.launch.local_launcher"
 _FAILURE = re.compile(
@@ -18,6 +20,8 @@ _FAILURE = re.compile(
 class _LocalLauncher(Launcher):
     title = "asyncddp's own launcher"
     signature = re.compile(r"asyncddp-local (?P<version>\S+)")
+    forwarded_signals = FORWARDED_SIGNALS | {signal.SIGTERM}
+    abort_signal = signal.SIGQUIT
     output_patterns = LauncherOutputPatterns(lines=(_FAILURE,), line_prefixes=("asyncddp-local: ",))
 
     def build_command(self, executable: str, job: Job) -> LaunchCommand:

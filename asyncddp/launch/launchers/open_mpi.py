@@ -6,11 +6,13 @@ Source: the manual pages mpirun(1) of Open MPI 4.1 and 5.0, and prterun(1) of PR
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from asyncddp.launch.job_options import Job, LaunchCommand
 from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOutputPatterns
+from asyncddp.launch.rank_processes import FORWARDED_SIGNALS
 from asyncddp.restrict_listening_sockets import local_open_mpi
 
 _PROGRAM = r"(?:mpirun|mpiexec|orterun|prterun|prun)(?:\.openmpi)?"
@@ -70,6 +72,8 @@ class _OpenMPILauncher(Launcher):
     shell: str  # the MCA component that starts daemons by ssh
     tag: tuple[str, ...]
     unbuffered: tuple[str, ...] = ()
+    forwarded_signals: frozenset[int] = FORWARDED_SIGNALS
+    abort_signal: int = signal.SIGINT
     output_patterns: LauncherOutputPatterns = _OUTPUT_PATTERNS
 
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
@@ -116,6 +120,11 @@ class _OpenMPILauncher(Launcher):
             wanted.append((self.runtime_flag, f"{self.shell}_args", f"-p {job.ssh_port}"))
         if job.remote_shell is not None:
             wanted.append((self.runtime_flag, f"{self.shell}_agent", job.remote_shell))
+        # to ranks alone: workers of a DataLoader would die of a signal that a rank handles
+        wanted.append((self.runtime_flag, "odls_base_signal_direct_children_only", "1"))
+        if signal.SIGTERM in self.forwarded_signals:  # by number: PRRTE refuses its name
+            numbers = ",".join(str(int(number)) for number in sorted(self.forwarded_signals))
+            wanted.append((self.runtime_flag, "ess_base_forward_signals", numbers))
         return [
             word
             for setting in wanted
@@ -151,5 +160,6 @@ OPEN_MPI_5 = _OpenMPILauncher(
     shell="plm_ssh",
     tag=("--output", "tag"),
     unbuffered=("--output", ":raw"),  # else it waits for the ends of lines
+    forwarded_signals=FORWARDED_SIGNALS | {signal.SIGTERM},
     output_patterns=replace(_OUTPUT_PATTERNS, on_stdout=True),  # some of it
 )

@@ -25,6 +25,7 @@ class _SrunLauncher(Launcher):
     title = "srun"
     signature = re.compile(r"^slurm(?:-wlm)? (?P<version>\d[\w.\-]*)", re.MULTILINE)
     local = False
+    forwarded_signals = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # upon SIGTERM it kills
     output_patterns = LauncherOutputPatterns(
         lines=(
             re.compile(r"srun: error: \S+: tasks? [\d,\-]+: .*"),
