@@ -60,8 +60,8 @@ def _text(text: str) -> str | None:
     return text or None
 
 
-def _env(name: str, parse: Callable[[str], Any], default: Any) -> Any:
-    return field(default=default, metadata={"name": name, "parse": parse})
+def _env(name: str, parse: Callable[[str], Any], default: Any, **more: Any) -> Any:
+    return field(default=default, metadata={"name": name, "parse": parse}, **more)
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class Config:
         timeline: ``ASYNCDDP_TIMELINE``: folder or prefix of the files to which ranks write their
             timelines; none are written if empty.
         nvtx: ``ASYNCDDP_NVTX``: show the timeline's names in NVIDIA's tools, where there is CUDA.
+        secret: ``ASYNCDDP_SECRET``: by which ranks without MPI prove to each other that they are of
+            one run; ``asyncddp run`` makes one, others none.
     """
 
     timeout: float = _env("ASYNCDDP_TIMEOUT", _positive, 600.0)
@@ -93,6 +95,7 @@ class Config:
     report_dir: str | None = _env("ASYNCDDP_REPORT_DIR", str, None)
     timeline: str | None = _env("ASYNCDDP_TIMELINE", _text, None)
     nvtx: bool = _env("ASYNCDDP_NVTX", _flag, False)
+    secret: str | None = _env("ASYNCDDP_SECRET", _text, None, repr=False)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Config:

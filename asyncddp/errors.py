@@ -22,9 +22,14 @@ Invalid graphs raise :class:`topology.TopologyError`, which the package ``topolo
 
 from __future__ import annotations
 
+from asyncddp.printable_text import printable
+
 
 class AsyncDDPError(Exception):
-    """Base class of all exceptions of the library."""
+    """Base class of all exceptions of the library; texts of other ranks cannot steer terminals."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class UsageError(AsyncDDPError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -47,6 +48,7 @@ class _LocalRanks(RankProcesses):
         super().__init__(self._send)
         self._received: set[int] = set()
         added = rendezvous_variables(environment, (), remote=False)
+        added["ASYNCDDP_SECRET"] = secrets.token_hex(32)
         self.code = 0
         streams: list[tuple[IO[bytes] | None, int, int]] = []
         self.running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}

@@ -115,5 +115,5 @@ def _free_port() -> int:
 def forwarded_variables(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the variables to forward to other machines; others may hold secrets."""
     names = {n for n in environment if n in _NEEDED or n.startswith(_LIBRARY_PREFIXES)}
-    per_machine = {"CUDA_VISIBLE_DEVICES"}  # Slurm even sets it for each task
-    return tuple(sorted(names - per_machine | set(exports)))
+    kept = {"CUDA_VISIBLE_DEVICES", "ASYNCDDP_SECRET"}  # of each task under Slurm; not for MPI
+    return tuple(sorted(names - kept | set(exports)))

@@ -83,7 +83,6 @@ def test_without_mpi_torchrun_will_do(monkeypatch):
     ("answer", "level", "value"),
     [
         ({"announced": ""}, "good", "in use where ranks are started without MPI"),
-        ({"announced": "torchrun, rank 1 of 4"}, "good", "in use here: torchrun, rank 1 of 4"),
         ({"c10d_problem": "MASTER_ADDR is not set"}, "bad", "cannot be used"),
     ],
 )
@@ -92,6 +91,18 @@ def test_the_transport_of_torchrun_is_shown(answer, level, value):
     finding = check_torch_launchers(answer)
     assert (finding.level, finding.value) == (level, value)
     assert finding.advice == answer.get("c10d_problem", "")
+
+
+@pytest.mark.parametrize("secret", [None, "a" * 64])
+def test_who_may_join_without_a_secret_is_said(monkeypatch, secret):
+    """Where a world is announced, the advice is to set one."""
+    monkeypatch.delenv("ASYNCDDP_SECRET", raising=False)
+    if secret is not None:
+        monkeypatch.setenv("ASYNCDDP_SECRET", secret)
+    finding = check_torch_launchers({"announced": "torchrun, rank 1 of 4"})
+    assert finding.value == "in use here: torchrun, rank 1 of 4"
+    assert finding.level == ("note" if secret is None else "good")
+    assert ("set ASYNCDDP_SECRET" in finding.advice) is (secret is None)
 
 
 def test_cuda_awareness_matters_only_where_there_are_gpus():

@@ -250,6 +250,56 @@ def test_different_settings_are_found_at_init(tmp_path):
         assert "ASYNCDDP_CHECK is False on rank 0 and True on rank 1" in error, error
 
 
+def test_different_secrets_are_found_at_init(tmp_path):
+    """What one rank has written another does not believe; no secret is shown."""
+    port = free_port()
+    worlds = [announced(rank, 2, port, ASYNCDDP_SECRET=f"hidden{rank}") for rank in range(2)]
+    with started(tmp_path, "import asyncddp; asyncddp.init()", *worlds) as processes:
+        codes, errors = ended(processes)
+    assert codes == [1, 1]
+    assert "EnvironmentProblem: init(): what the store at localhost:" in errors[0], errors
+    assert "set it alike for all ranks" in errors[0]
+    assert "hidden" not in "".join(errors)
+
+
+ELSEWHERE = """
+import asyncddp as bf, torch
+from asyncddp.transport.c10d import world_records
+told = world_records.describe_machine()
+world_records.describe_machine = lambda: f"{told} {RANK}"
+bf.init(timeout=30)
+assert bf.allreduce(torch.ones(2), average=False).tolist() == [2.0, 2.0]
+assert bf.current().transport.shared_memory_group is None
+"""
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_nobody_is_taken_for_a_rank_of_elsewhere_without_a_secret(tmp_path, secret):
+    """Where all ranks are on this machine, TCP is for those that know a secret."""
+    port, given = free_port(), {"ASYNCDDP_SECRET": "a" * 64} if secret else {}
+    worlds = [announced(rank, 2, port, **given) for rank in range(2)]
+    script = "import os\nRANK = os.environ['RANK']\n" + ELSEWHERE
+    with started(tmp_path, script, *worlds) as processes:
+        codes, errors = ended(processes)
+    assert codes == ([0, 0] if secret else [1, 1]), errors
+    for rank, error in enumerate(errors if not secret else ()):
+        words = f"rank {rank}: init(): rank {1 - rank} cannot be reached by Unix sockets, though"
+        assert words in error, error
+
+
+def test_asyncddp_run_gives_the_ranks_a_secret(tmp_path):
+    """One for all ranks of a run, and not the user's, which may be an old one."""
+    script = tmp_path / "show.py"
+    script.write_text("import os; print('secret', os.environ['ASYNCDDP_SECRET'])")
+    python = warm_server().python
+    command = [python, "-m", "asyncddp", "run", "--launcher", "local", "-np", "2", str(script)]
+    finished = run_to_end(command, environ={"ASYNCDDP_SECRET": "old"})
+    shown = re.findall(r"secret (\w+)", finished.stdout)
+    assert len(shown) == 2, finished
+    assert len(shown[0]) == 64
+    assert shown[0] == shown[1]
+
+
 def test_a_port_that_is_taken_is_an_error_that_says_so(tmp_path):
     """Rank 0 cannot serve the store where another program listens."""
     with socket.socket() as taken:

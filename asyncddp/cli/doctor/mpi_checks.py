@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -53,8 +54,15 @@ def check_torch_launchers(answer: Mapping[str, Any]) -> CheckResult:
     announced, problem = answer.get("announced", ""), answer.get("c10d_problem", "")
     if problem:
         return CheckResult("torchrun", "c10d", "cannot be used", str(problem), "bad")
-    value = "in use where ranks are started without MPI"
-    return CheckResult("torchrun", "c10d", f"in use here: {announced}" if announced else value)
+    if not announced:
+        return CheckResult("torchrun", "c10d", "in use where ranks are started without MPI")
+    advice = (
+        "Between machines whoever reaches torch's store may join as a rank: set ASYNCDDP_SECRET, "
+        "alike for all ranks."
+    )
+    known = bool(os.environ.get("ASYNCDDP_SECRET"))
+    value = f"in use here: {announced}"
+    return CheckResult.with_advice("torchrun", "c10d", value, advice, when=not known)
 
 
 def query_cuda_awareness(launcher: str) -> bool | None:

@@ -12,6 +12,7 @@ import struct
 from typing import NamedTuple
 
 from asyncddp.errors import EnvironmentProblem
+from asyncddp.transport.c10d.authentication import is_same_user
 from asyncddp.transport.c10d.world_records import RankRecord
 
 _CONNECT_TIMEOUT = 10.0  # seconds
@@ -118,6 +119,8 @@ def connect_to(mine: RankRecord, theirs: RankRecord) -> socket.socket:
     try:
         sock.settimeout(_CONNECT_TIMEOUT)
         sock.connect(address)
+        if sock.family == socket.AF_UNIX and not is_same_user(sock):
+            raise PermissionError("another user listens at its address")
     except OSError:
         sock.close()
         raise

@@ -11,6 +11,7 @@ from asyncddp.transport.c10d.frames import HEADER_BYTES, FrameHeader, FrameKind,
 from asyncddp.transport.tcp_send_queue import limit_send_queue
 
 _READ_BYTES = 1 << 18  # of one read of headers and short payloads
+_HELLO_BYTES = 1 << 8  # of one whose other end may be anybody
 _BATCH_BYTES = 1 << 16  # of short frames in one call
 _READS = 16  # calls before other connections have their turn
 
@@ -98,6 +99,7 @@ class Connection:
 
     Attributes:
         peer: Rank of the other end; None until its HELLO has come.
+        proven: True once the other end has shown that it is that rank.
         wants_to_write: True while there is something to send.
         said_bye: True once the other end has said that it leaves.
     """
@@ -106,19 +108,26 @@ class Connection:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            limit_send_queue(sock)
         self.socket, self.peer, self._piece = sock, peer, piece
-        self.said_bye = False
+        self.proven = self.said_bye = False
         self._frames: deque[tuple[bytes, Callable[[], object] | None]] = deque()
         self._bulk: deque[BulkSend] = deque()
         self._batch: list[memoryview] = []  # what the system has not taken yet
         self._frames_sent: list[Callable[[], object]] = []  # of the batch
         self._bulk_sent: Callable[[], object] | None = None
-        self._buffer = bytearray(_READ_BYTES)
+        self._buffer = bytearray(_HELLO_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # of the bytes in the buffer that are not parsed yet
         self._target: PayloadTarget | None = None
         self._filled = 0
+
+    def trust(self, peer: int) -> None:
+        """Note that the other end has shown that it is a rank; read more at once from now on."""
+        self.peer, self.proven = peer, True
+        self._buffer = self._buffer.ljust(_READ_BYTES, b"\0")
+        self._view = memoryview(self._buffer)
+        if self.socket.family != socket.AF_UNIX:
+            limit_send_queue(self.socket)
 
     @property
     def wants_to_write(self) -> bool:
@@ -242,7 +251,7 @@ class Connection:
                 self._start += size
                 continue
             if target is None:
-                if size > _READ_BYTES - HEADER_BYTES:
+                if size > len(self._buffer) - HEADER_BYTES:
                     raise ValueError(f"a frame of {size} bytes")
                 self._start -= HEADER_BYTES  # until the rest has come
                 break

@@ -20,7 +20,7 @@ CREDIT_BYTES = 1 << 22
 class FrameKind(IntEnum):
     """What a frame is."""
 
-    HELLO = 0  # the first on a connection: the run's token, and the sender's rank as ``number``
+    HELLO = 0  # the first from each end: its rank as ``number``, and a code that proves it
     MESSAGE = 1  # control message of a group
     EAGER = 2  # a whole tensor
     RTS = 3  # announces a tensor of ``size`` bytes as ``number``; no payload

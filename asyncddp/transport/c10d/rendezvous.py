@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
 import time
+from collections.abc import Sequence
 
-from asyncddp.errors import MismatchError, WaitTimeoutError
+from asyncddp.errors import EnvironmentProblem, MismatchError, WaitTimeoutError
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.serialization import pack, unpack
-from asyncddp.transport.c10d.addresses import ListeningSockets, is_loopback, open_listeners, resolve
+from asyncddp.transport.c10d.addresses import (
+    THIS_MACHINE_ALONE,
+    ListeningSockets,
+    is_loopback,
+    open_listeners,
+    resolve,
+)
+from asyncddp.transport.c10d.authentication import Seal, code_of
 from asyncddp.transport.c10d.socket_mesh import SocketMesh
 from asyncddp.transport.c10d.store_access import StoreAccess
 from asyncddp.transport.c10d.world_records import RankRecord, WorldRecord, make_record, single_world
 from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.startup_settings import check_settings, shared_settings
+
+logger = logging.getLogger("asyncddp")
 
 _POLL_SECONDS = 0.002
 _READ_TIMEOUT = 5.0  # seconds
@@ -57,14 +69,19 @@ def _exchange_records(
     settings = shared_settings(startup.config, "c10d")
     mine = make_record(settings, listeners.host, listeners.port, listeners.unix_name)
     keys = [f"rank-{rank}" for rank in range(access.size)]
-    access.set(keys[access.rank], pack(mine))
+    seal = Seal((startup.config.secret or "").encode(), f"{access.master}:{access.port}")
+    access.set(keys[access.rank], seal.close(keys[access.rank], pack(mine)))
     startup.describe_missing = lambda: f"missing: {list_ranks(access.missing(keys)) or 'rank 0'}"
     if access.rank == 0:
         _wait_for(access, keys, startup)
-        every = [unpack(access.get(key), RankRecord, f"the record of {key}") for key in keys]
-        access.set(_WORLD, pack((secrets.token_hex(16), every)))
+        sealed = [seal.open(key, access.get(key)) for key in keys]
+        every = [unpack(one, RankRecord, "the record of a rank") for one in sealed]
+        access.set(_WORLD, seal.close(_WORLD, pack((secrets.token_hex(16), every))))
     _wait_for(access, [_WORLD], startup)
-    token, records = unpack(access.get(_WORLD), tuple[str, list[RankRecord]], "the list of ranks")
+    data = seal.open(_WORLD, access.get(_WORLD))
+    token, records = unpack(data, tuple[str, list[RankRecord]], "the list of ranks")
+    if len(records) != access.size or records[access.rank] != mine:  # of another run, or forged
+        raise seal.broken(_WORLD)
     seen = [f"seen-{rank}" for rank in range(access.size)]
     access.set(seen[access.rank], b"")
     try:
@@ -72,7 +89,28 @@ def _exchange_records(
     except MismatchError:
         _let_others_read(access, seen)
         raise
-    return WorldRecord(access.rank, token[:8], token, tuple(records))
+    if not seal.secret:
+        _require_unix_sockets(access, records)
+    return WorldRecord(access.rank, token[:8], code_of(seal.secret, token), tuple(records))
+
+
+def _require_unix_sockets(access: StoreAccess, records: Sequence[RankRecord]) -> None:
+    """Raise where a rank is said to be elsewhere, though the launcher says that all are here.
+
+    Whoever reaches the store could say so, and be taken for a rank over TCP.
+    """
+    here = os.environ.get("LOCAL_WORLD_SIZE") == str(access.size)
+    if not (here or access.master in THIS_MACHINE_ALONE):
+        logger.info("no ASYNCDDP_SECRET: who reaches the store may join as a rank")
+        return
+    machines = [record.machine for record in records]
+    if others := [rank for rank, other in enumerate(machines) if other != machines[access.rank]]:
+        raise EnvironmentProblem(
+            f"rank {access.rank}: init(): {list_ranks(others)} cannot be reached by Unix sockets, "
+            f"though all {access.size} ranks are to be on this machine (MASTER_ADDR="
+            f"{access.master}). Where they are in containers of their own set ASYNCDDP_SECRET, "
+            "alike for all ranks, by which they know each other"
+        )
 
 
 def _let_others_read(access: StoreAccess, seen: list[str]) -> None:

@@ -14,10 +14,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from hmac import compare_digest
 from typing import Protocol, TypeAlias
 
 from asyncddp.errors import PeerLeftError
 from asyncddp.transport.c10d.addresses import connect_to
+from asyncddp.transport.c10d.authentication import code_of, is_same_user
 from asyncddp.transport.c10d.connection import BulkReceive, BulkSend, Connection, PayloadTarget
 from asyncddp.transport.c10d.frames import FrameHeader, FrameKind
 from asyncddp.transport.c10d.world_records import WorldRecord
@@ -26,6 +28,8 @@ _WATCHED = 16  # the first ranks, to which all others are connected
 _ENDED = "its process has ended without shutdown()"
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
 _LINGER = 0.2  # seconds in which it waits for the others to leave as well
+_HELLO_TIMEOUT = 10.0  # seconds in which who connects has to say which rank it is
+_MAX_UNKNOWN = 64  # connections that have not said so, of which the oldest is dropped
 _PIECE = 1 << 20  # bytes of a large tensor that are sent before others have their turn
 _SOCKET_ERRORS = (OSError, EOFError, ValueError)
 
@@ -67,6 +71,8 @@ class SocketMesh:
         self._connections: dict[int, Connection] = {}  # by file descriptor
         self._routes: dict[int, Connection] = {}  # by rank: where this rank sends
         self._writing: set[int] = set()
+        self._unknown: dict[Connection, float] = {}  # that have not said hello, since when
+        self._came: set[int] = set()  # ranks that have connected with this one
         self._epoll = select.epoll()
         self.wakeup_descriptor = self._epoll.fileno()
         self.closed = False
@@ -90,10 +96,13 @@ class SocketMesh:
         connection = Connection(sock, peer, lambda: self.piece)
         self._add(connection)
         self._routes[peer] = connection
-        token = self.world.token.encode()
-        connection.send_frame(FrameHeader(FrameKind.HELLO, 0, 0, self.rank, len(token)), token)
-        self._flush(connection)
+        self._say_hello(connection, peer)
         return connection
+
+    def _say_hello(self, connection: Connection, peer: int) -> None:
+        code = code_of(self.world.key, self.rank, peer)
+        connection.send_frame(FrameHeader(FrameKind.HELLO, 0, 0, self.rank, len(code)), code)
+        self._flush(connection)
 
     def send_frame(
         self,
@@ -139,13 +148,27 @@ class SocketMesh:
                 self._flush(connection)
             if connection is not None and events & ~select.EPOLLOUT:
                 self._receive(connection)
+        if self._unknown:
+            self._drop_unknown()
         for call in list(self.rounds):
             call()
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             sock, _ = listener.accept()
-            self._add(Connection(sock, None, lambda: self.piece))
+            if sock.family == socket.AF_UNIX and not is_same_user(sock):
+                sock.close()
+                return
+            connection = Connection(sock, None, lambda: self.piece)
+            self._add(connection)
+            self._unknown[connection] = time.monotonic()
+
+    def _drop_unknown(self) -> None:
+        """Drop connections that have said nothing for too long, and the oldest of too many."""
+        late = time.monotonic() - _HELLO_TIMEOUT
+        for connection, since in list(self._unknown.items()):
+            if since < late or len(self._unknown) > _MAX_UNKNOWN:
+                self._drop(connection)
 
     def _add(self, connection: Connection) -> None:
         descriptor = connection.socket.fileno()
@@ -186,6 +209,7 @@ class SocketMesh:
         if self._connections.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
             self._writing.discard(descriptor)
+            self._unknown.pop(connection, None)
             connection.discard_output()
             connection.close()
         if connection.peer is not None and self._routes.get(connection.peer) is connection:
@@ -194,7 +218,7 @@ class SocketMesh:
     # frames
 
     def _payload_target(self, connection: Connection, header: FrameHeader) -> PayloadTarget | None:
-        if connection.peer is None:
+        if connection.peer is None or not connection.proven:
             return None
         if header.kind is FrameKind.DATA:
             return self._bulk_target(connection.peer, header)
@@ -212,11 +236,8 @@ class SocketMesh:
         return receive.next_target(header.size)
 
     def _handle(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
-        if connection.peer is None:
-            if header.kind is not FrameKind.HELLO or payload != self.world.token.encode():
-                raise ValueError("a connection that is none of this run")
-            connection.peer = header.number
-            self._routes.setdefault(header.number, connection)
+        if connection.peer is None or not connection.proven:
+            self._check_hello(connection, header, payload)
         elif header.kind is FrameKind.BYE:
             connection.said_bye = True
             self.departed.add(connection.peer)
@@ -230,6 +251,24 @@ class SocketMesh:
             self._deliver(connection.peer, header, payload)
         else:
             self._deliver(connection.peer, header, payload)
+
+    def _check_hello(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
+        """Take the first frame of a connection: the other end proves which rank it is.
+
+        Also one that is gone by now, whose last messages may have come before.
+        """
+        peer, opened_here = header.number, connection.peer is not None
+        free = peer < self.size and peer != self.rank and peer not in self._came
+        may_be = peer == connection.peer if opened_here else free
+        code = code_of(self.world.key, peer, self.rank)
+        if header.kind is not FrameKind.HELLO or not may_be or not compare_digest(payload, code):
+            raise ValueError("a connection that is none of this run")
+        connection.trust(peer)
+        if not opened_here:
+            del self._unknown[connection]
+            self._came.add(peer)
+            self._say_hello(connection, peer)
+            self._routes.setdefault(peer, connection)
 
     def _deliver(self, peer: int, header: FrameHeader, payload: Payload) -> None:
         endpoint = self.endpoints.get(header.group)
@@ -266,11 +305,12 @@ class SocketMesh:
         return error
 
     def flush_for(self, seconds: float) -> None:
-        """Wait until the system has taken all that was sent, so many seconds at most."""
+        """Wait until all is sent, and who has connected is known, so many seconds at most."""
         deadline = time.monotonic() + seconds
-        while self._writing and time.monotonic() < deadline:
-            self.progress()
+        self.progress()
+        while (self._writing or self._unknown) and time.monotonic() < deadline:
             self._epoll.poll(0.01)
+            self.progress()
 
     def close(self) -> None:
         """Send the last messages, say goodbye, and close all connections."""
@@ -278,13 +318,15 @@ class SocketMesh:
             return
         self.flush_for(_CLOSE_TIMEOUT)
         for connection in list(self._connections.values()):
-            connection.send_frame(FrameHeader(FrameKind.BYE))
-            self._flush(connection)
+            if connection.peer is not None:
+                connection.send_frame(FrameHeader(FrameKind.BYE))
+                self._flush(connection)
         self.flush_for(_CLOSE_TIMEOUT)
         deadline = time.monotonic() + _LINGER
         # bytes that nobody has read would make the system tell the others of a broken connection
         while time.monotonic() < deadline and any(
-            not connection.said_bye for connection in self._connections.values()
+            connection.peer is not None and not connection.said_bye
+            for connection in self._connections.values()
         ):
             self.progress()
             self._epoll.poll(0.01)

@@ -32,7 +32,7 @@ class WorldRecord(NamedTuple):
 
     rank: int
     name: str  # unlike that of any other world, of this or another run
-    token: str  # that every connection must show
+    key: bytes  # by which every connection proves that it is of this run
     records: tuple[RankRecord, ...]
 
     @property
@@ -66,4 +66,4 @@ def make_record(settings: Settings, host: str, port: int, unix_name: str) -> Ran
 def single_world() -> WorldRecord:
     """Make the world of a rank that is alone."""
     record = make_record({}, "", 0, "")
-    return WorldRecord(0, secrets.token_hex(8), secrets.token_hex(16), (record,))
+    return WorldRecord(0, secrets.token_hex(8), secrets.token_bytes(16), (record,))

@@ -32,9 +32,9 @@ def open_meshes(size, *, machines):
         make_record({}, one.host, one.port, one.unix_name)._replace(machine=str(machines(rank)))
         for rank, one in enumerate(every)
     )
-    token = secrets.token_hex(16)
+    key = secrets.token_bytes(16)
     return [
-        SocketMesh(WorldRecord(rank, "world", token, records), [one.unix, one.tcp])
+        SocketMesh(WorldRecord(rank, "world", key, records), [one.unix, one.tcp])
         for rank, one in enumerate(every)
     ]
 

@@ -1,0 +1,31 @@
+"""Text that is safe to show: what terminals obey is escaped, whoever has sent it."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+_OBEYED = re.compile(r"[^\n\t -~\xa0-\U0010ffff]")  # control characters, but for line ends and tabs
+
+
+def printable(text: str) -> str:
+    r"""Escape control characters, such as those that move a terminal's cursor.
+
+    Example:
+        >>> print(printable("red: \x1b[31m"))
+        red: \x1b[31m
+    """
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class _EscapingFilter(logging.Filter):
+    """Escapes what the library logs, which may hold texts of other ranks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if (safe := printable(text)) != text:
+            record.msg, record.args = safe, ()
+        return True
+
+
+logging.getLogger("asyncddp").addFilter(_EscapingFilter())

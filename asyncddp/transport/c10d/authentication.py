@@ -1,0 +1,62 @@
+"""Proof that another process is a rank of this run.
+
+On one machine the system tells whose process the other end of a Unix socket is. Between machines,
+and in the store, where anybody may write who reaches it, ranks show codes (HMAC) that only those
+can make who know ``ASYNCDDP_SECRET``. Without a secret whoever reaches the store is believed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.serialization import pack
+
+_CREDENTIALS = struct.Struct("3i")  # process, user and group
+_CODE_BYTES = 32
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Tell whether the other end of a Unix socket is a process of this one's user."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(told)[1] == os.geteuid())
+
+
+def code_of(secret: bytes, *words: str | int | bytes) -> bytes:
+    """Return the code of some words, which only those can make who know the secret."""
+    return hmac.digest(secret, pack(words), "sha256")
+
+
+class Seal(NamedTuple):
+    """Seal of what ranks write into the store, to which others may have access as well.
+
+    Attributes:
+        secret: Of the run; empty if it has none.
+        place: Of the store, for messages.
+    """
+
+    secret: bytes
+    place: str
+
+    def close(self, key: str, data: bytes) -> bytes:
+        """Add to a value the code that shows who wrote it, under which key."""
+        return code_of(self.secret, key, data) + data
+
+    def open(self, key: str, sealed: bytes) -> bytes:
+        """Return the value; EnvironmentProblem if it was written without the secret."""
+        code, data = sealed[:_CODE_BYTES], sealed[_CODE_BYTES:]
+        if not hmac.compare_digest(code, code_of(self.secret, key, data)):
+            raise self.broken(key)
+        return data
+
+    def broken(self, key: str) -> EnvironmentProblem:
+        """Make the error of a value that no rank of this run has written."""
+        return EnvironmentProblem(
+            f"init(): what the store at {self.place} has as {key} was written without the "
+            "ASYNCDDP_SECRET of this rank: set it alike for all ranks; if it is, another process "
+            "has written there"
+        )
