@@ -33,6 +33,7 @@ _fence_lock = threading.Lock()
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _HUGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 _private_numbers = itertools.count()
+_FILE_BITS = 31  # of a file descriptor
 _CHUNK = 1 << 26  # bytes that small tensors share
 _LIMIT = 1 << 30  # bytes of free memory that keep their pages at most
 
@@ -51,7 +52,11 @@ def full_memory_fence() -> None:
 
 
 class SharedMemoryHandle(NamedTuple):
-    """Handle by which another process finds shared memory: file descriptor, size and offset."""
+    """Handle by which another process finds shared memory: file, size and offset.
+
+    Above the file descriptor are bits of its inode number, which no later file of the same
+    descriptor has, in this process or in one that has got its process id.
+    """
 
     descriptor: int
     size: int
@@ -86,9 +91,10 @@ class OwnedChunk(MappedChunk):
     _unneeded: int | None = getattr(mmap, "MADV_REMOVE", None)  # the advice for unused pages
 
     def __init__(self, size: int) -> None:
-        self.descriptor = os.memfd_create("asyncddp", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, size)
-        super().__init__(mmap.mmap(self.descriptor, size))
+        self._file = os.memfd_create("asyncddp", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, size)
+        self.descriptor = (_inode(self._file) << _FILE_BITS) + self._file
+        super().__init__(mmap.mmap(self._file, size))
 
     def drop(self, offset: int, size: int) -> bool:
         """Return whole pages to the system, if it takes them; shared ones are zero afterwards."""
@@ -99,7 +105,7 @@ class OwnedChunk(MappedChunk):
 
     def close(self) -> None:
         """Close the file, so that no more peers can map it."""
-        os.close(self.descriptor)
+        os.close(self._file)
 
 
 def handle_of_block(block: AllocatedBlock[OwnedChunk]) -> SharedMemoryHandle:
@@ -163,13 +169,16 @@ class Arena:
         return SharedMemoryHandle(chunk.descriptor, chunk.size, offset)
 
     def open(self, process: int, handle: SharedMemoryHandle) -> MappedChunk:
-        """Map a peer's chunk, once; an OSError if the peer is gone or out of sight."""
+        """Map a peer's chunk, once; an OSError if it or the peer is gone, or out of sight."""
         key = (process, handle.descriptor)
+        inode, file = divmod(handle.descriptor, 1 << _FILE_BITS)
         with self._lock:
             view = self._foreign.get(key)
             if view is None:
-                descriptor = os.open(f"/proc/{process}/fd/{handle.descriptor}", os.O_RDWR)
+                descriptor = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
                 try:
+                    if _inode(descriptor) != inode:
+                        raise FileNotFoundError(f"process {process} has freed that memory")
                     mapping = mmap.mmap(descriptor, handle.size)
                 finally:
                     os.close(descriptor)
@@ -227,6 +236,10 @@ class InProcessArena(Arena):
         """Return the chunk of a handle."""
         with self._lock:
             return next(chunk for chunk in self._chunks if chunk.descriptor == handle.descriptor)
+
+
+def _inode(descriptor: int) -> int:
+    return os.fstat(descriptor).st_ino % (1 << 32)
 
 
 def _tensor_over(

@@ -109,7 +109,7 @@ def _address_of_interface(interface: str) -> str:
 
 
 def connect_to(mine: RankRecord, theirs: RankRecord) -> socket.socket:
-    """Open a connection to a rank, whose backlog takes it at once."""
+    """Open a connection to a rank; over TCP it may still be under way."""
     if mine.machine == theirs.machine:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         address: str | tuple[str, int] = theirs.unix_address()
@@ -117,8 +117,9 @@ def connect_to(mine: RankRecord, theirs: RankRecord) -> socket.socket:
         family = socket.AF_INET6 if ":" in theirs.host else socket.AF_INET
         sock, address = socket.socket(family, socket.SOCK_STREAM), (theirs.host, theirs.port)
     try:
-        sock.settimeout(_CONNECT_TIMEOUT)
-        sock.connect(address)
+        sock.settimeout(_CONNECT_TIMEOUT if sock.family == socket.AF_UNIX else 0.0)
+        with contextlib.suppress(BlockingIOError):  # what comes of it is found by writing
+            sock.connect(address)
         if sock.family == socket.AF_UNIX and not is_same_user(sock):
             raise PermissionError("another user listens at its address")
     except OSError:

@@ -11,13 +11,18 @@ import hmac
 import os
 import socket
 import struct
-from typing import NamedTuple
+import time
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.serialization import pack
 
+T = TypeVar("T")
 _CREDENTIALS = struct.Struct("3i")  # process, user and group
 _CODE_BYTES = 32
+_HELLO_TIMEOUT = 10.0  # seconds in which who connects has to say which rank it is
+_MAX_UNKNOWN = 64  # connections that have not said so
 
 
 def is_same_user(connection: socket.socket) -> bool:
@@ -29,6 +34,16 @@ def is_same_user(connection: socket.socket) -> bool:
 def code_of(secret: bytes, *words: str | int | bytes) -> bytes:
     """Return the code of some words, which only those can make who know the secret."""
     return hmac.digest(secret, pack(words), "sha256")
+
+
+def overdue(unknown: Mapping[T, float]) -> list[T]:
+    """List connections that have said nothing for too long, and the oldest of too many.
+
+    The mapping tells when each was made, the oldest first.
+    """
+    late, surplus = time.monotonic() - _HELLO_TIMEOUT, len(unknown) - _MAX_UNKNOWN
+    every = enumerate(unknown.items())
+    return [one for place, (one, since) in every if since < late or place < surplus]
 
 
 class Seal(NamedTuple):

@@ -6,6 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from asyncddp.transport.c10d.frames import HEADER_BYTES, FrameHeader, FrameKind, unpack_header
 from asyncddp.transport.tcp_send_queue import limit_send_queue
@@ -92,6 +93,18 @@ class BulkReceive:
         self._memory = self._kept = self._on_received = None
         if self._arriving is not None:
             self._arriving.view = memoryview(bytearray(len(self._arriving.view)))
+
+
+Payload: TypeAlias = bytes | bytearray | BulkReceive
+"""Bytes of a frame, or of an announced tensor what is to come."""
+
+
+class FrameReceiver(Protocol):
+    """Endpoint of a group on this rank, to which the mesh hands the group's frames."""
+
+    def on_frame(self, peer: int, header: FrameHeader, payload: Payload) -> None:
+        """Take a frame from a rank of the world."""
+        ...
 
 
 class Connection:

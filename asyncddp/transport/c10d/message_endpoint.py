@@ -11,9 +11,9 @@ import torch
 
 from asyncddp.errors import MismatchError
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.c10d.connection import BulkReceive, BulkSend
+from asyncddp.transport.c10d.connection import BulkReceive, BulkSend, Payload
 from asyncddp.transport.c10d.frames import CREDIT_BYTES, EAGER_BYTES, FrameHeader, FrameKind
-from asyncddp.transport.c10d.socket_mesh import Payload, SocketMesh
+from asyncddp.transport.c10d.socket_mesh import SocketMesh
 
 
 class MeshRequest:

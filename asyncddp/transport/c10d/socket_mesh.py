@@ -15,12 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from hmac import compare_digest
-from typing import Protocol, TypeAlias
 
 from asyncddp.errors import PeerLeftError
 from asyncddp.transport.c10d.addresses import connect_to
-from asyncddp.transport.c10d.authentication import code_of, is_same_user
-from asyncddp.transport.c10d.connection import BulkReceive, BulkSend, Connection, PayloadTarget
+from asyncddp.transport.c10d.authentication import code_of, is_same_user, overdue
+from asyncddp.transport.c10d.connection import (
+    BulkReceive,
+    BulkSend,
+    Connection,
+    FrameReceiver,
+    Payload,
+    PayloadTarget,
+)
 from asyncddp.transport.c10d.frames import FrameHeader, FrameKind
 from asyncddp.transport.c10d.world_records import WorldRecord
 
@@ -28,22 +34,8 @@ _WATCHED = 16  # the first ranks, to which all others are connected
 _ENDED = "its process has ended without shutdown()"
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
 _LINGER = 0.2  # seconds in which it waits for the others to leave as well
-_HELLO_TIMEOUT = 10.0  # seconds in which who connects has to say which rank it is
-_MAX_UNKNOWN = 64  # connections that have not said so, of which the oldest is dropped
 _PIECE = 1 << 20  # bytes of a large tensor that are sent before others have their turn
 _SOCKET_ERRORS = (OSError, EOFError, ValueError)
-
-
-Payload: TypeAlias = "bytes | bytearray | BulkReceive"
-"""Bytes of a frame, or of an announced tensor what is to come."""
-
-
-class FrameReceiver(Protocol):
-    """Endpoint of a group on this rank, to which the mesh hands the group's frames."""
-
-    def on_frame(self, peer: int, header: FrameHeader, payload: Payload) -> None:
-        """Take a frame from a rank of the world."""
-        ...
 
 
 class SocketMesh:
@@ -61,6 +53,7 @@ class SocketMesh:
         self.lock = threading.RLock()
         self.failed: dict[int, str] = {}
         self.departed: set[int] = set()
+        self._suspected: dict[int, str] = {}  # ranks that others call failed, and why
         self.endpoints: dict[int, FrameReceiver] = {}
         self.bulk_receives: dict[tuple[int, int], BulkReceive] = {}  # by sender and number
         self.piece = _PIECE
@@ -91,7 +84,7 @@ class SocketMesh:
         try:
             sock = connect_to(self.world.me, self.world.records[peer])
         except OSError as error:
-            self.mark_failed(peer, f"it cannot be reached: {error}")
+            self.mark_failed(peer, self._reason_of_end(peer, error))
             return None
         connection = Connection(sock, peer, lambda: self.piece)
         self._add(connection)
@@ -143,13 +136,13 @@ class SocketMesh:
             if descriptor in self._listeners:
                 self._accept(self._listeners[descriptor])
                 continue
-            connection = self._connections.get(descriptor)
-            if connection is not None and events & select.EPOLLOUT:
-                self._flush(connection)
-            if connection is not None and events & ~select.EPOLLOUT:
-                self._receive(connection)
-        if self._unknown:
-            self._drop_unknown()
+            known = self._connections.get(descriptor)
+            if known is not None and events & select.EPOLLOUT:
+                self._flush(known)
+            if known is not None and events & ~select.EPOLLOUT:
+                self._receive(known)
+        for connection in overdue(self._unknown) if self._unknown else ():
+            self._drop(connection)
         for call in list(self.rounds):
             call()
 
@@ -162,13 +155,6 @@ class SocketMesh:
             connection = Connection(sock, None, lambda: self.piece)
             self._add(connection)
             self._unknown[connection] = time.monotonic()
-
-    def _drop_unknown(self) -> None:
-        """Drop connections that have said nothing for too long, and the oldest of too many."""
-        late = time.monotonic() - _HELLO_TIMEOUT
-        for connection, since in list(self._unknown.items()):
-            if since < late or len(self._unknown) > _MAX_UNKNOWN:
-                self._drop(connection)
 
     def _add(self, connection: Connection) -> None:
         descriptor = connection.socket.fileno()
@@ -199,10 +185,15 @@ class SocketMesh:
                 self._handle(connection, header, payload)
         except _SOCKET_ERRORS as error:
             self._drop(connection)
-            peer = connection.peer
-            if peer is not None and not connection.said_bye and peer not in self.departed:
-                unreadable = f"what it sent cannot be read: {error}"
-                self.mark_failed(peer, unreadable if isinstance(error, ValueError) else _ENDED)
+            if connection.peer is not None and not connection.said_bye:
+                self.mark_failed(connection.peer, self._reason_of_end(connection.peer, error))
+
+    def _reason_of_end(self, peer: int, error: Exception) -> str:
+        if isinstance(error, ValueError):
+            return f"what it sent cannot be read: {error}"
+        if isinstance(error, (EOFError, ConnectionResetError, BrokenPipeError)):
+            return _ENDED
+        return self._suspected.get(peer, f"it cannot be reached: {error}")
 
     def _drop(self, connection: Connection) -> None:
         descriptor = connection.socket.fileno()
@@ -242,7 +233,8 @@ class SocketMesh:
             connection.said_bye = True
             self.departed.add(connection.peer)
         elif header.kind is FrameKind.FAILED:
-            self.mark_failed(header.number, payload.decode("utf-8", "replace"))
+            reason = payload.decode("utf-8", "replace")
+            self._hear_of_failure(connection.peer, header.number, reason)
         elif header.kind is FrameKind.RTS:
             bulk = self.bulk_receives[connection.peer, header.number] = BulkReceive(header.size)
             self._deliver(connection.peer, header, bulk)
@@ -264,6 +256,7 @@ class SocketMesh:
         if header.kind is not FrameKind.HELLO or not may_be or not compare_digest(payload, code):
             raise ValueError("a connection that is none of this run")
         connection.trust(peer)
+        self._suspected.pop(peer, None)
         if not opened_here:
             del self._unknown[connection]
             self._came.add(peer)
@@ -286,6 +279,19 @@ class SocketMesh:
         self.failed[peer] = reason
         self._routes.pop(peer, None)
         self.tell_of_failure(peer, reason)
+
+    def _hear_of_failure(self, teller: int, peer: int, reason: str) -> None:
+        """Take a rank's word for itself; of another one, look whether it can be reached from here.
+
+        One that reaches no peer may itself have lost its network, or have no open files left.
+        """
+        if peer >= self.size:
+            raise ValueError(f"news of rank {peer}, where there are {self.size} ranks")
+        if teller == peer:
+            self.mark_failed(peer, reason)
+        else:
+            self._suspected.setdefault(peer, reason)
+            self.connect(peer)
 
     def tell_of_failure(self, failed: int, reason: str) -> None:
         """Tell the ranks to which there is a connection that one has failed."""

@@ -159,7 +159,7 @@ def test_what_waits_gives_its_pages_back_beyond_a_limit():
     arena = Arena(limit=3 << 20)
     tensors = [arena.empty((1 << 20,), torch.uint8).fill_(7) for _ in range(4)]
     addresses = {tensor.data_ptr() for tensor in tensors}
-    descriptor = arena.locate(tensors[0]).descriptor
+    descriptor = arena.locate(tensors[0]).descriptor % (1 << shared._FILE_BITS)
     assert os.fstat(descriptor).st_blocks * 512 == 4 << 20
     while len(tensors) > 1:
         tensors.pop()
@@ -337,3 +337,22 @@ def test_where_no_shared_memory_is_to_be_had_tensors_are_ordinary_ones(arena, mo
     assert arena.locate(arena.empty((4,), torch.float32)) is None
     monkeypatch.undo()
     assert arena.locate(arena.empty((4,), torch.float32)) is not None
+
+
+def test_a_later_file_of_the_same_number_is_another_one(arena):
+    """Also where it is of a later process that has the same id."""
+    first = shared.OwnedChunk(mmap.PAGESIZE)
+    first.memory[:] = 1
+    old = SharedMemoryHandle(first.descriptor, first.size, 0)
+    assert arena.open(os.getpid(), old).memory[0] == 1
+    first.close()
+    later = shared.OwnedChunk(mmap.PAGESIZE)
+    later.memory[:] = 2
+    new = SharedMemoryHandle(later.descriptor, later.size, 0)
+    assert later._file == first._file
+    assert arena.open(os.getpid(), new).memory[0] == 2
+    assert arena.open(os.getpid(), old).memory[0] == 1, "mapped before it was freed"
+    other = Arena()
+    with pytest.raises(FileNotFoundError, match="has freed that memory"):
+        other.open(os.getpid(), old)
+    later.close()

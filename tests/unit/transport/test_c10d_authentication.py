@@ -15,7 +15,7 @@ import pytest
 
 from asyncddp.errors import EnvironmentProblem, PeerError
 from asyncddp.printable_text import printable
-from asyncddp.transport.c10d import socket_mesh
+from asyncddp.transport.c10d import authentication
 from asyncddp.transport.c10d.addresses import connect_to
 from asyncddp.transport.c10d.authentication import Seal, code_of
 from asyncddp.transport.c10d.frames import FrameHeader, FrameKind
@@ -157,10 +157,10 @@ def test_many_that_say_nothing_cost_little(world, monkeypatch):
                 stranger.sendall(b"\0")
             world.ends[0].poll()
         unknown = [one for one in mesh._connections.values() if not one.proven]
-        assert 0 < len(unknown) <= socket_mesh._MAX_UNKNOWN
+        assert 0 < len(unknown) <= authentication._MAX_UNKNOWN
         assert max(len(one._buffer) for one in unknown) < 1024
         assert world.run_bare(transports.by_tag_backwards) == [True, True]
-        monkeypatch.setattr(socket_mesh, "_HELLO_TIMEOUT", 0.0)
+        monkeypatch.setattr(authentication, "_HELLO_TIMEOUT", 0.0)
         world.ends[0].poll()
         assert all(one.proven for one in mesh._connections.values())
     assert world.ends[0].failed_peers() == {}

@@ -252,6 +252,42 @@ def test_every_wait_for_a_rank_that_died_ends_with_its_name(wait, size):
     world.close()
 
 
+@pytest.mark.parametrize("machines", [int, lambda rank: 0], ids=["tcp", "unix"])
+@pytest.mark.parametrize("size", [4, 19])
+def test_one_that_cannot_reach_a_peer_removes_it_for_nobody_else(machines, size):
+    """The others look for themselves, also those that have no connection to it yet."""
+    world, last = Threads(size, machines=machines), size - 1
+    world.run_bare(lambda transport: transport.barrier(SECONDS))
+    world.meshes[0].mark_failed(last, "it cannot be reached: Too many open files")
+    world.meshes[0].mark_failed(last - 1, "what it sent cannot be read: a frame")
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        for end in world.ends:
+            end.poll()
+    assert set(world.ends[0].failed_peers()) == {last, last - 1}
+    assert [end.failed_peers() for end in world.ends[1:]] == [{}] * last
+    sent = world.ends[last].isend(torch.ones(3), last - 1, 5)
+    taken = torch.zeros(3)
+    world.ends[last - 1].receive(taken, last, 5, SECONDS)
+    assert sent.done()
+    assert taken.sum() == 3
+    world.close()
+
+
+def test_what_a_rank_says_of_its_own_end_is_believed():
+    """Without a look, in its words."""
+    world = Threads(3, machines=int)
+    world.run_bare(lambda transport: transport.barrier(SECONDS))
+    world.meshes[1].tell_of_failure(1, "it has ended with exit code 3")
+    deadline = time.monotonic() + SECONDS
+    told = {1: "it has ended with exit code 3"}
+    while world.ends[0].failed_peers() != told or world.ends[2].failed_peers() != told:
+        assert time.monotonic() < deadline
+        for rank in (0, 2):
+            world.ends[rank].poll()
+    world.close()
+
+
 def test_a_rank_that_leaves_in_an_orderly_way_has_not_failed():
     """What it sent before still arrives, and nobody takes it for dead."""
     world = Threads(2, machines=int)
