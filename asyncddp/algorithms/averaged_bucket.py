@@ -43,6 +43,7 @@ class AveragedBucket:
         nodes: Number of nodes of the graph: ranks or machines.
         fragment: Which of the method's ``fragments`` the parameters belong to.
         round: Index of the round under way, or else of the last one; -1 before the first.
+        method: Name of the method, for messages.
         steps: Steps since the one in which that round began, when ``after_step`` is called.
     """
 
@@ -60,7 +61,7 @@ class AveragedBucket:
         self.compressor: TensorCompressor | None = None
         self.row: WeightRow | None = None
         self.fragment, self.rank, self.nodes = layout.fragment, 0, 1
-        self.joined = False
+        self.joined, self.method = False, ""
         self.round, self.steps = -1, 0
         self._layout = layout
 
@@ -96,7 +97,14 @@ class AveragedBucket:
     def gradient(self) -> torch.Tensor:
         """Return a tensor like :meth:`new_state` with the gradients, zero where there is none."""
         flat = self.new_state()
-        for parameter, view in zip(self.parameters, self.views_of(flat), strict=True):
+        parts = zip(self.names, self.parameters, self.views_of(flat), strict=True)
+        for name, parameter, view in parts:
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise ArgumentError(
+                    f"{self.method}: the gradient of {name} is {parameter.grad.layout}; expected "
+                    "a dense one. Build the embedding with sparse=False, or use "
+                    "algorithm='adapt_with_combine', which averages parameters alone"
+                )
             if parameter.grad is not None:
                 view.copy_(parameter.grad)
         return flat

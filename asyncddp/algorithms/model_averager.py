@@ -165,6 +165,14 @@ class ModelAverager(CrossRoundState):
         """
         if self.idle:
             return
+        for bucket in buckets:
+            bucket.method = self.algorithm.name
+            if self.compressor is not None and bucket.flat.is_complex():
+                raise ArgumentError(
+                    f"{bucket.method}: parameter {bucket.names[0]} is {bucket.flat.dtype}; "
+                    "expected a real one, as what it sends is compressed. Train its "
+                    "torch.view_as_real, or use algorithm='adapt_with_combine'"
+                )
         before, self.buckets = self.state_dict(), buckets
         self.windows.set_buckets(buckets)
         if self.communication.asynchronous and not self.single_rank:

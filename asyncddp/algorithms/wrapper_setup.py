@@ -13,6 +13,7 @@ from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.context import Context
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
+from asyncddp.tensors.ordinary import require_ordinary
 from topology import as_schedule
 
 _CLAIM = "{} needs the same model and settings on all ranks"
@@ -70,6 +71,7 @@ def checked_interval(steps: Any) -> int:
 
 def require_dense(name: str, parameter: torch.Tensor) -> None:
     """Raise an error unless a parameter is a dense tensor in memory."""
+    require_ordinary("argument model", parameter, f"parameter {name}")
     if parameter.layout != torch.strided or parameter.is_meta:
         what = "on the meta device" if parameter.is_meta else str(parameter.layout)
         raise ArgumentError(

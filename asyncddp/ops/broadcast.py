@@ -131,7 +131,9 @@ def _result_of_root(
     """Return the root's result: a copy of its tensor, which it has already in place."""
     if out is not None and is_same_memory(out, own):
         return out
-    return write_result(detached_copy(own) if out is None else own, given, out)
+    if out is None or out.untyped_storage().data_ptr() == own.untyped_storage().data_ptr():
+        own = detached_copy(own)  # which may overlap with the result
+    return write_result(own, given, out)
 
 
 def broadcast_over_group(

@@ -151,9 +151,11 @@ def find_gather_path(
         return None
     if not isinstance(tensor, torch.Tensor) or (round is not None and type(round) is not int):
         return None
+    if not has_plain_memory(tensor) or (round is not None and round < 0):
+        return None
     context = current()
     path: FastPath | None = context.engine.fast_paths.get((_VERB, name, tensor.dtype, tensor.shape))
-    if path is None or not has_plain_memory(tensor) or (round is not None and round < 0):
+    if path is None:
         return None
     number = context.engine.use_count(name or f"{_VERB}.noname") if round is None else round
     return path, path.weight_row(context.topologies.ranks, number), tensor, None

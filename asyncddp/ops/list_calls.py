@@ -21,8 +21,9 @@ from asyncddp.engine import Handle, OperationExchanges, OperationSpec, SlotCall,
 from asyncddp.errors import ArgumentError, AsyncDDPError, DtypeError
 from asyncddp.ops.list_groups import ElementwiseListCall, GatheringListCall, RowwiseListCall
 from asyncddp.ops.process_group import members_of
-from asyncddp.ops.validation import check_tensor
+from asyncddp.ops.validation import check_tensor, require_writable
 from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.ordinary import is_ordinary
 from asyncddp.tensors.tensor_lists import (
     TensorCollection,
     TensorListLayout,
@@ -81,6 +82,8 @@ class TensorListCall:
         outs: Sequence[torch.Tensor] | None = None
         if out is not None:
             outs = tensors if out is given else _tensors_like(verb, like, out)
+            for place, one in enumerate(outs):
+                require_writable(verb, one, f"out, tensor {place}")
         self._calls = [
             make(group, group.of(tensors), outs and group.of(outs)) for group in layout.groups
         ]
@@ -236,9 +239,9 @@ def _layout_of(
     refuse_transforms(verb)
     try:
         layout = TensorListLayout.of(keys, tensors)
-    except AttributeError:
-        layout = None  # an element is no tensor
-    if layout is None or not layout.checked:
+    except (AttributeError, RuntimeError):
+        layout = None  # an element is no tensor, or one without a shape
+    if layout is None or not layout.checked or not all(map(is_ordinary, tensors)):
         for label, tensor in labelled(given):
             check_tensor(verb, tensor, argument=f"{argument}{label}")
         layout = layout or TensorListLayout.of(keys, tensors)

@@ -135,7 +135,11 @@ class GatheringListCall:
 def write_tensors(found: list[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
     """Copy tensors into others, outside autograd."""
     with torch.no_grad():
-        torch._foreach_copy_(list(out), found)
+        if any(one.is_conj() or one.is_neg() for one in out):  # which no kernel for lists writes
+            for one, value in zip(out, found, strict=True):
+                one.copy_(value)
+        else:
+            torch._foreach_copy_(list(out), found)
 
 
 def count_changes(tensors: Sequence[torch.Tensor]) -> None:

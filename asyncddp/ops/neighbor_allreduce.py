@@ -24,6 +24,7 @@ from asyncddp.ops.validation import (
 from asyncddp.ops.variants import FastCall, elementwise, in_place, nonblocking, with_fast_path
 from asyncddp.ops.weight_resolver import WeightResolver, Weights, refuse_scaling
 from asyncddp.ops.weighted_exchange import exchange_and_average
+from asyncddp.tensors.byte_views import has_plain_memory
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 from asyncddp.torch_modes import transforming
@@ -52,9 +53,9 @@ def _find_fast_path(
         path: FastPath | None = context.engine.fast_paths.get(
             (name, tensor.dtype, tensor.shape, members)
         )
-    except AttributeError:
-        return None  # no tensor, as the engine's path will report
-    if path is None or check or not tensor.is_cpu or not tensor.is_contiguous():
+    except (AttributeError, RuntimeError):
+        return None  # no tensor, or one without a shape, as the engine's path will report
+    if path is None or check or not has_plain_memory(tensor):
         return None
     if compression is not None:
         return None
@@ -62,6 +63,8 @@ def _find_fast_path(
         return None  # as the engine's path will report
     if out is not None and out is not tensor and not can_write_result(out, tensor):
         return None
+    if out is not None and out.is_inference() and not torch.is_inference_mode_enabled():
+        return None  # as the engine's path will report
     if round is not None and (type(round) is not int or round < 0):
         return None  # as the engine's path will report
     schedule = context.topologies.ranks

@@ -214,13 +214,13 @@ def _key_of(
     return key if out is None else (*key, out.dtype, out.shape)
 
 
-def _have_memory(given: object, out: object) -> bool:
+def _have_memory(given: object, out: Any) -> bool:
     """Return True if tensors are such that they can be read and written as they lie."""
     if torch.is_inference_mode_enabled() or transforming() is not None:
         return False
     if given is not None and not _has_memory(given):
         return False
-    return out is None or out is given or _has_memory(out)
+    return out is None or (not out.is_inference() and (out is given or _has_memory(out)))
 
 
 def _has_memory(tensor: object) -> bool:

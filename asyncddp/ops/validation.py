@@ -11,8 +11,9 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import AnyTensorSignature, ExchangeSignature
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import empty
-from asyncddp.tensors.byte_views import dense, on_host
+from asyncddp.tensors.byte_views import dense, has_plain_memory, on_host
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind, DtypeTraits, dtype_traits_of
+from asyncddp.tensors.ordinary import is_ordinary, require_ordinary
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 from asyncddp.torch_modes import refuse_transforms
 from asyncddp.transport import Transport
@@ -28,6 +29,7 @@ def check_tensor(
             f"{verb}: argument {argument}: expected a torch.Tensor, got {type(tensor).__name__}; "
             "for other objects use broadcast_object or allgather_object"
         )
+    require_ordinary(verb, tensor, argument)
     if tensor.layout != torch.strided:
         raise ArgumentError(
             f"{verb}: argument {argument}: expected a dense tensor, got layout {tensor.layout}; "
@@ -50,11 +52,31 @@ def check_tensor(
 
 def single_output(verb: str, out: TensorOrTensors | None) -> torch.Tensor | None:
     """Return a verb's ``out`` if it is a tensor or None, as it must be where a tensor is given."""
-    if out is None or isinstance(out, torch.Tensor):
+    if out is None:
+        return out
+    if isinstance(out, torch.Tensor):
+        require_writable(verb, out)
         return out
     raise ArgumentError(
         f"{verb}: argument out: expected a torch.Tensor like the first argument, got "
         f"{type(out).__name__}"
+    )
+
+
+def require_writable(verb: str, out: torch.Tensor, argument: str = "out") -> None:
+    """Require a tensor in place whose elements can be written one by one; an error otherwise."""
+    require_ordinary(verb, out, argument)
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        made, remedy = "one made in torch.inference_mode()", "write in that mode, or use a clone()"
+    elif out.layout is torch.strided and any(
+        step == 0 and size > 1 for step, size in zip(out.stride(), out.shape, strict=True)
+    ):
+        made, remedy = "an expanded one, whose elements share memory", "call contiguous() first"
+    else:
+        return
+    raise ArgumentError(
+        f"{verb}: argument {argument} (or the tensor, in place): expected a tensor that can be "
+        f"written, got {made}; {remedy}"
     )
 
 
@@ -112,10 +134,13 @@ def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> TypeGuard[t
     """Return True if the average can be written directly into ``out``, chunk by chunk."""
     return (
         out is not None
+        and is_ordinary(out)
         and out.device == own.device
         and out.dtype == own.dtype
         and out.shape == own.shape
         and out.is_contiguous()
+        and not out.is_conj()
+        and not out.is_neg()
         and (
             is_same_memory(out, own)
             or out.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()
@@ -129,7 +154,7 @@ def direct_out(
     """Return ``out`` if a result of this dtype and shape can be computed in its memory."""
     if out is None or out.dtype is not dtype or out.shape != shape or out.requires_grad:
         return None
-    return out if out.is_cpu and out.is_contiguous() else None
+    return out if has_plain_memory(out) else None
 
 
 def is_same_memory(out: torch.Tensor | None, own: torch.Tensor) -> bool:

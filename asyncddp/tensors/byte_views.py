@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.ordinary import is_ordinary
 from asyncddp.torch_modes import normal_mode
 
 
@@ -46,6 +47,7 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
     """
     return (
         tensor.is_cpu
+        and is_ordinary(tensor)
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         and not tensor.is_conj()

@@ -1,0 +1,37 @@
+"""What is an ordinary tensor: one whose values lie in its own memory."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncddp.errors import ArgumentError
+
+_DISPATCH = torch.Tensor.__torch_dispatch__
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's values lie in its own memory, as those of a ``DTensor`` do not.
+
+    Example:
+        >>> ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        >>> is_ordinary(torch.ones(2)), is_ordinary(ragged)
+        (True, False)
+    """
+    return type(tensor).__torch_dispatch__ is _DISPATCH and not tensor.is_nested
+
+
+def require_ordinary(verb: str, tensor: torch.Tensor, argument: str) -> None:
+    """Require a tensor whose values lie in its own memory; raise an ArgumentError otherwise."""
+    if is_ordinary(tensor):
+        return
+    kind = "a nested tensor" if tensor.is_nested else f"a {type(tensor).__name__}"
+    if tensor.is_nested:
+        remedy = "pass the tensors of tensor.unbind() as a list, or tensor.to_padded_tensor(0.0)"
+    elif hasattr(tensor, "to_local"):
+        remedy = "pass tensor.to_local(), this rank's part of it"
+    else:
+        remedy = "pass the tensors that it is made of"
+    raise ArgumentError(
+        f"{verb}: argument {argument}: expected a tensor whose values lie in its own memory, got "
+        f"{kind}; {remedy}"
+    )
