@@ -148,7 +148,6 @@ class ParameterBucket(NamedFlatBucket):
         unit: int = ALIGNMENT,
     ) -> None:
         super().__init__(named, make=make, unit=unit)
-        self._addresses = [view.data_ptr() for view in self.views]
         for index in range(len(self.parameters)):
             self._attach(index)
 
@@ -159,12 +158,14 @@ class ParameterBucket(NamedFlatBucket):
         parameter.data = view
 
     def detached_indices(self) -> list[int]:
-        """Return indices of parameters that are no longer views: moved, loaded or reassigned."""
-        homes = zip(self.parameters, self.views, self._addresses, strict=True)
+        """Return indices of parameters that are no longer views: moved, loaded or reassigned.
+
+        Where the bucket's memory itself has moved, as ``share_memory()`` does, all still are.
+        """
         return [
             index
-            for index, (parameter, view, address) in enumerate(homes)
-            if parameter.data_ptr() != address or parameter.shape != view.shape
+            for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True))
+            if parameter.data_ptr() != view.data_ptr() or parameter.shape != view.shape
         ]
 
     def reattach(self) -> bool:

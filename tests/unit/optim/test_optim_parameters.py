@@ -223,6 +223,10 @@ def transposed(model):
     weight.data = weight.data.t().contiguous().t()
 
 
+def shared(model):
+    model.share_memory()  # as a queue of processes does with what is put into it
+
+
 IN_BACKWARD = ("adapt_then_combine", {"update_in_backward": True})
 every_way = pytest.mark.parametrize(
     ("method", "options"), [*((method, {}) for method in METHODS), IN_BACKWARD]
@@ -230,7 +234,7 @@ every_way = pytest.mark.parametrize(
 
 
 @every_way
-@pytest.mark.parametrize("change", [load_copied, assigned, there_and_back, transposed])
+@pytest.mark.parametrize("change", [load_copied, assigned, there_and_back, transposed, shared])
 def test_parameters_may_be_replaced_between_steps(method, options, change):
     """Buckets notice that a parameter no longer is their view, and take it in again."""
 

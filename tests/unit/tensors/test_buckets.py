@@ -126,6 +126,16 @@ def test_a_parameter_that_moved_out_is_taken_in_again():
     assert torch.equal(b, kept)
 
 
+def test_a_bucket_that_moves_takes_its_parameters_along():
+    """``share_memory()`` moves the memory below: parameters stay views, and are nobody's copies."""
+    bucket, (a, b) = two()
+    a.share_memory_()
+    assert bucket.detached_indices() == []
+    a.data.fill_(5.0)
+    assert (bucket.views[0] == 5).all()
+    assert b.is_shared()
+
+
 @pytest.mark.parametrize(
     "change",
     [
