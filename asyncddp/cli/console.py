@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable
@@ -47,3 +48,13 @@ def format_bytes(value: float | None) -> str:
         if value < 999.5:
             return f"{value:.{1 + (value < 10)}f} {unit}"
     return f"{value / 1e3:.2f} GB"
+
+
+def open_standard_streams() -> None:
+    """Open /dev/null where a standard stream is closed, as after ``>&-``.
+
+    Its descriptor would go to the next file, which is then written to in its place.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)

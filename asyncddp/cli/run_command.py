@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from asyncddp.cli.console import open_standard_streams
 from asyncddp.cli.options import run_options
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.diagnosis import Diagnosis, diagnose, group_by_failure, read_failure_reports
@@ -19,6 +20,7 @@ from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.job_options import Job, LaunchCommand, RunOptions
 from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
+from asyncddp.launch.open_files import ensure_open_files
 from asyncddp.launch.supervisor import REPORT_DIR, supervise
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.restrict_listening_sockets import confine_while_it_runs
@@ -40,6 +42,8 @@ def run_command(program: tuple[str, ...], module: bool, **given: Any) -> None:
 
 def start(options: RunOptions, program: Sequence[str], *, module: bool = False) -> int:
     """Run a program on several ranks and return the exit code."""
+    open_standard_streams()
+    ensure_open_files(options.num_proc or 1)
     environment = dict(os.environ)
     if options.ranks_per_machine is not None:
         environment["ASYNCDDP_RANKS_PER_MACHINE"] = str(options.ranks_per_machine)
