@@ -129,6 +129,49 @@ class Straggler(Regression):
         return F.mse_loss(self.net(batch[0]), batch[1])
 
 
+class Remembering(Regression):
+    """Has a state of its own, which differs between ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = 10 + bf.rank()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep it."""
+        checkpoint["own"] = self.own
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take it."""
+        self.own = checkpoint["own"]
+
+
+class Uneven(Regression):
+    """Logs what each rank finds alone, as a figure that decides, or in every batch for all."""
+
+    def __init__(self, *, sync: bool) -> None:
+        super().__init__()
+        self.sync = sync
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        """The loss for all ranks, or what is better on ranks that do not count."""
+        if self.sync:
+            loss = F.mse_loss(self.net(batch[0]), batch[1])
+            self.log("error", loss, on_step=True, on_epoch=True, sync_dist=True)
+        else:
+            place = self.current_epoch * (-1) ** bf.rank() + 0.1 * bf.rank()
+            self.log("error", torch.tensor(place), sync_dist=False)
+
+
+class Twice(Regression):
+    """Two optimizers of the same parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(by_hand=True)
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=0.05), torch.optim.Adam(self.parameters())]
+
+
 class Measured(Regression):
     """Logs a metric of torchmetrics."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,99 @@ def begins_from(folder: str) -> torch.Tensor:
 def test_a_checkpoint_holds_what_was_asked_for(world: World, tmp_path: Path, policy: str) -> None:
     """Model and momentum, in files that weights_only reads; also saved after the fit."""
     world.run(holds, str(tmp_path), policy)
+
+
+class Stream:
+    """A loader that goes on where it was; ranks begin at places of their own."""
+
+    def __init__(self) -> None:
+        self.place, self.begun_at = 100 * bf.rank(), -1
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in shares():
+            self.place += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place."""
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a place, and remember it."""
+        self.place = self.begun_at = state["place"]
+
+
+def goes_on_whole(folder: str) -> list[Any]:
+    """What module, loader and callback of a resumed fit go on from."""
+    from lightning.pytorch.callbacks import Callback
+
+    from asyncddp.integrations.lightning import AsyncDDPStrategy
+    from tests.lightning.modules import Remembering
+
+    class Counter(Callback):
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.count = state_dict["count"]
+
+    def fit(count: int, stream: Stream, steps: int, **options: Any) -> list[Any]:
+        model, counter = Remembering(), Counter(count)
+        strategy = AsyncDDPStrategy("adapt_with_combine", checkpoint="per_rank")
+        fitted = trainer(strategy, max_epochs=-1, max_steps=steps, callbacks=[counter])
+        if options:
+            model.own = -1
+        fitted.fit(model, stream, **options)
+        fitted.save_checkpoint(f"{folder}/whole.ckpt")
+        return [model.own, counter.count, stream.place]
+
+    made, again = fit(20 + bf.rank(), Stream(), 3), Stream()
+    found = fit(-1, again, 5, ckpt_path=f"{folder}/whole.ckpt")
+    own = torch.load(f"{folder}/whole.ckpt.rank{bf.rank()}", weights_only=True)
+    assert {"epoch", "loops", "callbacks", "lr_schedulers", "state_dict", "own"} <= own.keys()
+    return [*found[:2], again.begun_at - made[2]]
+
+
+@on("mpi-2")
+def test_a_rank_goes_on_from_all_that_it_had(world: World, tmp_path: Path) -> None:
+    """Its module's, callbacks' and loaders' states are its own, not rank 0's."""
+    found = world.run(goes_on_whole, str(tmp_path))
+    assert found == [[10, 20, 0], [11, 21, 0]]
+
+
+def best_of(folder: str, policy: str) -> tuple[str, list[str]]:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from asyncddp.integrations.lightning import AsyncDDPStrategy
+    from tests.lightning.modules import Uneven
+
+    kept = ModelCheckpoint(folder, "{epoch}-{error:.2f}", monitor="error", save_top_k=2)
+    options = {"max_epochs": 4, "enable_checkpointing": True, "callbacks": [kept]}
+    fitted = trainer(AsyncDDPStrategy(checkpoint=policy), **options)
+    fitted.fit(Uneven(sync=False), shares(), shares())
+    bf.barrier()
+    for path in kept.best_k_models:
+        assert Path(path).exists(), path
+        assert Path(f"{path}.rank{bf.rank()}").exists() == (policy == "per_rank")
+    saved = torch.load(kept.best_model_path, weights_only=True)["callbacks"]
+    (state,) = [one for one in saved.values() if "best_model_path" in one]
+    assert state["best_model_path"] == kept.best_model_path
+    known = kept.best_model_path, sorted(kept.best_k_models)
+    fitted.test(ckpt_path="best", dataloaders=shares(), verbose=False)
+    return known
+
+
+@on("mpi-2")
+@pytest.mark.parametrize("policy", ["average", "per_rank"])
+def test_all_ranks_know_the_files_that_are_there(world: World, tmp_path: Path, policy: str) -> None:
+    """Also where each finds another figure, which gives names and order: rank 0's count."""
+    first, other = world.run(best_of, str(tmp_path), policy)
+    assert first == other
+    shared = sorted(str(one) for one in tmp_path.iterdir() if one.suffix == ".ckpt")
+    assert first[1] == shared
 
 
 @on("mpi-4")

@@ -73,7 +73,8 @@ def trained(fabric: Any, epochs: int, state: dict[str, Any]) -> None:
 def fresh(fabric: Any) -> dict[str, Any]:
     net = network()
     model = fabric.setup_module(net)
-    return {"model": model, "optimizer": fabric.setup_optimizers(sgd(net)), "batches": 0}
+    optimizer = fabric.setup_optimizers(sgd(net))
+    return {"model": model, "optimizer": optimizer, "batches": 0, "own": 10 + bf.rank()}
 
 
 def saves_and_loads(folder: str) -> None:
@@ -93,11 +94,12 @@ def saves_and_loads(folder: str) -> None:
 
         again = fresh(fabric)
         again["more"] = 1
-        with pytest.raises(KeyError, match="has no more; it has model, optimizer, batches"):
+        with pytest.raises(KeyError, match="has no more; it has model, optimizer, batches, own"):
             fabric.load(path, again)
         del again["more"]
         assert fabric.load(path, again) == {}
         assert again["batches"] == len(shares())
+        assert again["own"] == 10 + bf.rank() * (policy == "per_rank")
         begun = state["model"].state_dict() if policy == "per_rank" else saved["model"]
         torch.testing.assert_close(again["model"].state_dict(), begun, rtol=0, atol=0)
         trained(fabric, 1, state)
@@ -126,6 +128,11 @@ def verbs_and_mistakes() -> list[str]:
     with pytest.raises(bf.ArgumentError) as caught:
         fabric.setup_optimizers(sgd(network()))
     told.append(str(caught.value))
+    net = network()
+    fabric.setup(net, sgd(net))
+    with pytest.raises(bf.ArgumentError) as caught:
+        fabric.setup_optimizers(sgd(net))
+    told.append(str(caught.value))
     with pytest.raises(bf.ArgumentError) as caught:
         Fabric(accelerator="cpu", strategy="asyncddp", devices=8)
     told.append(str(caught.value))
@@ -149,4 +156,5 @@ def test_fabric_s_verbs_and_mistakes(world: World) -> None:
     """Names are registered, and a contradiction has both numbers."""
     for told in world.run(verbs_and_mistakes):
         assert "call fabric.setup(model, optimizer)" in told[0]
-        assert "Fabric: argument devices: got 8 on a machine with 2" in told[1]
+        assert "was given two optimizers of one parameter of shape (8, 4): SGD and SGD" in told[1]
+        assert "Fabric: argument devices: got 8 on a machine with 2" in told[2]

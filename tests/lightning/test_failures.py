@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import asyncddp as bf
-from tests.lightning.training import shares, trainer
+from tests.lightning.training import samples, shares, trainer
 from tests.support import World, on, run_to_end
 from tests.support.processes import environment, mpirun, processes_of, warm_server
 
@@ -100,16 +101,39 @@ def test_a_checkpoint_of_another_strategy_is_not_resumed(world: World, tmp_path:
         assert "Begin a new run from its weights" in told
 
 
+# ranks that do different things
+
+
+def unequal_batches() -> str:
+    from tests.lightning.modules import Uneven
+
+    share = torch.utils.data.Subset(samples(), range(16 + 8 * bf.rank()))
+    loader = torch.utils.data.DataLoader(share, 4)
+    fitted = trainer(strategy(), max_epochs=1, use_distributed_sampler=False)
+    with pytest.raises(bf.MismatchError) as caught:
+        fitted.fit(Uneven(sync=True), shares(), loader)
+    return str(caught.value)
+
+
+@on("mpi-2")
+def test_a_figure_of_unequal_numbers_of_batches(world: World) -> None:
+    """The first one that meets another is named, with what to do; no sum mixes two figures."""
+    messages = world.run(unequal_batches)
+    for message, when in zip(messages, ("an epoch", "a step"), strict=True):
+        assert f"'error of {when} in validation_step' (collective" in message
+        assert "unequal numbers of batches, log it with on_step=False" in message
+
+
 # settings that contradict each other
 
 
 def contradictions() -> list[str]:
-    from tests.lightning.modules import Alternating, Regression
+    from tests.lightning.modules import Alternating, Regression, Twice
 
     told = []
-    for model in (Alternating(), Regression()):
+    for name, model in (("qadam", Alternating()), ("qadam", Regression()), ("win_put", Twice())):
         with pytest.raises(bf.AsyncDDPError) as caught:
-            trainer(strategy("qadam")).fit(model, shares())
+            trainer(strategy(name)).fit(model, shares())
         told.append(str(caught.value))
     return told
 
@@ -117,7 +141,8 @@ def contradictions() -> list[str]:
 @on("mpi-2")
 def test_settings_that_do_not_go_together(world: World) -> None:
     """What to change is told."""
-    for two, other in world.run(contradictions):
+    for two, other, twice in world.run(contradictions):
+        assert "configure_optimizers gave two optimizers of one parameter" in twice
         assert "qadam trains by one QAdamOptimizer, but configure_optimizers gave 2" in two
         assert "QAdamOptimizer" in other
 

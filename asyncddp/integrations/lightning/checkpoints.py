@@ -104,11 +104,10 @@ def _own_states(
     file = rank_file(filepath)
     try:
         own = load(file)
+        same = own[KEY]["id"] == wanted
     except FILE_ERRORS as error:
         return f"{file} cannot be read: {error}"
-    if own.pop(KEY, {}).get("id") != wanted:
-        return f"{file} is of another save"
-    return own
+    return own if same else f"{file} is of another save"
 
 
 def remove_rank_files(filepath: Any) -> None:

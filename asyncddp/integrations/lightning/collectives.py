@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -19,13 +20,30 @@ _OPERATIONS = {
 }  # fmt: skip
 
 
-def reduce_in_place(tensor: Any, group: Any, operation: Any) -> Any:
+def logged_figure() -> str | None:
+    """Return which figure of ``self.log`` the caller is asked to reduce, and when; None if none is.
+
+    Lightning tells a strategy a tensor alone, and the figure of a step has the form of an epoch's:
+    where ranks have unequal numbers of batches the one would be added to the other.
+    """
+    frame = inspect.currentframe()
+    reducing = frame.f_back if frame else None  # the strategy's reduce()
+    logging = reducing.f_back if reducing else None
+    meta: Any = getattr(logging.f_locals.get("self"), "meta", None) if logging else None
+    if logging is None or not hasattr(meta, "fx"):
+        return None
+    when = "a step" if logging.f_code.co_name == "update" else "an epoch"
+    return f"{meta.name} of {when} in {meta.fx}"
+
+
+def reduce_in_place(tensor: Any, group: Any, operation: Any, figure: str | None = None) -> Any:
     """Reduce a tensor over all ranks, in place; anything else is returned as it is.
 
     Args:
         tensor: The tensor.
         group: None, since there is no group of torch.
         operation: ``"mean"``, ``"avg"``, ``"sum"``, a ``ReduceOp`` of torch, or None for the mean.
+        figure: What it is, for messages; the same on all ranks.
 
     Raises:
         ArgumentError: A group was given, or the operation is another one.
@@ -42,10 +60,10 @@ def reduce_in_place(tensor: Any, group: Any, operation: Any) -> Any:
         )
     op, whole = _OPERATIONS[name], not tensor.is_floating_point() and not tensor.is_complex()
     if op == "average":
-        summed = allreduce(tensor.detach().double() if whole else tensor.detach())
+        summed = allreduce(tensor.detach().double() if whole else tensor.detach(), name=figure)
         return tensor.copy_(summed)
     value = tensor.detach().to(torch.int64) if whole else tensor.detach()
-    return tensor.copy_(allreduce(value, op=op))
+    return tensor.copy_(allreduce(value, op=op, name=figure))
 
 
 def gather_stacked(tensor: torch.Tensor, group: Any, *, sync_grads: bool) -> torch.Tensor:

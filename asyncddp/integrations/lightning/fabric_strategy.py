@@ -21,7 +21,7 @@ from asyncddp.integrations.lightning.checkpoints import (
     write,
 )
 from asyncddp.integrations.lightning.collectives import reduce_in_place
-from asyncddp.integrations.lightning.world_strategy import WorldStrategyMixin
+from asyncddp.integrations.lightning.world_strategy import WorldStrategyMixin, check_shares_nothing
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.object_collectives import broadcast_object
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
@@ -115,6 +115,8 @@ class FabricStrategyMixin(WorldStrategyMixin):
                 "AsyncDDPStrategy: fabric.setup_optimizers was given an optimizer of no module "
                 "that is set up; call fabric.setup(model, optimizer), or setup_module(model) before"
             )
+        former = [one for one in self.distributed_optimizers if not one._closed]
+        check_shares_nothing("fabric.setup_optimizers was given", [*former, optimizer])
         wrapped = self._wrapped(optimizer, owners)
         self.distributed_optimizers.append(wrapped)
         return wrapped
@@ -152,16 +154,12 @@ class FabricStrategyMixin(WorldStrategyMixin):
             "checkpoint": self._checkpoint,
             "id": broadcast_object(uuid4().hex),
         }
+        convert = parts._convert_stateful_objects_in_state
         if self._checkpoint == "per_rank":
-            own = {
-                key: value.state_dict()
-                for key, value in state.items()
-                if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))
-            }
-            own[KEY] = found
+            plain = {k: v.state_dict() if _differs(v) else v for k, v in state.items()}
+            own = {**convert(plain, filter=filter or {}), KEY: found}
             write(path, lambda: parts.checkpoint_io.save_checkpoint(own, rank_file(path)))
-        shared = parts._convert_stateful_objects_in_state(state, filter=filter or {})
-        shared[KEY] = found
+        shared = {**convert(state, filter=filter or {}), KEY: found}
         write(
             path,
             lambda: of_lightning.save_checkpoint(path, shared, storage_options=storage_options),
@@ -181,7 +179,7 @@ class FabricStrategyMixin(WorldStrategyMixin):
             path, lambda file: dict(of_lightning.load_checkpoint(file, **kwargs)), resumes=True
         )
         loaded.pop(KEY, None)
-        if isinstance(state, (torch.nn.Module, torch.optim.Optimizer)):
+        if _differs(state):
             _load(state, loaded, strict=strict)
             return {}
         missing = [key for key in state or () if key not in loaded]
@@ -197,6 +195,10 @@ class FabricStrategyMixin(WorldStrategyMixin):
             else:
                 state[key] = value
         return loaded
+
+
+def _differs(part: Any) -> bool:
+    return isinstance(part, (torch.nn.Module, torch.optim.Optimizer))
 
 
 def _load(part: Any, state: Any, *, strict: bool) -> None:

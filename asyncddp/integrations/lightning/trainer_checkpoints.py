@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import torch
+from torch.utils._pytree import tree_map_only
+
 from asyncddp.checkpoint.training_state import without_own_memory
 from asyncddp.context import current
 from asyncddp.integrations.lightning.checkpoints import (
@@ -25,6 +28,12 @@ from asyncddp.ops.barrier import barrier
 from asyncddp.ops.object_collectives import broadcast_object
 from asyncddp.optim.average_models import average_model
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
+
+_OF_FILES = (
+    "best_k_models", "best_model_path", "best_model_score", "kth_best_model_path", "kth_value",
+    "last_model_path",
+)  # fmt: skip
+"""What Lightning's ModelCheckpoint knows of the files that are there."""
 
 
 class TrainerCheckpointsMixin(WorldStrategyMixin):
@@ -127,6 +136,8 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         policy = "rank0" if alone else self._checkpoint
         states = checkpoint.get("optimizer_states", [])
         methods = [one.algorithm for one in self.distributed_optimizers]
+        if not alone:
+            filepath = self._agree_on_paths(checkpoint, filepath)
         checkpoint[KEY] = {
             "world_size": current().size,
             "algorithm": methods[0] if methods else self._settings.method_name,
@@ -143,11 +154,29 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
             return
         if policy == "per_rank":
             self._restore_own_model()
-            own = {"state_dict": self._own_state(), "optimizer_states": states}
-            own[KEY] = checkpoint[KEY]
+            own = {
+                **checkpoint,
+                "state_dict": self._own_state(),
+            }  # with loops, callbacks, hooks' own
             write(filepath, lambda: parts.checkpoint_io.save_checkpoint(own, rank_file(filepath)))
         checkpoint["optimizer_states"] = [shared_optimizer_state(policy, one) for one in states]
         write(filepath, save_shared)
+
+    def _agree_on_paths(self, checkpoint: dict[str, Any], filepath: Any) -> Any:
+        """Give all ranks rank 0's names of files, here and in ModelCheckpoint; collective.
+
+        A name or an order by figures that ranks have logged each for itself differs between them.
+        """
+        callbacks = self.lightning_module.trainer.checkpoint_callbacks
+        mine = [{k: v for k, v in vars(one).items() if k in _OF_FILES} for one in callbacks]
+        on_host = tree_map_only(torch.Tensor, torch.Tensor.cpu, [filepath, mine])
+        filepath, agreed = broadcast_object(on_host)
+        for callback, known in zip(callbacks, agreed, strict=True):
+            vars(callback).update(known)
+            saved = checkpoint.get("callbacks", {}).get(callback.state_key)
+            if known and saved:
+                saved.update({name: known[name] for name in known if name in saved})
+        return filepath
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint with the ranks' files beside it."""

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 from asyncddp.algorithms import Algorithm
-from asyncddp.errors import ArgumentError
-from asyncddp.integrations.lightning.collectives import reduce_in_place
+from asyncddp.errors import ArgumentError, PeerError
+from asyncddp.integrations.lightning.collectives import logged_figure, reduce_in_place
 from asyncddp.integrations.lightning.trainer_checkpoints import TrainerCheckpointsMixin
-from asyncddp.integrations.lightning.world_strategy import check_choice
+from asyncddp.integrations.lightning.world_strategy import check_choice, check_shares_nothing
 from asyncddp.optim.parameter_sync import broadcast_parameters
 
 VALIDATIONS = ("local", "average")
@@ -30,7 +30,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
             such as ``topology.one_peer_exponential``; None for the world's.
         compression: As of :class:`asyncddp.DistributedOptimizer`.
         checkpoint: Whose model a checkpoint holds: ``"average"`` of all ranks, ``"rank0"``, or the
-            average and ``"per_rank"`` files beside it, by which as many ranks resume.
+            average and ``"per_rank"`` files beside it, each whole, by which as many ranks resume.
         validate: What validation, test and prediction see: each rank's ``"local"`` model, or the
             ``"average"``.
         process_group_backend: Backend with which to initialise ``torch.distributed``, for
@@ -81,7 +81,16 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over all ranks, in place."""
-        return reduce_in_place(tensor, group, reduce_op)
+        figure = logged_figure()
+        try:
+            return reduce_in_place(tensor, group, reduce_op, figure)
+        except PeerError as error:
+            if figure is not None:
+                error.args = (
+                    f"{error}. It is a figure of self.log with sync_dist=True: if ranks have "
+                    "unequal numbers of batches, log it with on_step=False, or give all as many",
+                )
+            raise
 
     # training
 
@@ -108,6 +117,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
         of_lightning: Any = super()
         of_lightning.setup_optimizers(trainer)
         optimizers = [one for one in self.optimizers if type(one).__name__ != "_MockOptimizer"]
+        check_shares_nothing("configure_optimizers gave", optimizers)
         name = self._settings.method_name
         if name == "qadam" and len(optimizers) != 1:
             raise ArgumentError(

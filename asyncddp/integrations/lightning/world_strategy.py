@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -175,6 +175,21 @@ class WorldStrategyMixin:
             topology = topology(current().size)
         arguments["topology"] = topology
         return DistributedOptimizer(optimizer, model, **arguments, broadcast=False)
+
+
+def check_shares_nothing(given: str, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raise an ArgumentError where two optimizers train one parameter: each would average it."""
+    owners: dict[int, torch.optim.Optimizer] = {}
+    for optimizer in optimizers:
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            other = owners.setdefault(id(parameter), optimizer)
+            if other is not optimizer:
+                raise ArgumentError(
+                    f"AsyncDDPStrategy: {given} two optimizers of one parameter of shape "
+                    f"{tuple(parameter.shape)}: {type(getattr(other, 'wrapped', other)).__name__} "
+                    f"and {type(optimizer).__name__}. Each would average it; give each optimizer "
+                    "parameters of its own, or call close() on the former before"
+                )
 
 
 def check_choice(argument: str, given: Any, known: tuple[str, ...]) -> None:
