@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
-from asyncddp.tensors.allocation import make_tensor
+from asyncddp.tensors.allocation import detached_copy, make_tensor
 from asyncddp.tensors.buckets import ALIGNMENT, TensorFactory
 from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
 
@@ -43,6 +43,7 @@ class ModelAverager(CrossRoundState):
     Attributes:
         communication_buffer: Limit in bytes for messages under way and ring buffers; None for the
             default.
+        used: Names of parameters that have had a gradient, where buckets are compressed.
     """
 
     communication: Communication
@@ -64,6 +65,10 @@ class ModelAverager(CrossRoundState):
         self.communication_buffer: int | None = None
         self._checked_topology: GraphOrSchedule | None = None
         self._schedule: Schedule | None = None
+        self.used: set[str] = set()
+        self._left_out: dict[str, dict[str, torch.Tensor]] = {}
+        """The method's state of parameters that no bucket holds for now."""
+        self._loaded_compressors: list[tuple[list[str], dict[str, Any]]] = []
         self.topology = topology
         self.set_communication(communication)
         self.topology = self._own_or_given(topology)
@@ -158,10 +163,13 @@ class ModelAverager(CrossRoundState):
             return topology
         return topologies.given if nodes == "ranks" else topologies.machine_given
 
-    def set_buckets(self, buckets: Sequence[AveragedBucket]) -> None:
+    def set_buckets(
+        self, buckets: Sequence[AveragedBucket], left_out: Collection[str] = ()
+    ) -> None:
         """Set the buckets that rounds average; collective where there are windows or replicas.
 
-        The method's state of the same parameters is carried over from earlier buckets.
+        The method's state of the same parameters is carried over from earlier buckets, and kept of
+        those that are left out until later.
         """
         if self.idle:
             return
@@ -174,12 +182,18 @@ class ModelAverager(CrossRoundState):
                     "torch.view_as_real, or use algorithm='adapt_with_combine'"
                 )
         before, self.buckets = self.state_dict(), buckets
+        before["compressors"] = [*self._loaded_compressors, *before["compressors"]]
+        self._left_out = {
+            name: {key: detached_copy(one) for key, one in state.items()}
+            for name, state in before["parameters"].items()
+            if name in left_out
+        }
         self.windows.set_buckets(buckets)
         if self.communication.asynchronous and not self.single_rank:
             self._choose_schedule()
             self.communication.prepare(self)
         self.begin_state()
-        self.load_state_dict(before)
+        self._load(before)
 
     def begin_state(self) -> None:
         """Begin the state of method and compressors, from what buckets hold now; collective."""
@@ -205,21 +219,29 @@ class ModelAverager(CrossRoundState):
     def state_dict(self) -> dict[str, Any]:
         """Return the method's state by parameter, and the compressors' by bucket, as views."""
         saved = [bucket.state_dict() for bucket in self.buckets]
-        return {
-            "parameters": {k: v for one in saved for k, v in one["parameters"].items() if v},
+        held = {k: v for one in saved for k, v in one["parameters"].items() if v}
+        found: dict[str, Any] = {
+            "parameters": {**self._left_out, **held},
             "compressors": [
                 (bucket.names, one["compressor"])
                 for bucket, one in zip(self.buckets, saved, strict=True)
                 if "compressor" in one
             ],
         }
+        return {**found, "used": sorted(self.used)} if self.used else found
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state_dict` gave.
 
         Compressors of buckets with other parameters than then begin anew: a residual is lost once.
         """
+        self._load(saved)
+        self._loaded_compressors = [*saved["compressors"]]  # of buckets that may be made anew
+
+    def _load(self, saved: Mapping[str, Any]) -> None:
         compressors = [(list(names), state) for names, state in saved["compressors"]]
+        self._left_out |= {k: v for k, v in saved["parameters"].items() if k in self._left_out}
+        self.used |= {*saved.get("used", ())}
         for bucket in self.buckets:
             own = {"parameters": saved["parameters"]}
             for names, state in compressors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, ClassVar, TypeAlias
@@ -167,14 +167,18 @@ class CommunicationPhase(ABC):
             self.rebuild()
 
     def _set_averaged_buckets(
-        self, flats: Sequence[torch.Tensor], buckets: Sequence[NamedFlatBucket]
+        self,
+        flats: Sequence[torch.Tensor],
+        buckets: Sequence[NamedFlatBucket],
+        left_out: Collection[str] = (),
     ) -> None:
         """Tell the averager what rounds average: a flat tensor in each bucket's layout."""
         self.config.averager.set_buckets(
             [
                 AveragedBucket(index, flat, bucket, self.config.optimizer)
                 for index, (flat, bucket) in enumerate(zip(flats, buckets, strict=True))
-            ]
+            ],
+            left_out,
         )
 
     def rebuild(self) -> None:

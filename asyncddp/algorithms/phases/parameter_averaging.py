@@ -16,12 +16,21 @@ from asyncddp.algorithms.phases.communication_phase import (
     PhaseConfig,
     Update,
 )
+from asyncddp.context.context import use
 from asyncddp.errors import UsageError
+from asyncddp.ops.allreduce import allreduce
+from asyncddp.tensors.allocation import make_tensor
 from asyncddp.tensors.buckets import ParameterBucket, fragments_of, padded_nbytes, partition
 
 
 class ParameterAveragingPhase(CommunicationPhase):
-    """Part of a training step that averages the parameters held in flat buckets (base class)."""
+    """Part of a training step that averages the parameters held in flat buckets (base class).
+
+    What has had a gradient on no rank is not to move. Averages of equal values leave it where it
+    is, but compressors mix elements with their neighbours, or round them by chance. So buckets that
+    travel compressed leave such parameters out: before each round ranks agree by a small allreduce
+    on what is used by now, until all parameters are.
+    """
 
     averages_in_place: ClassVar[bool] = True
     """Whether nobody reads the buckets from the start of a round to its end."""
@@ -31,6 +40,9 @@ class ParameterAveragingPhase(CommunicationPhase):
         self.buckets: list[ParameterBucket] = []
         self._prepared = False
         self._round: AveragingRound | None = None
+        self._names: list[str] = []
+        self._used: set[str] = set()  # on any rank, as all have agreed
+        self._left_out: set[str] = set()
         self._start()
 
     @override
@@ -66,6 +78,7 @@ class ParameterAveragingPhase(CommunicationPhase):
     @override
     def before_update(self) -> None:
         method = self.config.averager.algorithm
+        self._note_used()
         if not method.replaces_gradients or self.config.averager.idle:
             return
         if self._prepared:
@@ -79,6 +92,30 @@ class ParameterAveragingPhase(CommunicationPhase):
         with torch.no_grad():
             for bucket in self.config.averager.buckets:
                 method.before_update(bucket)
+
+    def _note_used(self) -> None:
+        """Note which parameters have a gradient, where others may be left out."""
+        averager = self.config.averager
+        if averager.compressor is not None and len(self._used) < len(self._names):
+            averager.used |= {name for name, p in self.named_parameters if p.grad is not None}
+
+    def _leave_out_unused(self) -> None:
+        """Leave out of compressed buckets what has had a gradient on no rank; collective."""
+        averager, names = self.config.averager, self._names
+        alone = averager.single_rank or averager.communication.how is None
+        if averager.compressor is None or alone or len(self._used) == len(names):
+            return
+        if averager.join_coordinator is not None:  # ranks that are done do not take part
+            return
+        flags = make_tensor([name in averager.used for name in names], torch.uint8)
+        with use(averager.context):
+            flags = allreduce(flags, op="max", name=f"{averager.label}.used")
+        self._used = {name for name, used in zip(names, flags.tolist(), strict=True) if used}
+        averager.used |= self._used
+        unused = {*names} - self._used
+        if self._used and unused != self._left_out:
+            self._left_out = unused
+            self.rebuild()
 
     @abstractmethod
     def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
@@ -106,6 +143,7 @@ class ParameterAveragingPhase(CommunicationPhase):
 
     def _start_round(self) -> None:
         self.rebuild_if_changed()
+        self._leave_out_unused()
         self._round = self.config.averager.begin_round()
         if self._round is not None:
             for index in range(len(self.buckets)):
@@ -113,8 +151,15 @@ class ParameterAveragingPhase(CommunicationPhase):
 
     def build_buckets(self) -> None:
         """Make the parameters views of flat buckets, in shared memory where possible."""
-        averager, named = self.config.averager, self.named_parameters
-        parameters, make = [parameter for _, parameter in named], averager.tensor_factory
+        averager, make = self.config.averager, self.config.averager.tensor_factory
+        self._names = [name for name, _ in self.named_parameters]
+        self._used.intersection_update(self._names)
+        self._left_out.intersection_update(self._names)
+        for name, parameter in self.named_parameters:
+            if name in self._left_out:
+                parameter.data = parameter.data.clone()  # so that no old bucket is kept for it
+        named = [pair for pair in self.named_parameters if pair[0] not in self._left_out]
+        parameters = [parameter for _, parameter in named]
         fragments = averager.algorithm.fragments
         parts = partition(parameters, self.config.bucket_bytes, fragments)
         on_host = all(parameter.is_cpu for parameter in parameters)
@@ -126,7 +171,7 @@ class ParameterAveragingPhase(CommunicationPhase):
         for bucket, part in zip(self.buckets, parts, strict=True):
             bucket.fragment = of_each[part[0]]
         averager.in_place = self.averages_in_place
-        self._set_averaged_buckets(self.flat_tensors(), self.buckets)
+        self._set_averaged_buckets(self.flat_tensors(), self.buckets, self._left_out)
 
     def flat_tensors(self) -> list[torch.Tensor]:
         """Return the flat tensors that rounds average."""

@@ -123,6 +123,9 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
             self._average()
         return loss
 
+    @override
+    def _leave_out_unused(self) -> None: ...  # buckets are sent before a pass shows what it uses
+
     def _average(self) -> None:
         if not self._updated_gradients:
             self._start_round()
