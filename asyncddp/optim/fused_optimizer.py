@@ -15,7 +15,13 @@ from asyncddp.optim.accum_adam import AccumAdam, AccumAdamW
 from asyncddp.optim.optimizer_wrapper import TransparentOptimizerWrapper
 from asyncddp.optim.parameter_runs import GroupRuns, States, distance, moments_of
 from asyncddp.optim.qadam import QAdamOptimizer
-from asyncddp.tensors.buckets import ALIGNMENT, FlatBucket, ParameterBucket, partition
+from asyncddp.tensors.buckets import (
+    ALIGNMENT,
+    FlatBucket,
+    ParameterBucket,
+    partition,
+    require_untied,
+)
 
 Step: TypeAlias = Callable[..., Any]
 OptimizerType = TypeVar("OptimizerType", bound=torch.optim.Optimizer)
@@ -192,7 +198,9 @@ class _FlatMemory:
     """Flat memory of parameters of one group, dtype and device."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        self.weights = ParameterBucket([("", parameter) for parameter in parameters])
+        named = [(f"parameter {place}", one) for place, one in enumerate(parameters)]
+        require_untied(named)
+        self.weights = ParameterBucket(named)
         self._gradients = FlatBucket([parameter.data for parameter in parameters])
 
     def gather_gradients(self) -> None:

@@ -26,6 +26,7 @@ from asyncddp.parallel.bucket_averager import BucketAverager
 from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.parallel.reducer import Reducer
 from asyncddp.parallel.switchable_module import SwitchableModule
+from asyncddp.tensors.buckets import require_untied
 from topology import GraphOrSchedule
 
 _NAME = "DecentralizedDataParallel"
@@ -173,6 +174,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
                     "backward pass; expected another one as well, such as "
                     "algorithm='adapt_then_combine', or autotune=False"
                 )
+            require_untied(named, tensors_of(self.module).items())
             context = current()
             label = next_label(context, _NAME)
             bucket_averager = BucketAverager(context, label, method.topology, sync=sync)

@@ -9,9 +9,10 @@ import torch
 from torch.func import functional_call, vmap
 
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.settings_agreement import tensors_of
 from asyncddp.simulate.problem import Batch, Problem
 from asyncddp.tensors.allocation import empty_like, zeros
-from asyncddp.tensors.buckets import NamedFlatBucket, fragments_of, partition
+from asyncddp.tensors.buckets import NamedFlatBucket, fragments_of, partition, require_untied
 
 Named = dict[str, torch.Tensor]
 _CONVOLUTIONS = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
@@ -42,6 +43,7 @@ class StackedModel:
         self.ranks, self._loss = problem.ranks, problem.loss
         given = problem.model
         models = list(given) if isinstance(given, Sequence) else [given] * self.ranks
+        require_untied(tensors_of(models[0]).items())  # which copies are not
         self._template = copy.deepcopy(models[0])
         named = [
             (name, parameter)

@@ -8,7 +8,9 @@ from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import zeros, zeros_like
 
 TensorFactory: TypeAlias = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -56,6 +58,62 @@ def fragments_of(tensors: Sequence[torch.Tensor], count: int) -> list[int]:
 def padded_nbytes(tensor: torch.Tensor) -> int:
     """Return the bytes that a tensor takes in a bucket, with the padding behind it."""
     return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+
+
+def require_untied(
+    named: Iterable[tuple[str, torch.Tensor]], others: Iterable[tuple[str, torch.Tensor]] = ()
+) -> None:
+    """Raise an error if a tensor shares elements with another one, which buckets would end.
+
+    Args:
+        named: Tensors that are to move to buckets, with their names.
+        others: Tensors that stay where they are; some may be among ``named``.
+
+    Raises:
+        ArgumentError: Two of them are views of the same elements.
+    """
+    moved = {id(tensor): (name, tensor) for name, tensor in named}
+    every = {**{id(tensor): (name, tensor) for name, tensor in others}, **moved}
+    placed = [
+        (name, one) for name, one in every.values() if not is_lazy(one) and _is_in_memory(one)
+    ]
+    open_ones: list[tuple[str, torch.Tensor]] = []  # which end behind where the next one begins
+    for name, tensor in sorted(placed, key=lambda one: one[1].data_ptr()):
+        start = tensor.data_ptr()
+        open_ones = [one for one in open_ones if _end_address(one[1]) > start]
+        for other, earlier in open_ones:
+            moves = id(tensor) in moved or id(earlier) in moved
+            if moves and earlier.device == tensor.device and _overlap(earlier, tensor):
+                raise ArgumentError(
+                    f"argument model: {other} and {name} share memory, which would end when "
+                    "parameters move to buckets; tie them as one parameter, by layer.weight = "
+                    "other.weight, or use its transpose in forward; or give them memory of their "
+                    "own, or algorithm='gradient_allreduce', which moves no parameter"
+                )
+        open_ones.append((name, tensor))
+
+
+def _is_in_memory(tensor: torch.Tensor) -> bool:
+    dense = tensor.layout == torch.strided and not tensor.is_meta
+    return dense and tensor.numel() > 0 and tensor.data_ptr() != 0
+
+
+def _end_address(tensor: torch.Tensor) -> int:
+    """Return the address behind a tensor's last element."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.data_ptr() + (last + 1) * tensor.element_size())
+
+
+def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors have an element in common, the first of which begins earlier."""
+    size, start = first.element_size(), first.data_ptr()
+    end = max(_end_address(first), _end_address(second))
+    if first.dtype != second.dtype or (second.data_ptr() - start) % size:
+        return True
+    taken = zeros(((end - start) // size,), torch.bool)
+    taken.as_strided(first.shape, first.stride()).fill_(True)
+    offset = (second.data_ptr() - start) // size
+    return bool(taken.as_strided(second.shape, second.stride(), offset).any())
 
 
 class FlatBucket:
@@ -169,8 +227,15 @@ class ParameterBucket(NamedFlatBucket):
         ]
 
     def reattach(self) -> bool:
-        """Make all parameters views again; False if one has changed its dtype, shape or strides."""
-        for index in self.detached_indices():
+        """Make all parameters views again; False if one has changed its dtype, shape or strides.
+
+        Raises:
+            ArgumentError: One was given the memory of another.
+        """
+        detached = self.detached_indices()
+        if detached:
+            require_untied(zip(self.names, self.parameters, strict=True))
+        for index in detached:
             data, view = self.parameters[index].data, self.views[index]
             found = data.dtype, data.device, data.shape, dense_strides(data)
             if found != (view.dtype, view.device, view.shape, view.stride()):

@@ -414,6 +414,10 @@ def test_mistakes_with_tensors_and_buckets():
         BaguaBucket([torch.ones(2)], "b", flatten=True)
     with pytest.raises(bf.ArgumentError, match="at least one tensor, got none"):
         BaguaBucket([], "b", flatten=True)
+    weight = torch.ones(2, 2)
+    both = [one.ensure_bagua_tensor(name, "m") for one, name in ((weight, "w"), (weight.t(), "t"))]
+    with pytest.raises(bf.ArgumentError, match=r"(w and t|t and w) share memory"):
+        BaguaBucket(both, "b", flatten=True)
     with pytest.raises(bf.ArgumentError, match="two of name 'x'"):
         BaguaBucket(communicated(1, 1, names=["x", "x"]), "b", flatten=True)
     mixed = [torch.ones(1, dtype=dtype) for dtype in (torch.float32, torch.float64)]

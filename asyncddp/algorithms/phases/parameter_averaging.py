@@ -19,8 +19,15 @@ from asyncddp.algorithms.phases.communication_phase import (
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
 from asyncddp.ops.allreduce import allreduce
+from asyncddp.ops.settings_agreement import tensors_of
 from asyncddp.tensors.allocation import make_tensor
-from asyncddp.tensors.buckets import ParameterBucket, fragments_of, padded_nbytes, partition
+from asyncddp.tensors.buckets import (
+    ParameterBucket,
+    fragments_of,
+    padded_nbytes,
+    partition,
+    require_untied,
+)
 
 
 class ParameterAveragingPhase(CommunicationPhase):
@@ -152,6 +159,7 @@ class ParameterAveragingPhase(CommunicationPhase):
     def build_buckets(self) -> None:
         """Make the parameters views of flat buckets, in shared memory where possible."""
         averager, make = self.config.averager, self.config.averager.tensor_factory
+        self._require_untied()
         self._names = [name for name, _ in self.named_parameters]
         self._used.intersection_update(self._names)
         self._left_out.intersection_update(self._names)
@@ -179,5 +187,12 @@ class ParameterAveragingPhase(CommunicationPhase):
 
     def repair_buckets(self) -> bool:
         """Make detached parameters views again; returns False where that needs new buckets."""
+        if any(bucket.detached_indices() for bucket in self.buckets):
+            self._require_untied()
         with torch.no_grad():
             return all([bucket.reattach() for bucket in self.buckets])
+
+    def _require_untied(self) -> None:
+        """Raise an ArgumentError if a parameter shares memory with another one, or a buffer."""
+        for model in self.config.models:
+            require_untied(self.named_parameters, tensors_of(model).items())

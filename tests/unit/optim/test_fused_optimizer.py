@@ -464,3 +464,11 @@ def test_runs_of_different_state_are_apart():
     assert len(parameter_runs.find_runs(held, states, 1)) == 1
     states[held[1]]["step"] += 1
     assert len(parameter_runs.find_runs(held, states, 1)) == 2
+
+
+def test_weights_tied_by_storage_are_refused():
+    """Flat memory would end the tie."""
+    first, second = (torch.nn.Parameter(torch.zeros(2, 2)) for _ in range(2))
+    second.data = first.data.t()
+    with pytest.raises(bf.ArgumentError, match=r"parameter . and parameter . share memory"):
+        bf.fuse_optimizer(optim.SGD([first, second], lr=0.1))

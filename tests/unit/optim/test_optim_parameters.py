@@ -266,6 +266,63 @@ def test_parameters_may_be_replaced_between_steps(method, options, change):
         assert_all_close(changed, undisturbed)
 
 
+def tied_by_storage(rank):
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False, dtype=torch.float64) for _ in range(2)))
+    filled(model, rank)
+    model[1].weight.data = model[0].weight.data.t()
+    return model
+
+
+@pytest.mark.parametrize("method", PARAMETER_METHODS)
+@pytest.mark.parametrize("bucket_size_in_mb", [25, 1e-5])
+def test_weights_tied_by_storage_are_refused(method, bucket_size_in_mb):
+    """Buckets would end the tie: the error names both, also for one that is made between steps."""
+    tie = r"(0.weight and 1.weight|1.weight and 0.weight) share memory"
+
+    def case():
+        model = tied_by_storage(bf.rank())
+        with pytest.raises(bf.ArgumentError, match=tie):
+            bf.DistributedOptimizer(sgd(model.parameters()), model, method, topology=GRAPH)
+        model[1].weight.data = model[1].weight.data.clone()
+        optimizer = bf.DistributedOptimizer(
+            sgd(model.parameters()),
+            model,
+            method,
+            topology=GRAPH,
+            bucket_size_in_mb=bucket_size_in_mb,
+        )
+        train_on(model, optimizer, 2)
+        model[1].weight.data = model[0].weight.data.t()
+        with pytest.raises(bf.ArgumentError, match=tie):
+            train_on(model, optimizer, 1)
+
+    LoopbackWorld(RANKS).run(case)
+
+
+def test_a_buffer_in_a_parameters_memory_is_refused():
+    """So is one that would keep the value of before, as long as the parameter moves."""
+
+    def case():
+        model = leaf(bf.rank())
+        model.register_buffer("first_row", model.weight.detach()[0])
+        with pytest.raises(bf.ArgumentError, match=r"first_row and weight|weight and first_row"):
+            bf.DistributedOptimizer(sgd(model.parameters()), model, topology=GRAPH)
+
+    LoopbackWorld(RANKS).run(case)
+
+
+def test_gradient_allreduce_leaves_a_tie_by_storage():
+    """It moves no parameter, so that both are one, as in one process."""
+
+    def case():
+        model = tied_by_storage(0)
+        optimizer = bf.DistributedOptimizer(sgd(model.parameters()), model, "gradient_allreduce")
+        train_on(model, optimizer, 2)
+        return torch.equal(model[0].weight, model[1].weight.t())
+
+    assert all(LoopbackWorld(RANKS).run(case))
+
+
 def test_assigned_parameters_must_be_the_optimizers():
     """``load_state_dict(assign=True)`` makes parameters that no optimizer of torch follows."""
 

@@ -406,6 +406,8 @@ def test_arguments_that_cannot_be():
         frozen = mlp(0).requires_grad_(False)
         lazy = torch.nn.Module()
         lazy.weight = torch.nn.parameter.UninitializedParameter()
+        tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        tied[1].weight.data = tied[0].weight.data.t()
         wrong = {
             r"argument model: expected a torch.nn.Module .*, got list": ([], sgd, {}),
             r"argument model: .*without any that requires a gradient": (frozen, sgd, {}),
@@ -415,6 +417,7 @@ def test_arguments_that_cannot_be():
                 sgd,
                 {},
             ),
+            r"(0.weight and 1.weight|1.weight and 0.weight) share memory": (tied, sgd, {}),
             r"argument lr_scheduler_fn: expected a function .*got 3": (
                 mlp(0),
                 sgd,

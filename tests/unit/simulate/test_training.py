@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -219,3 +221,12 @@ def test_a_model_without_parameters():
     problem = simulate.Problem(torch.nn.ReLU(), F.mse_loss, [(torch.ones(1), torch.ones(1))])
     with pytest.raises(ArgumentError, match="no parameter of it requires gradients"):
         simulate.train(problem, sgd(0.1), steps=1)
+
+
+def test_weights_tied_by_storage_are_refused():
+    """Stacked models would end the tie, as buckets do on ranks."""
+    problem = simulate.least_squares(2)
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(2)))
+    model[1].weight.data = model[0].weight.data.t()
+    with pytest.raises(ArgumentError, match=r"0.weight and 1.weight share memory|1.weight and 0"):
+        simulate.train(replace(problem, model=model), sgd(0.1), "adapt_then_combine", steps=1)

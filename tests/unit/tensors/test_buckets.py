@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asyncddp.tensors.buckets import ALIGNMENT, FlatBucket, ParameterBucket, fragments_of, partition
+from asyncddp.errors import ArgumentError
+from asyncddp.tensors.buckets import (
+    ALIGNMENT,
+    FlatBucket,
+    ParameterBucket,
+    fragments_of,
+    partition,
+    require_untied,
+)
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex128]
 
@@ -174,3 +182,35 @@ def test_fragments_are_consecutive_and_no_bucket_mixes_them():
     assert partition(tensors, 1 << 20, 3) == [[0, 1], [2, 3, 4], [5]]
     assert partition(tensors, 80, 3) == [[0], [1], [2], [3, 4], [5]]
     assert fragments_of(tensors[:1], 3) == [1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.integers(1, 4)), max_size=4))
+def test_what_shares_elements_is_refused(views):
+    """Views of one memory are tied if an element is in two of them, and else are not."""
+    memory = torch.arange(24.0)
+    named = [
+        (str(number), memory[start::step][:count])
+        for number, (start, step, count) in enumerate(views)
+    ]
+    elements = [int(one) for _, view in named for one in view]
+    if len(set(elements)) == len(elements):
+        require_untied(named)
+    else:
+        with pytest.raises(ArgumentError, match="share memory"):
+            require_untied(named)
+
+
+def test_others_may_share_among_themselves():
+    """Two that stay where they are may; one of them and one that moves may not."""
+    memory = torch.zeros(4, 4)
+    require_untied([("moved", torch.zeros(4))], [("one", memory), ("other", memory.t())])
+    with pytest.raises(ArgumentError, match=r"moved and one share memory|one and moved share"):
+        require_untied([("moved", memory.t())], [("one", memory)])
+
+
+def test_a_parameter_that_was_given_anothers_memory():
+    """It is noticed where parameters are taken in again."""
+    bucket, (_, b) = two()
+    b.data = bucket.views[0].view(-1)[:5]
+    with pytest.raises(ArgumentError, match=r"a and b share memory|b and a share memory"):
+        bucket.reattach()

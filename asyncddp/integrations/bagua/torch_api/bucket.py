@@ -22,6 +22,7 @@ from asyncddp.integrations.bagua.torch_api.decentralized_operations import (
 from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
 from asyncddp.integrations.bagua.torch_api.tensor import CommunicatedTensor, record_of
 from asyncddp.tensors.allocation import detached_copy, zeros
+from asyncddp.tensors.buckets import require_untied
 
 __all__ = ["BaguaBucket"]
 
@@ -71,6 +72,7 @@ class BaguaBucket:
         self._flat: torch.Tensor | None = None
         self._like = like
         if flatten:
+            require_untied([(one.name, one.effective) for one in self.records])
             self._flat = zeros((self.numel,), like.dtype, like.device)
             for record, view in zip(self.records, self._views_of(self._flat), strict=True):
                 record.move_to(view)
