@@ -12,7 +12,7 @@ from asyncddp.engine.operation_exchanges import OperationExchanges, PeerExchange
 from asyncddp.engine.progress_engine import ProgressEngine
 from asyncddp.engine.slot_exchange import SlotCall, SlotExchange
 from asyncddp.engine.started_collective import StartedCollective, run_collective
-from asyncddp.engine.work import OperationSpec, Steps
+from asyncddp.engine.work import OperationSpec, Steps, require_name
 
 __all__ = [
     "AnyTensorSignature",
@@ -29,5 +29,6 @@ __all__ = [
     "SlotExchange",
     "StartedCollective",
     "Steps",
+    "require_name",
     "run_collective",
 ]

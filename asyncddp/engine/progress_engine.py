@@ -22,7 +22,7 @@ from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.engine.work import OperationSpec, Work
-from asyncddp.errors import ArgumentError, NotInitializedError, PeerLeftError
+from asyncddp.errors import NotInitializedError, PeerLeftError
 from asyncddp.timeline.profiler_range import ProfilerRange
 from asyncddp.timeline.tracer import Tracer
 from asyncddp.transport.base import Transport
@@ -104,8 +104,6 @@ class ProgressEngine(ProgressLoop):
         name, rounds = spec.match_name, 0
         if self.deferred.unsent:
             self.deferred.send()
-        if not name.isascii():
-            _check_name(spec.verb, name)
         with self.submit_lock:
             if key is None:
                 step, rounds = self.count(spec.verb, spec.label, name)
@@ -274,12 +272,3 @@ class ProgressEngine(ProgressLoop):
         late = self._channels.late_error
         if late is not None and not isinstance(late, PeerLeftError):
             raise late
-
-
-def _check_name(verb: str, name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise ArgumentError(
-            f"{verb}: argument name: expected a text that UTF-8 can encode, got {name!r}"
-        ) from error

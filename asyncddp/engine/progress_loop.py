@@ -191,8 +191,11 @@ class ProgressLoop:
     def _fail_submitted(self, closed_because: str) -> None:
         while self.queue or self.active:
             work = self.active.pop() if self.active else self.queue.popleft()
+            what = work.spec.verb
+            with suppress(Exception):  # what broke may break this, too; it is to fail all the same
+                what = work.describe()
             with suppress(Exception):  # the others are to fail all the same
-                work.fail(self._closed_error(work.describe(), closed_because))
+                work.fail(self._closed_error(what, closed_because))
 
     def _tell_peers_of_exit(self, message: ExitAnnouncement) -> None:
         if self.transport.exit_records is not None:

@@ -15,7 +15,7 @@ from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.slot_exchange import SlotCall, exchange_in_slots
-from asyncddp.errors import NotInitializedError, PeerError, PeerLeftError
+from asyncddp.errors import ArgumentError, NotInitializedError, PeerError, PeerLeftError
 from asyncddp.torch_modes import inference_mode
 
 PROBE_AFTER = 0.25
@@ -40,6 +40,21 @@ Steps: TypeAlias = Generator[WaitCondition, None, R]
 """
 
 
+def require_name(verb: str, name: object) -> None:
+    """Raise an ArgumentError unless a name is None, or a text that can be sent."""
+    if name is None:
+        return
+    if not isinstance(name, str):
+        raise ArgumentError(f"{verb}: argument name: expected a string, got {name!r}")
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError(
+                f"{verb}: argument name: expected a text that UTF-8 can encode, got {name!r}"
+            ) from error
+
+
 @dataclass(frozen=True)
 class OperationSpec(Generic[R]):
     """Specification of an operation: its type (such as allreduce), name, and the steps to run."""
@@ -54,6 +69,11 @@ class OperationSpec(Generic[R]):
     stream_ordering: StreamOrdering | None = None  # with a device's streams; None on the host
     slot_call: SlotCall[R] | None = None  # how a collective is done in slots of shared memory
     members: str = ""  # the list of tensors that it is called on, if it is one
+
+    def __post_init__(self) -> None:
+        """Raise an ArgumentError unless the name is a text that can be sent."""
+        if self.name is not None:
+            require_name(self.verb, self.name)
 
     @property
     def label(self) -> str:
@@ -156,10 +176,10 @@ class Work(Generic[R]):
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         self.result, self.error = result, error
-        if error is not None and not isinstance(error, PeerError):  # peers raise one all the same
-            left = isinstance(error, NotInitializedError)
-            error = (PeerLeftError if left else PeerError)(str(error))
         try:
+            if error is not None and not isinstance(error, PeerError):  # peers raise one as well
+                left = isinstance(error, NotInitializedError)
+                error = (PeerLeftError if left else PeerError)(str(error))
             self.operation.close(error)
         finally:
             self.finished.set()

@@ -153,6 +153,8 @@ def find_gather_path(
         return None
     if not has_plain_memory(tensor) or (round is not None and round < 0):
         return None
+    if name is not None and type(name) is not str:
+        return None  # as the engine's path will report
     context = current()
     path: FastPath | None = context.engine.fast_paths.get((_VERB, name, tensor.dtype, tensor.shape))
     if path is None:

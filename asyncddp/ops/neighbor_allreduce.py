@@ -53,8 +53,8 @@ def _find_fast_path(
         path: FastPath | None = context.engine.fast_paths.get(
             (name, tensor.dtype, tensor.shape, members)
         )
-    except (AttributeError, RuntimeError):
-        return None  # no tensor, or one without a shape, as the engine's path will report
+    except (AttributeError, RuntimeError, TypeError):
+        return None  # no tensor or no name, as the engine's path will report
     if path is None or check or not has_plain_memory(tensor):
         return None
     if compression is not None:

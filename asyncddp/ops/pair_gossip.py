@@ -6,7 +6,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.device.stream_registry import stream_ordering_of
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps, require_name
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
@@ -67,6 +67,7 @@ def pair_gossip(
         [0.5, 0.5]
     """
     title, context = "pair_gossip", current()
+    require_name(title, name)
     out = single_output(title, out)
     codec = checked_compression(title, tensor, compression)
     dtype = accumulation_dtype(title, tensor, round_integers=round_integers)

@@ -6,7 +6,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import OperationExchanges, OperationSpec, Steps, require_name
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import (
     check_rank,
@@ -139,5 +139,6 @@ def _peer(verb: str, argument: str, rank: int, group: ProcessGroup | None) -> in
 
 def _label(source: int, target: int, group: ProcessGroup | None, name: str | None) -> str:
     """Return the name by which the two calls match, of which each pair of ranks has its own."""
+    require_name(_FORM, name)
     within = "" if group is None else f" ({group.title})"
     return f"{name or _FORM}.{source}-{target}{within}"

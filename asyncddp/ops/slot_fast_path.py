@@ -220,7 +220,7 @@ def _have_memory(given: object, out: Any) -> bool:
         return False
     if given is not None and not _has_memory(given):
         return False
-    return out is None or (not out.is_inference() and (out is given or _has_memory(out)))
+    return out is None or ((out is given or _has_memory(out)) and not out.is_inference())
 
 
 def _has_memory(tensor: object) -> bool:

@@ -92,3 +92,80 @@ def step_fails_unexpectedly():
 def test_an_unexpected_exception_of_one_operation_is_raised_by_its_call_alone(world):
     """An exception of any type in an operation is raised where it is waited for; others go on."""
     world.run(step_fails_unexpectedly)
+
+
+class Unspeakable(str):
+    """A name of which no message can be made."""
+
+    secret = True
+
+    def startswith(self, *given):
+        if self.secret:
+            raise ValueError("boom")
+        return super().startswith(*given)
+
+
+def a_call_of_which_no_message_can_be_made():
+    """Rank 1 breaks while it waits in a call whose description raises as well."""
+    bf.barrier()
+    if bf.rank() == 1:
+        engine = bf.current().engine
+
+        def steps(op):
+            del op
+            yield Never()
+
+        name = Unspeakable("x")
+        handle = engine.submit(OperationSpec("strange", steps, name))
+        BREAKERS["hook"](engine)
+        with pytest.raises(bf.PeerError, match=f"^rank 1: strange: {REASON}$"):
+            handle.wait(BEFORE_DEADLINE)
+        name.secret = False
+
+
+class Never:
+    """A wait that does not end."""
+
+    def done(self):
+        return False
+
+    def missing(self):
+        return []
+
+
+@on("loopback-2", "mpi-2")
+def test_a_call_ends_even_if_no_message_can_be_made_of_it(world):
+    """Else it would be in no list any more, so that no deadline ends it."""
+    world.run(a_call_of_which_no_message_can_be_made)
+
+
+def names_of_other_types():
+    x = torch.ones(4)
+    peer = bf.rank() ^ 1
+    calls = {
+        "neighbor_allreduce": bf.neighbor_allreduce,
+        "neighbor_allgather": bf.neighbor_allgather,
+        "hierarchical_allreduce": bf.hierarchical_allreduce,
+        "allreduce": bf.allreduce,
+        "allgather": bf.allgather,
+        "broadcast": bf.broadcast,
+        "reduce_scatter": bf.reduce_scatter,
+        "pair_gossip": lambda x, name: bf.pair_gossip(x, peer, name=name),
+        "send": lambda x, name: bf.send(x, peer, name=name),
+        "win_create": bf.win_create,
+        "barrier": lambda x, name: bf.barrier(name=name),
+        "a list": lambda x, name: bf.neighbor_allreduce([x], name=name),
+        "a handle": lambda x, name: bf.neighbor_allreduce_nonblocking(x, name=name),
+    }
+    for _ in range(2):
+        for name in (b"x", 5, ["x"], "\ud800"):
+            for verb, call in calls.items():
+                with pytest.raises(bf.ArgumentError, match="argument name: expected a"):
+                    call(x, name=name)
+                assert torch.equal(bf.allreduce(x), x), verb
+
+
+@on("loopback-2", "mpi-2", "shared_memory-2", "c10d-4")
+def test_names_are_strings(world):
+    """Any other name is refused before anything is sent, by every verb that takes one."""
+    world.run(names_of_other_types)

@@ -10,6 +10,7 @@ import torch
 from asyncddp.compression import Compressor, compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import current
+from asyncddp.engine import require_name
 from asyncddp.errors import ArgumentError, DtypeError, MismatchError
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
@@ -116,6 +117,7 @@ def create_along(
         raise DtypeError(f"win_create: a window holds floats or integers, got {traits.name}")
     if not isinstance(name, str):
         raise ArgumentError(f"win_create: argument name: expected a string, got {name!r}")
+    require_name("win_create", name)
     context = current()
     windows = windows_of(context)
     if name in windows.names:
