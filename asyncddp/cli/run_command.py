@@ -23,6 +23,7 @@ from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitW
 from asyncddp.launch.open_files import ensure_open_files
 from asyncddp.launch.supervisor import REPORT_DIR, supervise
 from asyncddp.rank_list_text import list_ranks
+from asyncddp.rank_marker import forget_parent_rank
 from asyncddp.restrict_listening_sockets import confine_while_it_runs
 
 
@@ -45,6 +46,7 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
     open_standard_streams()
     ensure_open_files(options.num_proc or 1)
     environment = dict(os.environ)
+    forget_parent_rank(environment)
     if options.ranks_per_machine is not None:
         environment["ASYNCDDP_RANKS_PER_MACHINE"] = str(options.ranks_per_machine)
     timeline = timeline_pattern(options)

@@ -18,6 +18,7 @@ from asyncddp.context.context import (
 )
 from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
+from asyncddp.rank_marker import MARKER, mark_rank, refuse_child_of_rank
 from asyncddp.transport import DEFAULT_TRANSPORT
 from asyncddp.transport.base import Scope
 from asyncddp.transport.selection import open_transport
@@ -59,7 +60,8 @@ def init(
         UnknownNameError: No transport has that name.
         ArgumentError: The timeline cannot be written where it shall be.
         EnvironmentProblem: The transport cannot be used here, or it knows of another number of
-            ranks than the launcher has announced; the message says why.
+            ranks than the launcher has announced, or a rank has started this process; the message
+            says why.
         WaitTimeoutError: Some ranks have not called it by the deadline.
         MismatchError: A setting that all ranks must share differs, or ``ASYNCDDP_DEVICE_WIRES`` is
             set, and some ranks see GPUs and others none.
@@ -73,6 +75,7 @@ def init(
     """
     refuse_forked("init()")
     if not is_initialized():
+        refuse_child_of_rank(os.environ)
         config = Config.from_environment(
             timeout=timeout,
             warn_after=warn_after,
@@ -99,6 +102,8 @@ def init(
         activate(context)
         crash_handler.install_crash_handler(context)
         atexit.register(_leave, context)
+        if context.size > 1:
+            mark_rank(os.environ)
     if topology is not None:
         current().topologies.set(topology)
 
@@ -122,6 +127,7 @@ def shutdown() -> None:
         context = current()
         activate(None)
         atexit.unregister(_leave)
+        os.environ.pop(MARKER, None)
         crash_handler.uninstall_crash_handler()
         context.close("it called shutdown()")
 

@@ -1,0 +1,50 @@
+"""Processes that a rank starts and that call ``init()``: refused, or a run of their own."""
+
+import pytest
+
+PARENT = """
+import os, subprocess, sys, torch, asyncddp as bf
+bf.init()
+if bf.rank() == 0:
+    child = [sys.executable, "-c", "import asyncddp as bf; bf.init()"]
+    refused = subprocess.run(child, capture_output=True, text=True, timeout=300)
+    print("child", refused.returncode, "was started by a rank" in refused.stderr, flush=True)
+    inner = [{launch}, sys.executable, "inner.py"]
+    inner = subprocess.run(inner, capture_output=True, text=True, timeout=300)
+    print("inner", inner.returncode, inner.stdout.split(), inner.stderr, flush=True)
+print("sum", bf.allreduce(torch.ones(1), average=False).item(), flush=True)
+bf.shutdown()
+print("marked", "ASYNCDDP_RANK_PROCESS" in os.environ, flush=True)
+"""
+INNER = """
+import sys, torch, asyncddp as bf
+bf.init()
+if bf.rank() == 0:
+    sys.stdout.write(str(bf.allreduce(torch.ones(1), average=False).item()))
+else:
+    bf.allreduce(torch.ones(1), average=False)
+"""
+PLAIN_MPIRUN = (
+    "os.path.join(os.path.dirname(sys.executable), 'mpirun'), '-np', '2', '--map-by', "
+    "':OVERSUBSCRIBE', '--allow-run-as-root'"
+)
+OURS = "sys.executable, '-m', 'asyncddp', 'run', '-np', '2', '--launcher', 'local'"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "launch"),
+    [("local", PLAIN_MPIRUN), ("mpirun", OURS)],
+    ids=["mpirun inside", "asyncddp run inside"],
+)
+def test_a_ranks_child_is_refused_at_once_and_a_run_inside_is_let_in(run, launcher, launch):
+    """The run that the rank belongs to goes on."""
+    (run.folder / "inner.py").write_text(INNER)
+    script = run.script(PARENT.format(launch=launch))
+    ended = run("--launcher", launcher, "-np", "2", script)
+    assert ended.code == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == [
+        "child 1 True",
+        "inner 0 ['2.0'] ",
+        *["marked False"] * 2,
+        *["sum 2.0"] * 2,
+    ]

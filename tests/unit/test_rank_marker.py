@@ -1,0 +1,75 @@
+"""Processes that a rank starts: which inherit its place, and which have one of their own."""
+
+import os
+
+import pytest
+
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.rank_marker import MARKER, forget_parent_rank, mark_rank, refuse_child_of_rank
+
+MPIRUN = {"PMIX_NAMESPACE": "job@1", "PMIX_RANK": "0", "OMPI_COMM_WORLD_RANK": "0"}
+TORCH = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "20000"}
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_PROCID": "0"}
+ANNOUNCEMENTS = pytest.mark.parametrize(
+    "announced", [MPIRUN, TORCH, SRUN, {**MPIRUN, **TORCH}], ids=["mpirun", "torch", "srun", "both"]
+)
+
+
+def child_of(announced, pid=None):
+    """The environment of a child of a rank, by default of this process's parent."""
+    environ = {"PATH": "/bin", **announced}
+    mark_rank(environ)
+    environ[MARKER] = environ[MARKER].replace(str(os.getpid()), str(pid or os.getppid()), 1)
+    return environ
+
+
+@ANNOUNCEMENTS
+def test_a_child_that_inherits_a_ranks_place_is_refused(announced):
+    """And its environment stays, so that its own children are refused as well."""
+    environ = child_of(announced)
+    before = dict(environ)
+    with pytest.raises(EnvironmentProblem, match=f"started by a rank .process {os.getppid()}."):
+        refuse_child_of_rank(environ)
+    assert environ == before
+
+
+@ANNOUNCEMENTS
+def test_the_rank_itself_and_who_outlives_it_are_let_in(announced):
+    """An exec keeps the process, and the place of a rank that has gone may be taken."""
+    for pid in (os.getpid(), 2**22 + 1):
+        environ = child_of(announced, pid)
+        before = dict(environ)
+        refuse_child_of_rank(environ)
+        assert environ == before
+
+
+@pytest.mark.parametrize(
+    ("outer", "added"),
+    [
+        (MPIRUN | TORCH, {"PMIX_NAMESPACE": "job@2"}),
+        (MPIRUN | TORCH, {"MASTER_PORT": "20001"}),
+        (TORCH, MPIRUN),
+        (SRUN, {"SLURM_STEP_ID": "2"}),
+    ],
+    ids=["mpirun in mpirun", "torchrun in mpirun", "mpirun in torchrun", "srun in srun"],
+)
+def test_what_a_launcher_announces_anew_counts_and_all_else_is_dropped(outer, added):
+    """Else an inherited RANK would contradict the one that is meant."""
+    environ = child_of(outer) | added
+    refuse_child_of_rank(environ)
+    kept = {name for kind in (MPIRUN, TORCH, SRUN) if kind.keys() & added for name in kind}
+    assert environ == {"PATH": "/bin"} | {n: v for n, v in (outer | added).items() if n in kept} | (
+        {"SLURM_JOB_ID": "7"} if "SLURM_JOB_ID" in outer else {}
+    )
+
+
+def test_a_launcher_passes_nothing_of_a_rank_on():
+    """What the user has set himself stays."""
+    environ = child_of(TORCH) | {"MASTER_ADDR": "node7"}
+    forget_parent_rank(environ)
+    assert environ == {"PATH": "/bin", **TORCH, "MASTER_ADDR": "node7"}
+    environ = child_of(TORCH)
+    forget_parent_rank(environ)
+    assert environ == {"PATH": "/bin"}
+    forget_parent_rank(environ)
+    assert environ == {"PATH": "/bin"}
