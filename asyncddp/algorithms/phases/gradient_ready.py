@@ -145,7 +145,6 @@ class GradientReadyPhase(CommunicationPhase):
         if averaged and self._changed_on_any_rank():
             self._begin_again()
             self._complete_round()
-        self._round_open = False
         if averaged:
             with torch.no_grad():
                 for bucket in self._buckets:
@@ -163,7 +162,7 @@ class GradientReadyPhase(CommunicationPhase):
         """Send the remaining buckets and wait for the averages; return whether there are any."""
         while self._next_bucket < len(self._buckets):
             self._send_next_bucket()
-        pending_round, self._round = self._round, None
+        pending_round, self._round, self._round_open = self._round, None, False
         if pending_round is not None:
             pending_round.finish()
         return pending_round is not None

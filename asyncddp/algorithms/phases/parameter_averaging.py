@@ -147,6 +147,7 @@ class ParameterAveragingPhase(CommunicationPhase):
 
     def _end_step(self, *, averaged: bool) -> None:
         self.accumulation.end(averaged=averaged)
+        self.backward_pass.forget_failed()  # of a model that is not called, whose hook would
 
     def _start_round(self) -> None:
         self.rebuild_if_changed()

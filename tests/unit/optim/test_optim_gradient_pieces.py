@@ -98,3 +98,33 @@ def test_an_update_in_backward_is_refused():
         return optimizer
 
     LoopbackWorld(2).run(case)
+
+
+def test_a_failed_pass_is_no_lasting_one():
+    """Passes are counted anew after one that has failed, also where the model is not called."""
+
+    def case():
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        sgd = torch.optim.SGD(model.parameters(), LR)
+        optimizer = bf.DistributedOptimizer(sgd, model, num_steps_per_communication=2)
+
+        def backward(hook=None):
+            inner = model[0](torch.ones(1, 2))
+            if hook is not None:
+                inner.register_hook(hook)
+            model[1](inner).sum().backward()
+
+        def failing(gradient):
+            raise ValueError("half-way")
+
+        with pytest.raises(ValueError, match="half-way"):
+            backward(failing)
+        optimizer.step()
+        for _ in range(4):
+            optimizer.zero_grad()
+            backward()
+            backward()
+            optimizer.step()
+        return optimizer.round
+
+    assert LoopbackWorld(2).run(case) == [4, 4]
