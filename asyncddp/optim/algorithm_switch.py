@@ -102,15 +102,8 @@ class AlgorithmSwitcher:
             settings = settings.before(method)
             method = settings.create_method()
         before = self.averager if hasattr(self, "phase") else None
-        self.phase = settings.build_phase(
-            self._context,
-            method,
-            self._optimizer,
-            self._models,
-            self._tracer,
-            WRAPPER,
-            broadcast=broadcast,
-        )
+        parts = self._context, method, self._optimizer, self._models, self._tracer, WRAPPER
+        self.phase = settings.build_phase(*parts, broadcast=broadcast)
         if before is not None:
             self.averager.continue_totals(before)
         self.rounds_warning.begin(self.phase.config, since)

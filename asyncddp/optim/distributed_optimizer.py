@@ -181,16 +181,10 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             checked_autotune(autotune),
             options,
         )
-        self._training_tracer = tracer_for(context, models)
+        tracer = self._training_tracer = tracer_for(context, models)
         self._broadcast = checked_flag("broadcast", broadcast) and context.size > 1
         self._switcher = AlgorithmSwitcher(
-            context,
-            optimizer,
-            models,
-            self._training_tracer,
-            settings,
-            switch_at,
-            broadcast=self._broadcast,
+            context, optimizer, models, tracer, settings, switch_at, broadcast=self._broadcast
         )
         if settings.autotune is not None:
             self._autotuner = Autotuner(context, self._switcher, settings.autotune)

@@ -129,8 +129,8 @@ def _is_own_replica(tensor: torch.Tensor) -> bool:
 
 
 def _can_travel(tensor: torch.Tensor) -> bool:
-    special = is_lazy(tensor) or tensor.is_meta or tensor.is_quantized or tensor.is_inference()
-    return not special and tensor.layout == torch.strided
+    special = is_lazy(tensor) or tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    return not special and not tensor.is_inference() and tensor.layout == torch.strided
 
 
 def broadcast_start(tensors: Iterable[torch.Tensor]) -> None:
