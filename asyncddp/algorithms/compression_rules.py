@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Set
+
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CompressionUse
 from asyncddp.compression import Compressor, ErrorFeedback, compressor_for
 from asyncddp.errors import ArgumentError
+
+logger = logging.getLogger("asyncddp")
+
+_OPTIMIZERS = {"lr": "any optimizer", "momentum": "momentum", "betas": "Adam and its kin"}
+"""By an option of optimizers: which those are that have it."""
 
 
 def compressor_of(
@@ -88,6 +96,26 @@ def _refuse_alone(error_feedback: bool | None, *, plain_compression: bool) -> No
             raise ArgumentError(
                 f"argument {argument}: got True without compression; name a compressor as well"
             )
+
+
+def warn_of_cost(who: str, compressor: Compressor | None, options: Set[str] | None) -> None:
+    """Warn of a compressor of gradients that costs accuracy with an optimizer of such options.
+
+    Args:
+        who: What it is given to.
+        compressor: The compressor, with error feedback if it is used.
+        options: Names of the optimizer's options that are not zero; None where it is not known.
+    """
+    inner = compressor.inner if isinstance(compressor, ErrorFeedback) else None
+    known = () if inner is None else inner.costly_with
+    costs = [_OPTIMIZERS[one] for one in known if options is None or one in options]
+    if costs:
+        logger.warning(
+            "%s: averages of gradients in %r, with error feedback, cost accuracy with %s at an "
+            "unchanged step size, as the guide 'Choose a method' shows. Take 'bytegrad', or the "
+            "compressor 'qsgd_int8', which do not, or a smaller step size",
+            *(who, inner, " and ".join(costs)),
+        )
 
 
 def with_error_feedback(compressor: Compressor, error_feedback: bool | None) -> Compressor:

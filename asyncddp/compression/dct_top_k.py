@@ -54,6 +54,7 @@ class DCTTopK(Compressor):
 
     name: ClassVar[str] = "dct_top_k"
     wants_error_feedback = True
+    costly_with = ("betas",)
 
     def __post_init__(self) -> None:
         require_count(f"{self.name}: argument k", self.k, _BLOCK)

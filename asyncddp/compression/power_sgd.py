@@ -60,6 +60,7 @@ class PowerSGD(Compressor):
 
     name: ClassVar[str] = "power_sgd"
     wants_error_feedback = True
+    costly_with = ("betas",)
 
     def __post_init__(self) -> None:
         rank: object = self.rank

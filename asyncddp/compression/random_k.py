@@ -52,6 +52,7 @@ class RandomK(Sparsifier):
 
     name: ClassVar[str] = "random_k"
     wants_error_feedback = True
+    costly_with = ("lr",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,6 +48,7 @@ class Sign(PiecewiseCompressor):
 
     name: ClassVar[str] = "sign"
     wants_error_feedback = True
+    costly_with = ("momentum", "betas")
 
     def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
         """Compute the bytes of an encoded chunk: 8 for the scale, a bit per element, padded."""

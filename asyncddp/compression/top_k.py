@@ -39,6 +39,7 @@ class TopK(Sparsifier):
 
     name: ClassVar[str] = "top_k"
     wants_error_feedback = True
+    costly_with = ("momentum", "betas")
 
     def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
         """Compute the bytes of an encoded chunk: k indices of 4 bytes and k values, each padded."""

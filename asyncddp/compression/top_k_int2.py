@@ -57,6 +57,7 @@ class TopKInt2(Compressor):
 
     name: ClassVar[str] = "top_k_int2"
     wants_error_feedback = True
+    costly_with = ("betas",)
 
     def __post_init__(self) -> None:
         require_count(f"{self.name}: argument k", self.k, _BLOCK)

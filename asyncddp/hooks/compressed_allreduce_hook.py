@@ -25,7 +25,9 @@ class CompressedAllreduceState(GradientHookState):
         module: The DistributedDataParallel on which the hook is to be registered.
         compression: A compressor of ``asyncddp.compression``, with its options, or its name.
         error_feedback: Whether to repay what compression leaves out; None where it is needed, as
-            for ``sign``, ``top_k`` and ``power_sgd``.
+            for ``sign``, ``top_k`` and ``power_sgd``. Those cost accuracy with Adam, and ``sign``
+            and ``top_k`` with momentum too, unless the step size is made smaller: rank 0's log says
+            so, since the hook does not see the optimizer.
 
     Raises:
         UnknownNameError: No compressor has that name.
@@ -89,7 +91,7 @@ def compressed_allreduce_hook(
     Example::
 
         ddp = DistributedDataParallel(model)
-        state = hooks.CompressedAllreduceState(ddp, "sign")
+        state = hooks.CompressedAllreduceState(ddp, "qsgd_int8")
         ddp.register_comm_hook(state, hooks.compressed_allreduce_hook)
 
     Raises:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from typing_extensions import override
 
+from asyncddp.algorithms.compression_rules import warn_of_cost
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.engine import Steps
 from asyncddp.hooks.bucket_codecs import BucketCodecs, Positions, elements_of
@@ -26,6 +27,11 @@ class GradientHookState(HookState):
     """
 
     codecs: BucketCodecs | None
+
+    def __init__(self, module: torch.nn.Module, prepare: Callable[[], None]) -> None:
+        super().__init__(module, prepare)
+        if self.codecs is not None and dist.get_rank(self.group) == 0:
+            warn_of_cost(type(self).__name__, self.codecs.compressor, None)
 
     @abstractmethod
     def _average(

@@ -11,7 +11,7 @@ import torch
 from typing_extensions import Self
 
 from asyncddp.algorithms import ALGORITHMS, Algorithm, AveragedQuantity
-from asyncddp.algorithms.compression_rules import compressor_of
+from asyncddp.algorithms.compression_rules import compressor_of, warn_of_cost
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import (
     CommunicationPhase,
@@ -203,6 +203,9 @@ class MethodSettings:
             bucket_bytes=checked_bucket_bytes(self.bucket_size_in_mb),
             training_tracer=tracer,
         )
+        if method.what is AveragedQuantity.GRADIENT and context.size > 1 and context.rank == 0:
+            options = {key for group in optimizer.param_groups for key, one in group.items() if one}
+            warn_of_cost(f"{label}: {method.name}", config.averager.compressor, options)
         return self._create_phase(config, wrapper, broadcast=broadcast and context.size > 1)
 
     def _create_phase(
