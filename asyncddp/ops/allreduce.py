@@ -140,9 +140,10 @@ def _program(
     compression: Compression,
     out: torch.Tensor | None,
 ) -> OperationSpec[torch.Tensor]:
-    ranks, transport, dtype = group.ranks, group.transport, reduction.dtype
+    ranks, transport = group.ranks, group.transport
     title = f"{verb}({reduction.name})" + (f" {name!r}" if name else "")
     divisor = reduction.divisor(len(ranks))
+    summed_in = reduction.summed_in(tensor.dtype)
     if compression is not None and not reduction.is_sum:
         raise ArgumentError(
             f"{verb}: arguments op, compression: expected a sum or an average of what travels "
@@ -157,7 +158,7 @@ def _program(
             total = yield from sum_encoded_over_group(op, ranks, tensor, codec, title, divisor or 1)
         elif transport is not None and reduction.is_sum:
             total = yield from sum_over_group(
-                op, ranks, transport, tensor, dtype, title, divisor, out
+                op, ranks, transport, tensor, summed_in, title, divisor, out
             )
         else:
             own, _ = prepare_for_transport(group.context.transport, tensor)
@@ -191,12 +192,12 @@ def reduction_in_slots(
     found = group.slot_call(form, tensor, combine, out, dtype=reduction.dtype)
     if found is not None or transport is None or not reduction.is_sum:
         return found
-    divisor = reduction.divisor(group.size)
+    divisor, summed_in = reduction.divisor(group.size), reduction.summed_in(tensor.dtype)
 
     def start(
         _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> StartedCollective[torch.Tensor]:
-        started = _start_sum(transport, given, reduction.dtype, divisor, out)
+        started = _start_sum(transport, given, summed_in, divisor, out)
         return started.then(lambda total: write_result(total, given, out))
 
     return SlotCall(SlotExchange(form, start=start), tensor, out)

@@ -17,7 +17,7 @@ from asyncddp.ops.validation import accumulation_dtype, check_tensor
 from asyncddp.registry import nearest
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.dtypes import DtypeKind
-from asyncddp.tensors.means import sum_of
+from asyncddp.tensors.means import rounds, sum_of
 
 
 class ReduceOp(Enum):
@@ -93,6 +93,10 @@ class Reduction:
     @cached_property
     def _of_two(self) -> Callable[..., torch.Tensor]:
         return _OF_TWO[self.op]  # whose hash is slow
+
+    def summed_in(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of a sum or average by a transport, which rounds averages itself."""
+        return dtype if self.op is ReduceOp.AVERAGE and rounds(dtype) else self.dtype
 
     def divisor(self, terms: int) -> int | None:
         """Return by what a sum of so many terms is divided; None if it is not."""

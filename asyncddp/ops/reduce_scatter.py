@@ -96,6 +96,7 @@ def reduce_scatter(
     out, members = single_output(_NAME, out), members_of(_NAME, group)
     reduction = reduction_of(_NAME, tensor, op, average, round_integers=round_integers, min_ndim=1)
     ranks, dtype = members.ranks, reduction.dtype
+    summed_in = reduction.summed_in(tensor.dtype)
     shape = _part_shape(tensor, len(ranks), out)
     title = f"{_NAME}({reduction.name})" + (f" {name!r}" if name else "")
     divisor = reduction.divisor(len(ranks))
@@ -111,12 +112,12 @@ def reduce_scatter(
         _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> StartedCollective[torch.Tensor]:
         own, transport = prepare_for_transport(base, given)
-        own = own.to(dtype)
+        own = own.to(summed_in)
         part = own[: shape[0]]
         if can_write_result(out, part) and not is_same_memory(out, part):
             total, into = out, out.detach()
         else:
-            total = into = empty_on(streams_of(given), shape, dtype)
+            total = into = empty_on(streams_of(given), shape, summed_in)
         request = transport.ireduce_scatter(own.view(-1), into.view(-1), divisor)
         return StartedCollective(request, lambda: write_result(total, given, out))
 

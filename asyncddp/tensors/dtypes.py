@@ -26,7 +26,7 @@ class DtypeTraits:
     dtype: torch.dtype
     kind: DtypeKind
     accumulate: torch.dtype  # in which sums are formed before the result is cast back
-    mpi: str  # name of the MPI datatype of ``accumulate``, an attribute of mpi4py.MPI
+    mpi: str  # name of the MPI datatype in which MPI sums, an attribute of mpi4py.MPI
 
     @property
     def name(self) -> str:
@@ -41,10 +41,10 @@ class DtypeTraits:
 
 _ROWS = [
     DtypeTraits(torch.bool, DtypeKind.BOOL, torch.bool, "C_BOOL"),
-    # Open MPI's vector units saturate narrow sums where torch wraps
-    DtypeTraits(torch.uint8, DtypeKind.INTEGER, torch.int32, "INT32_T"),
-    DtypeTraits(torch.int8, DtypeKind.INTEGER, torch.int32, "INT32_T"),
-    DtypeTraits(torch.int16, DtypeKind.INTEGER, torch.int32, "INT32_T"),
+    # Open MPI's vector units saturate narrow sums where torch wraps: MPI sums them in int32
+    DtypeTraits(torch.uint8, DtypeKind.INTEGER, torch.uint8, "INT32_T"),
+    DtypeTraits(torch.int8, DtypeKind.INTEGER, torch.int8, "INT32_T"),
+    DtypeTraits(torch.int16, DtypeKind.INTEGER, torch.int16, "INT32_T"),
     DtypeTraits(torch.int32, DtypeKind.INTEGER, torch.int32, "INT32_T"),
     DtypeTraits(torch.int64, DtypeKind.INTEGER, torch.int64, "INT64_T"),
     DtypeTraits(torch.float16, DtypeKind.FLOAT, torch.float32, "FLOAT"),

@@ -12,9 +12,10 @@ from functools import lru_cache
 
 import torch
 
-from asyncddp.tensors.allocation import make_tensor
+from asyncddp.tensors.allocation import empty, make_tensor
 from asyncddp.torch_modes import normal_mode
 
+_BLOCK = 1 << 16  # elements of a mean of integers that are formed at once in float64
 _number = lru_cache(make_tensor)  # takes less time than a number, and so does one of its dtype
 
 
@@ -45,13 +46,19 @@ def first_divisor(count: float) -> int:
     return power
 
 
+def rounds(dtype: torch.dtype) -> bool:
+    """Tell whether means of a dtype are rounded: those of integers, which float64 holds."""
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
 def sum_of(
     terms: Sequence[torch.Tensor], divisor: float | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Add terms in their order, and divide the sum; of bools, the logical or.
 
-    ``out`` may be one of the first two terms, or have a wider dtype than all. Without it the result
-    is new. Returns it.
+    The mean of integers is formed in float64, and rounded half to even unless ``out`` is wider.
+    ``out`` may be one of the first two terms, or have a wider dtype than all; without it the
+    result is new. Returns it.
 
     Example:
         >>> huge = torch.tensor([torch.finfo(torch.float32).max])
@@ -63,6 +70,12 @@ def sum_of(
         parts = [torch.view_as_real(term) for term in terms]
         into = None if out is None else torch.view_as_real(out)
         return torch.view_as_complex(sum_of(parts, divisor, into))
+    if divisor is not None and rounds(first.dtype) and (out is None or out.dtype == first.dtype):
+        total = empty(first.shape, first.dtype) if out is None else out
+        blocks = [torch.split(one.reshape(-1), _BLOCK) for one in (total, *terms)]
+        for block, *parts in zip(*blocks, strict=True):
+            block.copy_(sum_of(parts, divisor, empty(block.shape, torch.float64)).round_())
+        return total
     if out is not None and first.dtype is not out.dtype:
         first = out.copy_(first)
     elif scale != 1 and others and out is not None and others[0].data_ptr() == out.data_ptr():
@@ -81,8 +94,10 @@ def sum_of(
 
 def scaled(term: torch.Tensor, scale: float, out: torch.Tensor) -> torch.Tensor:
     """Write a multiple of a term into ``out``, which may be the term, and return it."""
+    if term.dtype != out.dtype:
+        term = out.copy_(term)
     if scale != 1:
-        return torch.mul(term, _number(scale, term.dtype), out=out)
+        return torch.mul(term, _number(scale, out.dtype), out=out)
     return out if out is term else out.copy_(term)
 
 

@@ -186,7 +186,8 @@ class Transport(ABC):
     ) -> Request:
         """Start summing ``tensor`` over all ranks (bool: the logical or), into ``out`` or in place.
 
-        ``divisor`` divides the sum of floats. Where ``out`` is given, ``tensor`` stays unchanged.
+        ``divisor`` divides the sum; of integers in float64, rounded half to even. Where ``out`` is
+        given, ``tensor`` stays unchanged.
         """
 
     @abstractmethod
@@ -196,7 +197,7 @@ class Transport(ABC):
         """Start summing ``tensor`` over all ranks (bool: the logical or); each rank keeps a part.
 
         ``tensor`` is flat, with ``size`` parts of equal length; ``out`` gets the sum of part
-        ``rank``, and is no part of ``tensor``. ``divisor`` divides the sum of floats.
+        ``rank``, and is no part of ``tensor``. ``divisor`` divides the sum, as of an allreduce.
         """
 
     @abstractmethod

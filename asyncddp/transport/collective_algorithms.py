@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from asyncddp.tensors.allocation import empty
-from asyncddp.tensors.means import add, scaled, split_divisor, sum_of
+from asyncddp.tensors.means import add, rounds, scaled, split_divisor, sum_of
 from asyncddp.transport.base import Request
 
 
@@ -139,12 +139,17 @@ def reduce_scatter(
 ) -> Steps:
     """Sum part r of all ranks on rank r, into ``out``; ``parts`` stay as they are."""
     scale, rest = split_divisor(divisor)
+    rounding = divisor is not None and rounds(out.dtype)
+    total = empty(out.shape, torch.float64) if rounding else out
     if exchange.few:
-        yield from _reduce_directly(exchange, parts, out, scale)
+        yield from _reduce_directly(exchange, parts, total, scale)
     else:
-        yield from _reduce_in_ring(exchange, parts, out, scale)
+        wide = [part.to(total.dtype) for part in parts] if rounding else parts
+        yield from _reduce_in_ring(exchange, wide, total, scale)
     if rest != 1:
-        out.div_(rest)
+        total.div_(rest)
+    if rounding:
+        out.copy_(total.round_())
 
 
 def _reduce_directly(
@@ -209,5 +214,9 @@ def sum_between_machines(
     ``machine_sum`` ends once ``part`` is the sum over this machine; ``sums`` get all its ranks'.
     """
     yield [machine_sum]
-    yield from allreduce(exchange, part, sums[inside.rank], divisor)
+    rounding = part.dtype != sums[inside.rank].dtype
+    total = empty(part.shape, part.dtype) if rounding else sums[inside.rank]
+    yield from allreduce(exchange, part, total, divisor)
+    if rounding:
+        sums[inside.rank].copy_(total.round_())
     yield from allgather(inside, sums, directly=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 
 from asyncddp.tensors.allocation import empty, zeros
-from asyncddp.tensors.means import first_divisor
+from asyncddp.tensors.means import first_divisor, rounds
 from asyncddp.transport import collective_algorithms as algorithms
 from asyncddp.transport.base import Request
 from asyncddp.transport.collective_algorithms import CollectiveExchange, PointToPoint, Steps
@@ -95,7 +95,8 @@ class MessageCollectives:
             def finish() -> object:
                 return whole.copy_(taken[:count])
 
-        part = empty((len(given) // ranks,), tensor.dtype)
+        wide = torch.float64 if divisor is not None and rounds(tensor.dtype) else tensor.dtype
+        part = empty((len(given) // ranks,), wide)
         first = None if divisor is None else first_divisor(divisor)
         rest = None if divisor is None or first is None else divisor / first
         summed = SharedMemoryReduceScatterRequest(buffers, given, part, first)

@@ -429,6 +429,35 @@ def test_the_mean_of_equal_huge_values_is_that_value(world, dtype):
     world.run_bare(means_of_huge, dtype)
 
 
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+def means_of_integers(transport, dtype):
+    n = transport.size
+    for length in (4, 6_000, 300_000):
+        few = 4 if dtype != torch.int64 else 1 << 14  # bits that float64 has not
+        every = [noise(n * length, rank, dtype) // few for rank in range(n)]
+        expected = torch.stack(every).double().mean(dim=0).round().to(dtype)
+        x = every[transport.rank]
+        own, out, part = x.clone(), torch.empty_like(x), torch.empty_like(x[:length])
+        for request in (
+            transport.iallreduce(x, out, n),
+            transport.iallreduce(own, None, n),
+            transport.ireduce_scatter(x, part, n),
+        ):
+            transport.finish(request, SECONDS, "average")
+        assert torch.equal(x, every[transport.rank]), "what was given has changed"
+        assert torch.equal(own, out)
+        assert torch.equal(out, expected)
+        assert torch.equal(part, out.view(n, length)[transport.rank])
+
+
+@by_transport(WORLDS, dtype=INTEGERS)
+def test_means_of_integers_are_rounded_half_to_even(world, dtype):
+    """In float64, of narrow ones as of wide ones."""
+    world.run_bare(means_of_integers, dtype)
+
+
 def broadcasts(transport):
     for root in range(transport.size):
         for dtype in DTYPES:

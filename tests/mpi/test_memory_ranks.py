@@ -57,6 +57,37 @@ def tensors_of_changing_sizes():
         return found and all(arena.locate(one) is not None for one in held)
 
 
+def peak_growth(call):
+    """Bytes by which this process grows while a call is under way."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident()
+    call()
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 - before
+
+
+def sums_of_bytes():
+    """By how many MiB sums and means of 64 MiB of small integers make a process grow."""
+    x = torch.ones(64 << 20, dtype=torch.uint8)
+    for verb in (bf.allreduce_, bf.reduce_scatter):
+        verb(torch.ones(64 << 20), average=False)  # so that what all sums share is there
+    part = torch.ones(len(x) // bf.size(), dtype=x.dtype)
+    calls = [
+        lambda: bf.allreduce_(x, average=False),
+        lambda: bf.allreduce_(x, round_integers=True),
+        lambda: bf.reduce_scatter(x, average=False, out=part),
+        lambda: bf.reduce_scatter(x, round_integers=True, out=part),
+    ]
+    return [peak_growth(call) >> 20 for call in calls]
+
+
+@on("shared_memory-2", "shared_memory-4")
+def test_integers_are_summed_in_pieces(world):
+    """Not in a wider copy of the whole tensor, which would take four or eight times as much."""
+    for grown in world.run(sums_of_bytes):
+        assert max(grown) < 32, grown
+
+
 @on("shared_memory-4")
 def test_windows_of_changing_sizes_use_memory_again(world):
     """After ten windows, seventy more of other sizes add less than 64 MiB to a process."""

@@ -103,5 +103,8 @@ def reduction_for(verb: str, op: Any, tensor: torch.Tensor) -> GroupReduction:
             "another operator, or a tensor of another dtype"
         )
     wide = chosen in (LibraryOp.SUM, LibraryOp.PRODUCT)
-    reduction = Reduction(chosen, traits.accumulate if wide else traits.dtype)
+    dtype = traits.accumulate if wide else traits.dtype
+    if is_whole and kind == ReduceOp.AVG:  # whose sum must not wrap around
+        dtype = torch.promote_types(dtype, torch.int32)
+    reduction = Reduction(chosen, dtype)
     return GroupReduction(reduction, kind == ReduceOp.AVG, factor)

@@ -12,7 +12,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.dtypes import DTYPES
-from asyncddp.tensors.means import scaled, split_divisor
+from asyncddp.tensors.means import rounds, scaled, split_divisor
 from asyncddp.transport.base import Request
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair
 from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest
@@ -20,6 +20,7 @@ from asyncddp.transport.mpi.point_to_point import LARGEST_PIECE, cut
 from asyncddp.transport.mpi.runtime import MPI
 
 _MAX_COUNT = (1 << 31) - 1
+_NARROW = (torch.uint8, torch.int8, torch.int16)
 
 
 class MPICollectives:
@@ -50,40 +51,43 @@ class MPICollectives:
 
     def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
         """Start to sum a tensor of all ranks into another, and to divide the sum."""
-        datatype, operation = _reduction(tensor.dtype)
-        scale, rest = split_divisor(divisor)
-        same = into.data_ptr() == tensor.data_ptr() or scale != 1
-        if scale != 1:
-            scaled(tensor, scale, into)
+        (scale, rest), wide = split_divisor(divisor), _summed_in(tensor.dtype, divisor)
+        datatype, operation = _reduction(wide)
+        total = into if wide == into.dtype else empty(into.shape, wide)
+        same = into.data_ptr() == tensor.data_ptr() or scale != 1 or total is not into
+        if scale != 1 or total is not into:
+            scaled(tensor, scale, total)
 
         def start(pair: tuple[MPI.buffer, MPI.buffer]) -> MPI.Request:
-            count = len(pair[0]) // tensor.element_size()
+            count = len(pair[1]) // total.element_size()
             given: Any = MPI.IN_PLACE if same else [pair[0], count, datatype]
             return self._comm.Iallreduce(given, [pair[1], count, datatype], operation)
 
-        pieces = list(zip(cut(tensor), cut(into), strict=True))
-        return self._start(start, pieces, (tensor, into), _division(into, rest))
+        pieces = list(zip(cut(total if same else tensor), cut(total), strict=True))
+        return self._start(start, pieces, (tensor, total), partial(_finish, total, into, rest))
 
     def reduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
     ) -> Request:
         """Start to sum a tensor of all ranks, of which this one keeps its part."""
-        datatype, operation = _reduction(tensor.dtype)
-        ranks, (scale, rest) = self._comm.size, split_divisor(divisor)
+        (scale, rest), wide = split_divisor(divisor), _summed_in(tensor.dtype, divisor)
+        datatype, operation = _reduction(wide)
+        total = out if wide == out.dtype else empty(out.shape, wide)
+        ranks = self._comm.size
         # larger tensors are copied in blocks of columns
-        step = max(1, LARGEST_PIECE // (ranks * tensor.element_size()))
+        step = max(1, LARGEST_PIECE // (ranks * total.element_size()))
 
         def start(pair: tuple[torch.Tensor, torch.Tensor]) -> MPI.Request:
             count = pair[1].numel()  # per part: mpi4py counts what is sent in the same way
             given, taken = ([as_bytes(side).numpy(), count, datatype] for side in pair)
             return self._comm.Ireduce_scatter_block(given, taken, operation)
 
-        parts = torch.split(tensor.view(ranks, out.numel()), step, dim=1)
-        columns = [part.contiguous() for part in parts]
-        if scale != 1:
-            columns = [scaled(one, scale, empty(one.shape, one.dtype)) for one in columns]
-        pairs = list(zip(columns, torch.split(out, step), strict=True))
-        return self._start(start, pairs, pairs, _division(out, rest))
+        columns = [*torch.split(tensor.view(ranks, out.numel()), step, dim=1)]
+        if scale != 1 or total is not out:
+            columns = [scaled(one, scale, empty(one.shape, wide)) for one in columns]
+        columns = [column.contiguous() for column in columns]
+        pairs = list(zip(columns, torch.split(total, step), strict=True))
+        return self._start(start, pairs, pairs, partial(_finish, total, out, rest))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """Start to replace a tensor by the root's."""
@@ -112,8 +116,19 @@ class MPICollectives:
         return self._start(lambda _: self._comm.Ibarrier(), [None])
 
 
-def _division(total: torch.Tensor, divisor: float) -> Callable[[], object] | None:
-    return None if divisor == 1 else partial(total.div_, divisor)
+def _summed_in(dtype: torch.dtype, divisor: int | None) -> torch.dtype:
+    """Return the dtype in which MPI sums one: of narrow ones it may saturate, where torch wraps."""
+    if divisor is not None and rounds(dtype):
+        return torch.float64
+    return torch.int32 if dtype in _NARROW else dtype
+
+
+def _finish(total: torch.Tensor, out: torch.Tensor, divisor: float) -> None:
+    """Divide a sum, and write it into another tensor if it is not there."""
+    if divisor != 1:
+        total.div_(divisor)
+    if total is not out:
+        out.copy_(total.round_() if total.is_floating_point() else total)
 
 
 def _reduction(dtype: torch.dtype) -> tuple[MPI.Datatype, MPI.Op]:

@@ -88,6 +88,7 @@ CASES = {
     "sums": (torch.float32,),
     "scattered_sums": (torch.float64,),
     "means_of_huge": (torch.float32,),
+    "means_of_integers": (torch.uint8,),
     "splits": (),
 }
 

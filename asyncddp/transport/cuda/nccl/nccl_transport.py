@@ -22,6 +22,7 @@ from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.errors import EnvironmentProblem, WaitTimeoutError
 from asyncddp.install_commands import install_command
 from asyncddp.tensors.allocation import make_tensor
+from asyncddp.tensors.means import rounds
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, ranks_without, unknown_gpu
 from asyncddp.transport.cuda.device_transport import forward_to
@@ -212,8 +213,8 @@ class NCCLTransport(CudaStagedTransport):
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
-        """``ncclAllReduce``; dtypes that NCCL does not support are staged."""
-        if not has_sum(tensor.dtype):
+        """``ncclAllReduce``; what NCCL does not support is staged."""
+        if not has_sum(tensor.dtype) or (divisor is not None and rounds(tensor.dtype)):
             return super().iallreduce(tensor, out, divisor)
         into = tensor if out is None else out
         return self.collectives.reduce("allreduce", tensor, into, divisor)
@@ -221,8 +222,8 @@ class NCCLTransport(CudaStagedTransport):
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
-        """``ncclReduceScatter``; dtypes that NCCL does not support are staged."""
-        if not has_sum(tensor.dtype):
+        """``ncclReduceScatter``; what NCCL does not support is staged."""
+        if not has_sum(tensor.dtype) or (divisor is not None and rounds(tensor.dtype)):
             return super().ireduce_scatter(tensor, out, divisor)
         return self.collectives.reduce("reduce_scatter", tensor, out, divisor)
 
