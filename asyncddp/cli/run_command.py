@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from asyncddp.launch.job_options import Job, LaunchCommand, RunOptions
 from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
 from asyncddp.launch.open_files import ensure_open_files
+from asyncddp.launch.report_directory import check_folders, report_directory
 from asyncddp.launch.supervisor import REPORT_DIR, supervise
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.rank_marker import forget_parent_rank
@@ -38,13 +38,18 @@ def run_command(program: tuple[str, ...], module: bool, **given: Any) -> None:
     else is run as it is. Ranks read nothing from standard input. The exit code is that of the rank
     that failed first.
     """
-    sys.exit(start(RunOptions(**given), program, module=module))
+    options = RunOptions(**given)
+    if options.num_proc is None and {"-np", "--num-proc"} & {*program[1:]}:
+        note = f"-np stands after {program[0]} and belongs to it; write it before"
+        click.echo(f"asyncddp run: note: {note}", err=True)
+    sys.exit(start(options, program, module=module))
 
 
 def start(options: RunOptions, program: Sequence[str], *, module: bool = False) -> int:
     """Run a program on several ranks and return the exit code."""
     open_standard_streams()
     ensure_open_files(options.num_proc or 1)
+    check_folders(os.environ)
     environment = dict(os.environ)
     forget_parent_rank(environment)
     if options.ranks_per_machine is not None:
@@ -53,9 +58,9 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
     if timeline is not None:
         environment["ASYNCDDP_TIMELINE"] = timeline
     found = find_launcher(options.launcher, environment)
-    with tempfile.TemporaryDirectory(prefix="asyncddp-", ignore_cleanup_errors=True) as reports:
+    with report_directory() as reports:
         if not options.dry_run:
-            environment[REPORT_DIR] = reports
+            environment[REPORT_DIR] = str(reports)
         job = build_job(options, program, environment, module=module)
         command = _build_command(found, job)
         if options.dry_run or options.verbose:
@@ -65,7 +70,7 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
         # daemons on other machines or of the batch system must reach the launcher
         confine = job.alone and found.launcher.local
         started = confine_while_it_runs if confine else lambda process: None
-        return _run_supervised(found, command, environment, Path(reports), options, started)
+        return _run_supervised(found, command, environment, reports, options, started)
 
 
 def timeline_pattern(options: RunOptions) -> str | None:
@@ -155,8 +160,8 @@ def _print_diagnosis(diagnosis: Diagnosis, launcher_lines: Sequence[str]) -> Non
     from rich.text import Text
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for number, line in enumerate(diagnosis.lines):
+        console.print(Text(f"asyncddp run: {line}", style="dim" if number else "bold red"))
     if not diagnosis.explained:
         for line in launcher_lines:  # the launcher's messages are the best explanation then
             console.print(Text(line))
-    for number, line in enumerate(diagnosis.lines):
-        console.print(Text(f"asyncddp run: {line}", style="dim" if number else "bold red"))

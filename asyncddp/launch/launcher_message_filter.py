@@ -82,6 +82,7 @@ class LauncherMessageFilter:
         self._line_prefixes = (*self._patterns.line_prefixes, *prefixes)
         self._pending = b""
         self._block: list[bytes] = []
+        self._after_block = False
         self.at_line_start = True  # the output so far ends with a newline
         self.launcher_lines: list[str] = []
 
@@ -104,9 +105,11 @@ class LauncherMessageFilter:
         """Take some bytes and return those that are certainly the ranks' output."""
         self._pending += data
         out: list[bytes] = []
+        self._drop_terminator()
         while b"\n" in self._pending:
             line, _, self._pending = self._pending.partition(b"\n")
             self._classify(line + b"\n", out)
+            self._drop_terminator()
         if not self._block:
             free = len(self._pending) - self._buffered_length(self._pending)
             self._emit(self._pending[:free], out)
@@ -119,6 +122,12 @@ class LauncherMessageFilter:
         self._emit(b"".join(self._block) + self._pending, out)
         self._block, self._pending = [], b""
         return b"".join(out)
+
+    def _drop_terminator(self) -> None:
+        """Drop the NUL byte that PRRTE writes after some of its blocks."""
+        if self._after_block and self._pending:
+            self._after_block = False
+            self._pending = self._pending.removeprefix(b"\0")
 
     def _emit(self, data: bytes, out: list[bytes]) -> None:
         if data:
@@ -169,4 +178,4 @@ class LauncherMessageFilter:
         at_end = delimiter is not None and delimiter.fullmatch(text) is not None
         if at_end or len(self._block) > _LONGEST_BLOCK:
             (self._record if at_end else self._emit)(b"".join(self._block), out)
-            self._block = []
+            self._block, self._after_block = [], at_end

@@ -9,7 +9,7 @@ import shutil
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
-from asyncddp.errors import ArgumentError
+from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.launch.available_cpus import threads_per_rank
 from asyncddp.launch.hosts import Host, is_this_machine
 
@@ -89,7 +89,7 @@ def rendezvous_variables(
     Libraries such as Hugging Face's accelerate read them where they see the variables of an MPI
     launcher. The address is the first host's; the port is free as far as this machine can tell.
     """
-    address = "127.0.0.1"
+    address = "" if remote else loopback_address()
     if remote:
         address = hosts[0].name if hosts else _first_slurm_host(environment)
         address = socket.gethostname() if is_this_machine(Host(address)) else address
@@ -102,6 +102,22 @@ def _first_slurm_host(environment: Mapping[str, str]) -> str:
     given = environment.get("SLURM_JOB_NODELIST", "")
     match = re.match(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", given)
     return "".join(part or "" for part in match.groups()) if match else socket.gethostname()
+
+
+def loopback_address() -> str:
+    """Return this machine's own address: ``127.0.0.1``, or ``::1`` where there is no IPv4.
+
+    Raises:
+        EnvironmentProblem: It has neither, as where the loopback interface is down.
+    """
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # sends nothing; fails where there is no way to it
+            return address
+    raise EnvironmentProblem(
+        "this machine has no loopback address (127.0.0.1 or ::1), by which its ranks meet: "
+        "ip link set lo up"
+    )
 
 
 def _free_port() -> int:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -48,8 +47,6 @@ def write_all(target: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(target, data) :]
-        except BlockingIOError:  # another program has made the terminal non-blocking
-            select.select([], [target], [])
         except BrokenPipeError:
             return
         except OSError as problem:

@@ -124,7 +124,7 @@ def _open_store(world: AnnouncedWorld, startup: StartupDeadline) -> Any:
         raise EnvironmentProblem(
             f"rank {world.rank}: init(): cannot {does} at MASTER_ADDR={world.master}, "
             f"MASTER_PORT={world.port}: {first}. Set MASTER_PORT to a free port of rank 0's "
-            "machine, alike for all ranks"
+            "machine and MASTER_ADDR to an address of it that all ranks reach, alike for all"
         ) from error
     if serves and world.master in THIS_MACHINE_ALONE:
         with contextlib.suppress(OSError):

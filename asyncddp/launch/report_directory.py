@@ -1,0 +1,70 @@
+"""The folder in which ranks report to ``asyncddp run``, and those that killed runs have left."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from asyncddp.errors import EnvironmentProblem
+
+_PREFIX, _LOCK = "asyncddp-", "run.lock"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ROOM = 1 << 16  # bytes that must be free: launchers keep their sockets and files there too
+
+
+@contextlib.contextmanager
+def report_directory() -> Iterator[Path]:
+    """Yield a new folder, removed afterwards, and remove what killed runs have left beside it.
+
+    A run holds the lock of its folder as long as it lives.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name,
+        Path(name, _LOCK).open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(_machine())
+        lock.flush()
+        for folder in Path(name).parent.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                _remove_if_left(folder)
+        yield Path(name)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a run's folder if it is this user's, of this machine, and its lock is free."""
+    with (folder / _LOCK).open() as lock:
+        if folder.lstat().st_uid == os.geteuid() and lock.read() == _machine():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+
+
+def _machine() -> str:
+    return f"{socket.gethostname()} {_BOOT_ID.read_text() if _BOOT_ID.exists() else ''}"
+
+
+def check_folders(environment: Mapping[str, str]) -> None:
+    """Raise if the working directory is gone, or if nothing can be written into TMPDIR."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise EnvironmentProblem(
+            "the working directory has been removed: change to one that exists (cd)"
+        ) from error
+    folder = environment.get("TMPDIR") or "/tmp"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_ROOM))
+    except FileNotFoundError:  # a launcher makes it
+        return
+    except OSError as problem:
+        raise EnvironmentProblem(
+            f"TMPDIR: nothing can be written into {folder!r} ({problem.strerror}), where launchers "
+            "keep their files. Free some space there, or set TMPDIR to another folder"
+        ) from problem
