@@ -34,6 +34,32 @@ def tune_open_mpi(environ: MutableMapping[str, str]) -> None:
         environ.setdefault(name, value)
 
 
+def keepalive_times(seconds: float) -> tuple[int, int, int]:
+    """Return after how many seconds TCP probes an idle connection, how often, how many times.
+
+    Example:
+        >>> keepalive_times(30.0)
+        (10, 5, 3)
+    """
+    return max(1, int(seconds / 3)), max(1, int(seconds / 6)), 3
+
+
+def open_mpi_keepalive(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables by which Open MPI's launcher, 5 or 4, notices in time that a host is lost.
+
+    Example:
+        >>> open_mpi_keepalive({})["PRTE_MCA_oob_tcp_keepalive_time"]
+        '10'
+    """
+    times = keepalive_times(Config.from_environment(environ).network_timeout)
+    wanted = {
+        f"{prefix}_MCA_oob_tcp_keepalive_{name}": str(value)
+        for prefix in ("PRTE", "OMPI")
+        for name, value in zip(("time", "intvl", "probes"), times, strict=True)
+    }
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
 def _positive(text: str) -> float:
     with contextlib.suppress(ValueError):
         if float(text) > 0:
@@ -71,6 +97,8 @@ class Config:
     Attributes:
         timeout: ``ASYNCDDP_TIMEOUT``: seconds without progress after which a wait raises.
         warn_after: ``ASYNCDDP_WARN_AFTER``: seconds after which a wait warns once.
+        network_timeout: ``ASYNCDDP_NETWORK_TIMEOUT``: seconds after which a machine that answers
+            nothing is lost.
         check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it completes.
         transport: ``ASYNCDDP_TRANSPORT``: name of the transport to use instead of the default.
         device_wires: ``ASYNCDDP_DEVICE_WIRES``: transports that may carry tensors on GPUs, the
@@ -88,6 +116,7 @@ class Config:
 
     timeout: float = _env("ASYNCDDP_TIMEOUT", _positive, 600.0)
     warn_after: float = _env("ASYNCDDP_WARN_AFTER", _positive, 60.0)
+    network_timeout: float = _env("ASYNCDDP_NETWORK_TIMEOUT", _positive, 30.0)
     check: bool = _env("ASYNCDDP_CHECK", _flag, False)
     transport: str | None = _env("ASYNCDDP_TRANSPORT", str, None)
     device_wires: str | None = _env("ASYNCDDP_DEVICE_WIRES", _text, None)

@@ -61,6 +61,11 @@ SIGNALS_5 = (
     "--prtemca odls_base_signal_direct_children_only 1 "
     "--prtemca ess_base_forward_signals 10,12,14,15,18,20"
 )
+KEEPALIVE = {
+    f"{prefix}_MCA_oob_tcp_keepalive_{name}": value
+    for prefix in ("PRTE", "OMPI")
+    for name, value in (("time", "10"), ("intvl", "5"), ("probes", "3"))
+}
 GOLDEN = {
     ("open_mpi_4", "plain"): (
         "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi "
@@ -79,7 +84,7 @@ GOLDEN = {
         "--mca plm_rsh_agent /bin/agent "
         f"{SIGNALS_4} --stdin none --tag-output -x ASYNCDDP_CHECK -x PATH "
         "--extra 1 ./solver",
-        {},
+        KEEPALIVE,
     ),
     ("open_mpi_5", "plain"): (
         "RUN -np 4 --map-by slot --bind-to none --mca osc ^ucx --mca btl ^ofi "
@@ -98,7 +103,7 @@ GOLDEN = {
         "--prtemca plm_ssh_args '-p 2222' --prtemca plm_ssh_agent /bin/agent "
         f"{SIGNALS_5} --stdin none "
         "--output tag -x ASYNCDDP_CHECK -x PATH --extra 1 ./solver",
-        {},
+        KEEPALIVE,
     ),
     ("mpich", "plain"): ("RUN -n 4 -bind-to none ./solver", {}),
     ("mpich", "crowded root"): ("RUN -n 4 -bind-to none ./solver", {}),

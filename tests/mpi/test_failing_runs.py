@@ -184,3 +184,52 @@ def test_a_run_that_ends_well_prints_nothing(tmp_path):
     assert sorted(done.stdout.split("\n")) == ["", "rank 0 sum 4.0", "rank 1 sum 4.0"]
     assert done.stderr == "", done
     assert done.left == ()
+
+
+SURVIVORS = """
+import os, signal, time, torch
+import asyncddp as bf
+import topology
+bf.init(timeout=100)
+rank = bf.rank()
+bf.set_topology(topology.ring(4))
+x = torch.full((70_000,), float(rank))
+bf.neighbor_allreduce(x)
+bf.win_create(x.clone(), "w")
+bf.barrier()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+begun, near = time.monotonic(), {0: [3], 2: [3], 3: [0, 2]}[rank]
+weights = {peer: 0.25 for peer in near}
+row = {"self_weight": 1 - 0.25 * len(near), "src_weights": weights}
+for _ in range(200):
+    mixed = bf.neighbor_allreduce(x, name="go on", **row, dst_weights=dict.fromkeys(near, 1.0))
+    assert abs(mixed[0].item() - (1 - 0.25 * len(near)) * rank - 0.25 * sum(near)) < 1e-5
+try:
+    bf.neighbor_allreduce(x, name="all")
+except bf.PeerLeftError as error:
+    print(f"rank {rank} in time: {time.monotonic() - begun < 90}: {error}\\n", end="", flush=True)
+if rank == 0:
+    assert bf.win_update("w", 0.5, {1: 0.5})[0] == 0.0, "rank 1 is left out"
+time.sleep(0.5)
+os._exit(0)
+"""
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
+def test_verbs_of_survivors_go_on_where_mpi_lets_them_live(tmp_path, transport):
+    """Under ULFM messages of the others come again, and the dead rank is named at once."""
+    done = run_on_mpirun(
+        4,
+        SURVIVORS,
+        tmp_path,
+        options=["--with-ft", "ulfm"],
+        environ={"ASYNCDDP_TRANSPORT": transport},
+    )
+    assert not done.timed_out, done
+    told = re.findall(
+        r"rank (\d) in time: True: .*rank 1 has left \(MPI reports that its process has failed",
+        done.stdout,
+    )
+    assert sorted(told) == ["0", "2", "3"], done

@@ -20,7 +20,7 @@ def test_defaults_are_those_of_the_documentation():
     table = re.findall(r"^\| `(ASYNCDDP_\w+)` \| (\d+) \|", GUIDE.read_text(), re.MULTILINE)
     names = {item.metadata["name"]: item.name for item in fields(Config)}
     told = {names[variable]: float(default) for variable, default in table}
-    assert told.keys() == {"warn_after", "timeout", "check"}
+    assert told.keys() == {"warn_after", "timeout", "network_timeout", "check"}
     assert told == {name: getattr(config, name) for name in told}
     assert config.transport is config.ranks_per_machine is config.report_dir is None
 

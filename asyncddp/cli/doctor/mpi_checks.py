@@ -60,9 +60,8 @@ def check_torch_launchers(answer: Mapping[str, Any]) -> CheckResult:
         "Between machines whoever reaches torch's store may join as a rank: set ASYNCDDP_SECRET, "
         "alike for all ranks."
     )
-    known = bool(os.environ.get("ASYNCDDP_SECRET"))
-    value = f"in use here: {announced}"
-    return CheckResult.with_advice("torchrun", "c10d", value, advice, when=not known)
+    value, missing = f"in use here: {announced}", not os.environ.get("ASYNCDDP_SECRET")
+    return CheckResult.with_advice("torchrun", "c10d", value, advice, when=missing)
 
 
 def query_cuda_awareness(launcher: str) -> bool | None:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from asyncddp.config import open_mpi_keepalive
 from asyncddp.launch.job_options import Job, LaunchCommand
 from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOutputPatterns
 from asyncddp.launch.rank_processes import FORWARDED_SIGNALS
@@ -89,6 +90,8 @@ class _OpenMPILauncher(Launcher):
         for name in job.forward if job.remote else ():
             arguments += ["-x", name]
         environment = {**self._loopback_variables(job), **job.set_environment}
+        if job.remote:
+            environment |= open_mpi_keepalive({**job.environment, **job.set_environment})
         if job.root:
             environment["OMPI_ALLOW_RUN_AS_ROOT"] = "1"
             environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import ipaddress
+import math
 import os
 import secrets
 import socket
@@ -108,8 +109,8 @@ def _address_of_interface(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def connect_to(mine: RankRecord, theirs: RankRecord) -> socket.socket:
-    """Open a connection to a rank; over TCP it may still be under way."""
+def connect_to(mine: RankRecord, theirs: RankRecord, network_timeout: float) -> socket.socket:
+    """Open a connection to a rank; over TCP it may still be under way, for so many seconds."""
     if mine.machine == theirs.machine:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         address: str | tuple[str, int] = theirs.unix_address()
@@ -117,6 +118,9 @@ def connect_to(mine: RankRecord, theirs: RankRecord) -> socket.socket:
         family = socket.AF_INET6 if ":" in theirs.host else socket.AF_INET
         sock, address = socket.socket(family, socket.SOCK_STREAM), (theirs.host, theirs.port)
     try:
+        if sock.family != socket.AF_UNIX:  # tried again after 1, 3, 7 … seconds
+            tries = max(1, int(math.log2(network_timeout + 1)) - 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, tries)
         sock.settimeout(_CONNECT_TIMEOUT if sock.family == socket.AF_UNIX else 0.0)
         with contextlib.suppress(BlockingIOError):  # what comes of it is found by writing
             sock.connect(address)

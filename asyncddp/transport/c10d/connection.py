@@ -95,6 +95,19 @@ class BulkReceive:
             self._arriving.view = memoryview(bytearray(len(self._arriving.view)))
 
 
+class BulkReceives(dict[tuple[int, int], BulkReceive]):
+    """Large tensors that peers have announced, by sender and number."""
+
+    def target(self, peer: int, header: FrameHeader) -> PayloadTarget:
+        """Return the memory for a piece; ValueError if it was not announced."""
+        receive = self.get((peer, header.number))
+        if receive is None or receive.left < header.size:
+            raise ValueError(f"{header.size} bytes that were not announced")
+        if receive.left == header.size:
+            del self[peer, header.number]
+        return receive.next_target(header.size)
+
+
 Payload: TypeAlias = bytes | bytearray | BulkReceive
 """Bytes of a frame, or of an announced tensor what is to come."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import time
@@ -24,8 +23,6 @@ from asyncddp.transport.c10d.store_access import StoreAccess
 from asyncddp.transport.c10d.world_records import RankRecord, WorldRecord, make_record, single_world
 from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.startup_settings import check_settings, shared_settings
-
-logger = logging.getLogger("asyncddp")
 
 _POLL_SECONDS = 0.002
 _READ_TIMEOUT = 5.0  # seconds
@@ -91,7 +88,8 @@ def _exchange_records(
         raise
     if not seal.secret:
         _require_unix_sockets(access, records)
-    return WorldRecord(access.rank, token[:8], code_of(seal.secret, token), tuple(records))
+    key, timeout = code_of(seal.secret, token), startup.config.network_timeout
+    return WorldRecord(access.rank, token[:8], key, tuple(records), timeout)
 
 
 def _require_unix_sockets(access: StoreAccess, records: Sequence[RankRecord]) -> None:
@@ -100,11 +98,9 @@ def _require_unix_sockets(access: StoreAccess, records: Sequence[RankRecord]) ->
     Whoever reaches the store could say so, and be taken for a rank over TCP.
     """
     here = os.environ.get("LOCAL_WORLD_SIZE") == str(access.size)
-    if not (here or access.master in THIS_MACHINE_ALONE):
-        logger.info("no ASYNCDDP_SECRET: who reaches the store may join as a rank")
-        return
-    machines = [record.machine for record in records]
-    if others := [rank for rank, other in enumerate(machines) if other != machines[access.rank]]:
+    mine = records[access.rank].machine
+    others = [rank for rank, record in enumerate(records) if record.machine != mine]
+    if others and (here or access.master in THIS_MACHINE_ALONE):
         raise EnvironmentProblem(
             f"rank {access.rank}: init(): {list_ranks(others)} cannot be reached by Unix sockets, "
             f"though all {access.size} ranks are to be on this machine (MASTER_ADDR="

@@ -21,6 +21,7 @@ from asyncddp.transport.c10d.addresses import connect_to
 from asyncddp.transport.c10d.authentication import code_of, is_same_user, overdue
 from asyncddp.transport.c10d.connection import (
     BulkReceive,
+    BulkReceives,
     BulkSend,
     Connection,
     FrameReceiver,
@@ -28,6 +29,7 @@ from asyncddp.transport.c10d.connection import (
     PayloadTarget,
 )
 from asyncddp.transport.c10d.frames import FrameHeader, FrameKind
+from asyncddp.transport.c10d.machine_watch import MachineWatch
 from asyncddp.transport.c10d.world_records import WorldRecord
 
 _WATCHED = 16  # the first ranks, to which all others are connected
@@ -49,13 +51,14 @@ class SocketMesh:
     """
 
     def __init__(self, world: WorldRecord, listeners: Sequence[socket.socket]) -> None:
+        self._watch = MachineWatch(world.network_timeout)
         self.world, self.rank, self.size = world, world.rank, len(world.records)
         self.lock = threading.RLock()
         self.failed: dict[int, str] = {}
         self.departed: set[int] = set()
         self._suspected: dict[int, str] = {}  # ranks that others call failed, and why
         self.endpoints: dict[int, FrameReceiver] = {}
-        self.bulk_receives: dict[tuple[int, int], BulkReceive] = {}  # by sender and number
+        self.bulk_receives = BulkReceives()
         self.piece = _PIECE
         self.rounds: list[Callable[[], object]] = []  # called in every round of progress
         self._numbers = itertools.count(1)  # of large tensors that this rank sends
@@ -82,7 +85,7 @@ class SocketMesh:
         if peer in self._routes or peer in self.failed or peer in self.departed or self.closed:
             return self._routes.get(peer)
         try:
-            sock = connect_to(self.world.me, self.world.records[peer])
+            sock = connect_to(self.world.me, self.world.records[peer], self.world.network_timeout)
         except OSError as error:
             self.mark_failed(peer, self._reason_of_end(peer, error))
             return None
@@ -143,6 +146,8 @@ class SocketMesh:
                 self._receive(known)
         for connection in overdue(self._unknown) if self._unknown else ():
             self._drop(connection)
+        for connection in self._watch.find_lost(self._connections.values()):
+            self._lose(connection, TimeoutError("its machine does not answer"))
         for call in list(self.rounds):
             call()
 
@@ -159,6 +164,7 @@ class SocketMesh:
     def _add(self, connection: Connection) -> None:
         descriptor = connection.socket.fileno()
         self._connections[descriptor] = connection
+        self._watch.begin(connection.socket)
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def _flush(self, connection: Connection) -> None:
@@ -184,9 +190,12 @@ class SocketMesh:
             for header, payload in connection.receive(self._payload_target):
                 self._handle(connection, header, payload)
         except _SOCKET_ERRORS as error:
-            self._drop(connection)
-            if connection.peer is not None and not connection.said_bye:
-                self.mark_failed(connection.peer, self._reason_of_end(connection.peer, error))
+            self._lose(connection, error)
+
+    def _lose(self, connection: Connection, error: Exception) -> None:
+        self._drop(connection)
+        if connection.peer is not None and not connection.said_bye:
+            self.mark_failed(connection.peer, self._reason_of_end(connection.peer, error))
 
     def _reason_of_end(self, peer: int, error: Exception) -> str:
         if isinstance(error, ValueError):
@@ -212,19 +221,11 @@ class SocketMesh:
         if connection.peer is None or not connection.proven:
             return None
         if header.kind is FrameKind.DATA:
-            return self._bulk_target(connection.peer, header)
+            return self.bulk_receives.target(connection.peer, header)
         if header.kind is FrameKind.MESSAGE and header.size > 1 << 17:
             memory, peer = bytearray(header.size), connection.peer
             return PayloadTarget(memoryview(memory), lambda: self._deliver(peer, header, memory))
         return None
-
-    def _bulk_target(self, peer: int, header: FrameHeader) -> PayloadTarget:
-        receive = self.bulk_receives.get((peer, header.number))
-        if receive is None or receive.left < header.size:
-            raise ValueError(f"{header.size} bytes that were not announced")
-        if receive.left == header.size:
-            del self.bulk_receives[peer, header.number]
-        return receive.next_target(header.size)
 
     def _handle(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
         if connection.peer is None or not connection.proven:
@@ -245,10 +246,7 @@ class SocketMesh:
             self._deliver(connection.peer, header, payload)
 
     def _check_hello(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
-        """Take the first frame of a connection: the other end proves which rank it is.
-
-        Also one that is gone by now, whose last messages may have come before.
-        """
+        """Take the first frame of a connection: its other end proves which rank it is, or was."""
         peer, opened_here = header.number, connection.peer is not None
         free = peer < self.size and peer != self.rank and peer not in self._came
         may_be = peer == connection.peer if opened_here else free

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
+from asyncddp.config import Config
 from asyncddp.transport.startup_settings import Settings
 
 
@@ -34,6 +35,7 @@ class WorldRecord(NamedTuple):
     name: str  # unlike that of any other world, of this or another run
     key: bytes  # by which every connection proves that it is of this run
     records: tuple[RankRecord, ...]
+    network_timeout: float = Config.network_timeout
 
     @property
     def me(self) -> RankRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from asyncddp.transport.mpi.communicator_pair import (
 )
 from asyncddp.transport.mpi.mpi_collectives import MPICollectives
 from asyncddp.transport.mpi.point_to_point import MPIPointToPoint
-from asyncddp.transport.mpi.runtime import MPI, translate_mpi_errors
+from asyncddp.transport.mpi.runtime import MPI, is_process_failure, translate_mpi_errors
 from asyncddp.transport.mpi.startup import start_and_synchronize
 from asyncddp.transport.polling_pause import SLEEP_SECONDS, PollingPause, outnumber_cores
 from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
@@ -80,6 +80,7 @@ class MPITransport(Transport):
         self._of_mpi = MPICollectives(self._pair, self.break_collectives)
         self._running = RunningCollectives(self._advance, _check_nothing, self.break_collectives)
         self.rank, self.size = self._comm.rank, self._comm.size
+        self._failed: dict[int, str] = {}  # ranks that MPI knows to have failed, and how
         self._pending_sends: list[tuple[MPI.Request, bytes]] = []
         self._status = MPI.Status()
         self._send_queues: TCPSendQueueLimit | None = None
@@ -96,7 +97,11 @@ class MPITransport(Transport):
         """Send the message by Isend; its bytes are kept until MPI has sent them."""
         if len(self._pending_sends) > 16:
             self._release_completed()
-        request = self._comm.Isend([message, MPI.BYTE], peer, _MESSAGE_TAG)
+        try:
+            request = self._comm.Isend([message, MPI.BYTE], peer, _MESSAGE_TAG)
+        except MPI.Exception as error:
+            self._acknowledge_failure(error)
+            return
         self._pair.sent[0][peer] += 1
         self._pending_sends.append((request, message))
 
@@ -104,7 +109,7 @@ class MPITransport(Transport):
     def poll(self) -> Iterable[tuple[int, bytes]]:
         """Receive every message that a matching probe finds, from any rank."""
         came = []
-        while (found := self._comm.Improbe(MPI.ANY_SOURCE, _MESSAGE_TAG, self._status)) is not None:
+        while (found := self._next_message()) is not None:
             message = bytearray(self._status.Get_count(MPI.BYTE))
             source = self._status.Get_source()
             found.Recv([message, MPI.BYTE])
@@ -116,6 +121,26 @@ class MPITransport(Transport):
         if self._pair.abandoned:
             self._release_completed()
         return came
+
+    def _next_message(self) -> MPI.Message | None:
+        try:
+            return self._comm.Improbe(MPI.ANY_SOURCE, _MESSAGE_TAG, self._status)
+        except MPI.Exception as error:
+            self._acknowledge_failure(error)
+            return None
+
+    def _acknowledge_failure(self, error: MPI.Exception) -> None:
+        """Note which processes have failed; MPI takes messages from any other one again."""
+        if not is_process_failure(error):
+            raise error
+        self._comm.Ack_failed()
+        self._bulk.Ack_failed()
+        for peer in self._comm.Get_failed().Translate_ranks(None, self._comm.Get_group()):
+            self._failed.setdefault(peer, "MPI reports that its process has failed")
+
+    @override
+    def failed_peers(self) -> Mapping[int, str]:
+        return self._failed
 
     @override
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
@@ -237,7 +262,7 @@ class MPITransport(Transport):
 
     @translate_mpi_errors
     def _release_completed(self) -> None:
-        self._pending_sends = [pair for pair in self._pending_sends if not pair[0].Test()]
+        self._pending_sends = [pair for pair in self._pending_sends if not _is_over(pair[0])]
         kept = [request for request in self._pair.abandoned if not has_ended(request)]
         self._pair.abandoned = kept
 
@@ -248,6 +273,16 @@ class MPITransport(Transport):
 
 _DRAINING: list[MPITransport] = []
 """Closed transports whose buffers MPI still uses."""
+
+
+def _is_over(request: MPI.Request) -> bool:
+    """Tell whether a message was sent, or will never be."""
+    try:
+        return bool(request.Test())
+    except MPI.Exception as error:
+        if not is_process_failure(error):
+            raise
+        return True
 
 
 def _check_nothing() -> None:

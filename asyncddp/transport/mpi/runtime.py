@@ -43,6 +43,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def is_process_failure(error: MPI.Exception) -> bool:
+    """Tell whether an error is that another process has failed, as MPI says it by ULFM."""
+    names = "ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"
+    return error.Get_error_class() in {getattr(MPI, name, None) for name in names}
+
+
 def translate_mpi_errors(call: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function to raise this library's exceptions in place of mpi4py's."""
 
@@ -51,9 +57,7 @@ def translate_mpi_errors(call: Callable[P, R]) -> Callable[P, R]:
         try:
             return call(*args, **kwargs)
         except MPI.Exception as error:
-            kind = error.Get_error_class()
-            failed = {getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_REVOKED")}
-            if kind in failed:
+            if is_process_failure(error):
                 raise PeerLeftError(f"MPI reports that a process has failed: {error}") from error
             raise PeerError(f"MPI call {call.__name__} failed: {error}") from error
 

@@ -139,7 +139,7 @@ def test_no_rank_connects_with_another_user(world):
     with other_user("listen", f"{record.unix_name}-other") as child:
         assert child.stdout.readline() == "ready\n"
         with pytest.raises(PermissionError, match="another user listens"):
-            connect_to(record, record._replace(unix_name=f"{record.unix_name}-other"))
+            connect_to(record, record._replace(unix_name=f"{record.unix_name}-other"), 30.0)
         child.stdin.close()
 
 
