@@ -86,6 +86,32 @@ def test_pieces_are_no_passes(options, kind):
         assert others == rounds == STEPS // 2
 
 
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["shared", "mixed", "reversible"])
+def test_buckets_go_during_the_pass(kind, nested):
+    """From the second pass on a gradient is sent with its last piece, whatever is under way."""
+
+    def case():
+        model, sent = InPieces(kind, nested=nested), []
+        sgd = torch.optim.SGD(model.parameters(), LR)
+        optimizer = bf.DistributedOptimizer(
+            sgd, model, "gradient_allreduce", bucket_size_in_mb=1e-4
+        )
+        phase = optimizer._phase
+        model.first.weight.register_post_accumulate_grad_hook(
+            lambda parameter: sent.append(phase._next_bucket)
+        )
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, bf.rank(), step).backward()
+            optimizer.step()
+        return sent, len(phase._buckets)
+
+    for sent, buckets in LoopbackWorld(2).run(case):
+        assert sent == [0, buckets - 1, buckets - 1]
+        assert buckets > 2
+
+
 def test_an_update_in_backward_is_refused():
     """The update has used the first piece when the next one comes: the error says what to do."""
 
