@@ -59,6 +59,16 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         return {**self._read[1], **self._entries}
 
     def __getitem__(self, name: str) -> T:
+        module, _, attribute = self.location_of(name).partition(":")
+        loaded: Any = getattr(importlib.import_module(module), attribute)
+        return cast("T", loaded)
+
+    def location_of(self, name: str) -> str:
+        """Return where a plug-in is defined, ``"package.module:attribute"``, without importing it.
+
+        Raises:
+            UnknownNameError: There is none of that name.
+        """
         known = self._entries
         if name not in known and name not in (known := self._known()):
             known = self._known(again=True)  # it may have been installed meanwhile
@@ -67,9 +77,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
                 f"unknown {self.kind} {name!r}; known are: {', '.join(sorted(known))}."
                 f"{nearest(name, known)}"
             )
-        module, _, attribute = known[name].partition(":")
-        loaded: Any = getattr(importlib.import_module(module), attribute)
-        return cast("T", loaded)
+        return known[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._known()))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from asyncddp.algorithms.algorithm import Algorithm
-from asyncddp.algorithms.method_traits import (
-    AveragedQuantity,
-    CommunicationPattern,
-    CommunicationTiming,
-    CompressionUse,
-)
-from asyncddp.algorithms.topology_requirements import TopologyRequirements
+from typing import TYPE_CHECKING
+
+import lazy_loader
+
 from asyncddp.registry import PluginRegistry
+
+if TYPE_CHECKING:
+    from asyncddp.algorithms.algorithm import Algorithm
+    from asyncddp.algorithms.method_traits import (
+        AveragedQuantity,
+        CommunicationPattern,
+        CommunicationTiming,
+        CompressionUse,
+    )
+    from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 __all__ = [
     "ALGORITHMS",
@@ -21,6 +27,18 @@ __all__ = [
     "CompressionUse",
     "TopologyRequirements",
 ]
+
+# with torch, which the names of methods do not need
+__getattr__, _, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "algorithm": ["Algorithm"],
+        "method_traits": [
+            "AveragedQuantity", "CommunicationPattern", "CommunicationTiming", "CompressionUse",
+        ],
+        "topology_requirements": ["TopologyRequirements"],
+    },
+)  # fmt: skip
 
 _METHODS = "asyncddp.algorithms.methods"
 

@@ -119,11 +119,12 @@ def compare_command(
     for file in (plot, table_file):
         _check_folder(file)
     with click_errors():
+        parsed = [_parsed(one) for one in methods]  # before torch is loaded, which takes a while
         given_graph = {name: given.pop(name) for name in _family_names() if name in given}
         topologies = _RequestedTopologies(graph_name, given_graph)
         scenario = _scenario_of(given)
         found = _compare(
-            [_parsed(one) for one in methods],
+            parsed,
             _problem_of(problem, ranks, given_graph["seed"] or 0, given),
             _optimizer_options(given),
             steps,
@@ -196,7 +197,10 @@ class _RequestedTopologies:
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
     """Split NAME:key=value,key=value."""
+    from asyncddp.algorithms import ALGORITHMS
+
     name, _, rest = text.partition(":")
+    ALGORITHMS.location_of(name)  # which raises if there is none
     settings: dict[str, Any] = {}
     for part in rest.split(",") if rest else ():
         key, separator, value = part.partition("=")

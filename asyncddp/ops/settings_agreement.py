@@ -13,7 +13,6 @@ from asyncddp.context.context import use
 from asyncddp.errors import MismatchError
 from asyncddp.ops.object_collectives import gather_records
 
-_VERB = "comparison of all ranks"
 _SHOWN = 5  # names of a message
 
 
@@ -23,7 +22,7 @@ def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str
     ``claim`` is what is asked of them, such as "training needs the same model"; ``facts`` are
     sentences about this rank, in an order that does not depend on it.
     """
-    gathered = _gather_if_unequal(context, facts)
+    gathered = _gather_if_unequal(context, claim.partition(" need")[0], facts)
     for rank, theirs in enumerate(gathered):
         for ours, other in zip_longest(gathered[0], theirs, fillvalue="nothing more"):
             if ours != other:
@@ -33,8 +32,10 @@ def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str
                 )
 
 
-def _gather_if_unequal(context: Context, facts: Sequence[str]) -> list[list[str]]:
+def _gather_if_unequal(context: Context, who: str, facts: Sequence[str]) -> list[list[str]]:
     """Gather the facts of all ranks if any two ranks differ, else an empty list; collective.
+
+    ``who`` needs it, by whose name messages call the comparison.
 
     Digests travel first, so that it costs little to find out that all is equal.
     """
@@ -42,9 +43,9 @@ def _gather_if_unequal(context: Context, facts: Sequence[str]) -> list[list[str]
         return []
     with use(context):
         digest = sha256(repr(list(facts)).encode()).hexdigest()
-        if len(set(gather_records(digest, str, _VERB))) == 1:
+        if len(set(gather_records(digest, str, who))) == 1:
             return []
-        return gather_records(list(facts), list[str], _VERB)
+        return gather_records(list(facts), list[str], who)
 
 
 def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, torch.Tensor]:
@@ -67,7 +68,7 @@ def require_equal_tensors(context: Context, who: str, named: Mapping[str, torch.
         f"{name}={str(one.dtype).removeprefix('torch.')} of shape {tuple(one.shape)}"
         for name, one in named.items()
     ]
-    every = _gather_if_unequal(context, sorted(forms))
+    every = _gather_if_unequal(context, who, sorted(forms))
     known = [dict(form.rsplit("=", 1) for form in theirs) for theirs in every]
     for rank, theirs in enumerate(known):
         problem = _difference(known[0], theirs, rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,13 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._wrapped = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
+
+    def _patch_step_function(self) -> None:
+        """Let ``step`` run this object's own hooks; torch's global ones run once, as it updates."""
+        kind: Any = type(self)
+        if not getattr(kind.step, "hooked", False):
+            kind.step = _with_own_hooks(kind.step)
+        super()._patch_step_function()
 
     @property
     def wrapped(self) -> torch.optim.Optimizer:
@@ -105,6 +113,23 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
             f"{type(self).__name__} belongs to a running world and cannot be copied or pickled; "
             "keep its state_dict() and wrap a new optimizer"
         )
+
+
+def _with_own_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step around which the hooks run that were registered on its optimizer alone."""
+
+    @functools.wraps(step)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        own = args[0]
+        for before in own._optimizer_step_pre_hooks.values():
+            args, kwargs = before(own, args, kwargs) or (args, kwargs)
+        result = step(*args, **kwargs)
+        for after in own._optimizer_step_post_hooks.values():
+            after(own, args, kwargs)
+        return result
+
+    hooked.hooked = True  # type: ignore[attr-defined]  # by which torch knows it
+    return hooked
 
 
 class WindowMethodsMixin(NeighborProgressMixin):

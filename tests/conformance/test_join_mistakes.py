@@ -76,7 +76,28 @@ def test_another_collective_in_the_block():
     for outcome in LoopbackWorld(2).outcomes(case):
         assert outcome.error == "MismatchError"
         assert "'join of DistributedOptimizer0'" in outcome.message
-        assert "comparison of all ranks" in outcome.message  # how consensus_distance begins
+        assert "consensus_distance" in outcome.message
+
+
+def test_a_call_of_one_rank_alone_is_named_as_the_user_called_it():
+    """Not as what it does first."""
+
+    def case(call):
+        model = torch.nn.Linear(2, 2)
+        calls = {
+            "average_model": lambda: bf.average_model(model).__enter__(),
+            "consensus_distance": lambda: bf.consensus_distance(model),
+            "broadcast_parameters": lambda: bf.broadcast_parameters(model),
+            "allreduce_parameters": lambda: bf.allreduce_parameters(model),
+            "new_group": lambda: bf.new_group([0, 1]),
+        }
+        if bf.rank() == 0:
+            with pytest.raises(bf.PeerLeftError, match=rf"^rank 0: {call} \(collective, number"):
+                calls[call]()
+
+    for call in ("average_model", "consensus_distance", "broadcast_parameters",
+                 "allreduce_parameters", "new_group"):  # fmt: skip
+        LoopbackWorld(2).run(case, call)
 
 
 def test_a_loss_that_is_no_number():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,42 @@ model(torch.ones(2, 3)).sum().backward()
 work = dist.all_reduce(torch.ones(300_000), async_op=True)
 print("left", flush=True)
 """
+
+
+UNDER_TORCHRUN = """
+import torch, torch.distributed as dist
+import asyncddp.integrations.torch_distributed
+for again in range(2):
+    dist.init_process_group("asyncddp")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = torch.full((300_000,), float(rank))
+    dist.all_reduce(x, op=dist.ReduceOp.AVG)
+    assert torch.equal(x, torch.full_like(x, (size - 1) / 2))
+    pair = dist.new_group([0, 2])
+    if rank != 1:
+        dist.all_reduce(y := torch.full((5,), float(rank)), group=pair)
+        assert y.tolist() == [2.0] * 5
+    every = [None] * size
+    dist.all_gather_object(every, rank)
+    assert every == list(range(size))
+    dist.destroy_process_group()
+print("rank", rank, "of", size, flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["torchrun", "asyncddp run --launcher local"])
+def test_without_mpi_the_backend_takes_the_library_s_sockets(way: str, tmp_path: Path) -> None:
+    """Under torchrun, and under our launcher that needs no MPI either."""
+    script = tmp_path / "script.py"
+    script.write_text(UNDER_TORCHRUN, encoding="utf-8")
+    if way == "torchrun":
+        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    else:
+        start = ["-m", "asyncddp", "run", "--launcher", "local", "-np", "3"]
+    ended = run_to_end([sys.executable, *start, str(script)])
+    assert ended.code == 0, ended
+    for rank in range(3):
+        assert ended.stdout.count(f"rank {rank} of 3") == 1, ended
 
 
 @pytest.mark.parametrize("way", ["mpirun", "asyncddp run"])

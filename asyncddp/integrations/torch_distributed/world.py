@@ -92,13 +92,14 @@ class TorchWorld:
 
 def _open_transport(timeout: float) -> Transport:
     config = Config.from_environment(timeout=timeout)
-    launcher_environment.select_default_transport(os.environ)  # which refuses contradictions
+    default = launcher_environment.select_default_transport(os.environ)  # of this launcher
     rank, size = launcher_environment.launcher_rank_and_size(os.environ)
     if size > 1 and sys.excepthook is sys.__excepthook__:
         crash_handler.install_crash_handler()  # an error on one rank ends the others, too
     deadline = StartupDeadline(rank, size, config, crash_handler.end_run)
     with crash_handler.joining_marker(config):
-        opened = open_transport(config.transport, deadline)
-    launcher_environment.check_size(opened.size, os.environ)
+        opened = open_transport(config.transport, deadline, default=default)
+    if opened.started_by_mpi:
+        launcher_environment.check_size(opened.size, os.environ)
     opened.machine_id()
     return opened

@@ -236,6 +236,21 @@ def test_mistakes_are_named_with_the_remedy(arguments, code, message):
     assert found == code
 
 
+def test_an_unknown_method_is_named_before_torch_is_loaded():
+    """Loading it takes most of a minute on a busy machine."""
+    lines = (
+        "import sys",
+        "from asyncddp.cli.compare_command import compare_command",
+        "try: compare_command(['adapt_then_combin'])",
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)",
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    assert "Did you mean 'adapt_then_combine'?" in ended.stderr
+    assert ended.stdout.endswith("False\n")
+
+
 def test_help_teaches():
     """What a method is, what seconds are, and whole commands to copy."""
     code, output = call("--help")

@@ -7,6 +7,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import asyncddp as bf
 import topology
@@ -510,6 +514,36 @@ def test_hooks_of_torchs_optimizers(method):
 
     expected = ["before step", "after step", "state", "load"]
     assert LoopbackWorld(RANKS).run(case) == [expected] * RANKS
+
+
+@every_method
+def test_global_hooks_of_torchs_optimizers(method):
+    """They run once a step, with the optimizer that updates."""
+
+    def case():
+        model = start(method)
+        optimizer = wrapped(method, model)
+        mine, called = optimizer.wrapped, []
+        handles = [
+            register(lambda one, *_, when=when: called.append(when) if one is mine else None)
+            for when, register in (
+                ("before", register_optimizer_step_pre_hook),
+                ("after", register_optimizer_step_post_hook),
+            )
+        ]
+        others = []
+        handles.append(
+            register_optimizer_step_pre_hook(
+                lambda one, *_: others.append(one) if one is optimizer else None
+            )
+        )
+        square_loss(model, batch(bf.rank(), 0)).backward()
+        optimizer.step()
+        for handle in handles:
+            handle.remove()
+        return called, len(others)
+
+    assert LoopbackWorld(RANKS).run(case) == [(["before", "after"], 0)] * RANKS
 
 
 @every_method
