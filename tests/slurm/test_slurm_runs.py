@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -118,3 +121,35 @@ def test_ranks_of_mpirun_see_all_gpus_of_the_batch_step(slurm):
     code, said = slurm.submit("seen", "--ntasks=2", "--gpus-per-task=1", "seen.sh")
     assert code == 0, said
     assert sorted(said.splitlines()) == ["0 sees 0,1", "1 sees 0,1"]
+
+
+SAVING = """
+import os, signal, sys, time
+asked = []
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, lambda number, _: asked.append(number))
+sys.stdout.write("ready\\n")
+while signal.SIGTERM not in asked:
+    time.sleep(0.05)
+time.sleep(3)
+sys.stdout.write(f"saved {sorted(map(int, asked))}\\n")
+"""
+
+
+def test_ranks_of_srun_get_signals_and_have_time_to_save(slurm):
+    """Though srun itself kills its tasks when it gets SIGTERM."""
+    (slurm.folder / "saving.py").write_text(SAVING)
+    words = ["-m", "asyncddp", "run", "--launcher", "srun", "-np", "2", "saving.py"]
+    with subprocess.Popen(
+        [sys.executable, *words],
+        env=slurm.environment,
+        cwd=slurm.folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert [child.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            child.send_signal(number)
+            time.sleep(0.2)
+        assert child.stdout.read().splitlines() == ["saved [10, 15]"] * 2
+        assert child.wait(timeout=120) == 0
