@@ -47,20 +47,18 @@ def write_all(target: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(target, data) :]
-        except BrokenPipeError:
-            return
         except OSError as problem:
-            _warn_of_loss(target, problem.strerror)
+            if not isinstance(problem, BrokenPipeError):
+                _warn_of_loss(target, problem.strerror)
             return
 
 
 @functools.cache
 def _warn_of_loss(target: int, why: str) -> None:
     """Say once on standard error that output is lost."""
+    words = f"asyncddp run: output of ranks is lost: {why} (descriptor {target})\n"
     with contextlib.suppress(OSError):
-        os.write(
-            2, f"asyncddp run: output of ranks is lost: {why} (descriptor {target})\n".encode()
-        )
+        os.write(2, words.encode())
 
 
 class RankProcesses:

@@ -102,7 +102,7 @@ class _Run(RankProcesses):
         elif self.received is None:
             self.received = number
             self.terminate(number)
-        elif not number == self.received == signal.SIGTERM:  # which batch systems may repeat
+        elif not (number == self.received == signal.SIGTERM):  # which batch systems may repeat
             self.send(signal.SIGKILL)
 
     def terminate(self, number: int) -> None:
@@ -235,7 +235,7 @@ class _SupervisorLoop:
             if now >= ends:
                 ends, self.timed_out = math.inf, True
                 run.terminate(signal.SIGTERM)
-            self.killed |= run.escalate_if_due()
+            self.killed |= run.escalate_if_due() and not run.aborted
             waiting = self.tracker.waiting_in_init()
             reported = min(reported, now) if waiting or self.tracker.has_reports() else math.inf
             lost = min(lost, now) if self.tracker.is_lost_for_good() else math.inf

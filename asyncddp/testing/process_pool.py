@@ -26,6 +26,7 @@ import psutil
 import asyncddp
 from asyncddp.launch.job_options import Job
 from asyncddp.launch.launcher_discovery import LOCAL_NAME, find_launcher
+from asyncddp.rank_marker import forget_parent_rank
 from asyncddp.testing.outcome import Outcome
 from asyncddp.testing.rank_function_call import RankFunctionCall
 from asyncddp.transport import TRANSPORTS
@@ -188,7 +189,9 @@ def launch(
 
     There may be more ranks than cores. This process's ``ASYNCDDP_…`` variables are left out.
     """
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCDDP_")}
+    own = dict(os.environ)
+    forget_parent_rank(own)
+    kept = {key: value for key, value in own.items() if not key.startswith("ASYNCDDP_")}
     found = find_launcher(launcher, kept)
     job = Job(ranks, program, oversubscribe=True, environment=kept, root=os.geteuid() == 0)
     command = found.launcher.build_command(found.executable, job)

@@ -6,6 +6,7 @@ import pytest
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.rank_marker import MARKER, forget_parent_rank, mark_rank, refuse_child_of_rank
+from asyncddp.testing.process_pool import launch
 
 MPIRUN = {"PMIX_NAMESPACE": "job@1", "PMIX_RANK": "0", "OMPI_COMM_WORLD_RANK": "0"}
 TORCH = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "20000"}
@@ -73,3 +74,13 @@ def test_a_launcher_passes_nothing_of_a_rank_on():
     assert environ == {"PATH": "/bin"}
     forget_parent_rank(environ)
     assert environ == {"PATH": "/bin"}
+
+
+def test_ranks_of_tests_have_a_place_of_their_own(monkeypatch):
+    """Also where the tests run on ranks."""
+    environ = child_of(TORCH)
+    del environ["PATH"]
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    _, given = launch(2, "true")
+    assert not given.keys() & {MARKER, "RANK", "WORLD_SIZE"}
