@@ -77,17 +77,17 @@ def _exchange_records(
     _wait_for(access, [_WORLD], startup)
     data = seal.open(_WORLD, access.get(_WORLD))
     token, records = unpack(data, tuple[str, list[RankRecord]], "the list of ranks")
-    if len(records) != access.size or records[access.rank] != mine:  # of another run, or forged
+    if len(records) != access.size or records[access.rank].unix_name != mine.unix_name:
         raise seal.broken(_WORLD)
     seen = [f"seen-{rank}" for rank in range(access.size)]
     access.set(seen[access.rank], b"")
     try:
         check_settings(access.rank, [record.settings for record in records])
-    except MismatchError:
+        if not seal.secret:
+            _require_unix_sockets(access, records)
+    except (MismatchError, EnvironmentProblem):
         _let_others_read(access, seen)
         raise
-    if not seal.secret:
-        _require_unix_sockets(access, records)
     key, timeout = code_of(seal.secret, token), startup.config.network_timeout
     return WorldRecord(access.rank, token[:8], key, tuple(records), timeout)
 
