@@ -88,7 +88,7 @@ class DigitsData(LightningDataModule):
 def new_trainer(epochs: int, options: argparse.Namespace) -> Trainer:
     """A Trainer for so many epochs; the strategy is the line that a script for DDP changes."""
     return Trainer(
-        strategy=AsyncDDPStrategy(options.algorithm, checkpoint="per_rank", validate="average"),
+        strategy=AsyncDDPStrategy(options.algorithm, replicas="all", validate="average"),
         accelerator="cpu",
         max_epochs=epochs,
         callbacks=[

@@ -84,8 +84,8 @@ class Algorithm:
             None for none.
         default_communication: Name of the communication that it uses unless the user names
             another; None for the first of ``how``.
-        communication_interval: Steps from one averaging to the next; None leaves it to
-            ``num_steps_per_communication``.
+        communication_interval: H, steps of the optimizer from one averaging to the next; None
+            leaves it to ``num_steps_per_communication``, J, which counts backward passes.
         fragments: Number of parts of consecutive parameters, of about equal size, of which each
             bucket has parameters of one; see ``bucket.fragment``.
         delay: Steps for which a round may last, with ``AFTER_STEP``: :meth:`incoming` is called at

@@ -25,6 +25,7 @@ from asyncddp.ops.allreduce import allreduce
 from asyncddp.tensors.allocation import detached_copy, make_tensor
 from asyncddp.tensors.buckets import ALIGNMENT, TensorFactory
 from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
+from topology.builders import TopologyLike, topology_for
 
 
 class ModelAverager(CrossRoundState):
@@ -34,8 +35,8 @@ class ModelAverager(CrossRoundState):
         context: The world.
         algorithm: The algorithm, against which communication and topology are checked.
         communication: Name of a communication; None for the first that the algorithm allows.
-        topology: Graph or schedule; None for the method's own, or else the context's, read in every
-            round.
+        topology: Graph or schedule, a function that makes it, or its name; None for the method's
+            own, or else the context's, read in every round.
         label: Prefix of the names of the messages; equal on all ranks.
         compressor: Compressor of the buckets; None sends them as they are.
         force: Whether any topology will do, whatever the algorithm needs.
@@ -53,7 +54,7 @@ class ModelAverager(CrossRoundState):
         context: Context,
         algorithm: Algorithm,
         communication: str | None,
-        topology: GraphOrSchedule | None,
+        topology: TopologyLike | None,
         label: str,
         compressor: Compressor | None = None,
         *,
@@ -69,9 +70,8 @@ class ModelAverager(CrossRoundState):
         self._left_out: dict[str, dict[str, torch.Tensor]] = {}
         """The method's state of parameters that no bucket holds for now."""
         self._loaded_compressors: list[tuple[list[str], dict[str, Any]]] = []
-        self.topology = topology
+        self._given = topology
         self.set_communication(communication)
-        self.topology = self._own_or_given(topology)
 
     @property
     def single_rank(self) -> bool:
@@ -135,26 +135,27 @@ class ModelAverager(CrossRoundState):
         """Use another communication from the next round on; None for the method's default."""
         self.communication = communication_for(self.algorithm, name)
         self._checked_topology = self._schedule = None
-        if self.topology is not None:
+        self.topology = self._own_or_given(self._given)
+        if self._given is not None and self.topology is not None:
             self._check_topology(self.topology)
 
-    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+    def set_topology(self, topology: TopologyLike | None) -> None:
         """Use another topology, or the default for None, in rounds that begin from now on."""
-        topology = self._own_or_given(topology)
-        given = self.topology_in_use(topology)
+        chosen = self._own_or_given(topology)
+        given = self.topology_in_use(chosen)
         if given is not None:
             self._check_topology(given)
-        self.topology = topology
+        self._given, self.topology = topology, chosen
 
-    def _own_or_given(self, topology: GraphOrSchedule | None) -> GraphOrSchedule | None:
+    def _own_or_given(self, topology: TopologyLike | None) -> GraphOrSchedule | None:
         """Return the topology given, or else the method's own for ranks or machines, or None."""
         nodes = self.communication.nodes
-        if topology is not None or nodes is None:
-            return topology
-        return self.algorithm.default_topology(self._node_count(nodes))
+        if topology is not None:
+            return topology_for(topology, self._node_count(nodes))
+        return None if nodes is None else self.algorithm.default_topology(self._node_count(nodes))
 
-    def _node_count(self, nodes: Literal["ranks", "machines"]) -> int:
-        return self.context.size if nodes == "ranks" else self.context.machine_size
+    def _node_count(self, nodes: Literal["ranks", "machines"] | None) -> int:
+        return self.context.machine_size if nodes == "machines" else self.context.size
 
     def topology_in_use(self, topology: GraphOrSchedule | None) -> GraphOrSchedule | None:
         """Return a topology, or the context's for None, which may be None if there is none."""

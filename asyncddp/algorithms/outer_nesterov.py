@@ -27,7 +27,7 @@ class OuterNesterov(Algorithm):
     with :math:`\theta` the outer parameters, which are the same on all ranks.
 
     Args:
-        communication_interval: Steps from one round to the next.
+        communication_interval: H, steps of the optimizer from one round to the next.
         outer_lr: :math:`\eta` above 0.
         outer_momentum: :math:`\mu` in [0, 1).
 

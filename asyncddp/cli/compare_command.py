@@ -20,7 +20,6 @@ from asyncddp.cli.options import (
 )
 from asyncddp.cli.topology_options import (
     build_topology,
-    builder_parameters,
     check_options,
     family_options,
     find_builder,
@@ -150,8 +149,9 @@ def _check_folder(file: Path | None) -> None:
 def _family_names() -> Sequence[str]:
     """Return the names of all parameters of graphs and schedules."""
     from topology import GRAPHS, SCHEDULES
+    from topology.builders import parameters_of
 
-    every = [builder_parameters(builder) for builder in {**GRAPHS, **SCHEDULES}.values()]
+    every = [parameters_of(builder) for builder in {**GRAPHS, **SCHEDULES}.values()]
     return sorted({name for parameters in every for name in parameters} | {"seed"})
 
 

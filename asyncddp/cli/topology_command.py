@@ -12,7 +12,6 @@ from asyncddp.cli.console import make_console, make_table
 from asyncddp.cli.options import IntegerParamType, NumberParamType
 from asyncddp.cli.topology_options import (
     build_topology,
-    builder_parameters,
     check_options,
     family_options,
     find_builder,
@@ -113,9 +112,11 @@ def _list_families(builders: Mapping[str, Builder], title: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from topology.builders import parameters_of
+
     table = Table("name", "options", "", title=title, title_justify="left", box=None)
     for name, builder in builders.items():
-        options = ", ".join(builder_parameters(builder))
+        options = ", ".join(parameters_of(builder))
         table.add_row(Text(name, "bold cyan"), options, (builder.__doc__ or "").partition("\n")[0])
     return table
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -42,9 +41,6 @@ _LINK_OPTIONS = (
     click.option("--link-inside", type=LinkParamType(), metavar="RATE,LATENCY",
                  default="80Gbit,2us", help="Of a rank, inside its machine [80Gbit,2us]."),
 )  # fmt: skip
-_DEFAULTS: Mapping[str, Any] = {
-    "degree": 4, "k": 1, "local_size": 4, "seed": 0, "budget": 0.5, "graph": "ring",
-}  # fmt: skip
 
 family_options = add_options(*_FAMILY_OPTIONS)
 """Adds the parameters of graphs and schedules to a click command."""
@@ -70,23 +66,18 @@ def find_builder(name: str, parameter: str) -> Builder:
     )
 
 
-def builder_parameters(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a family beside the number of ranks."""
-    every = inspect.signature(builder).parameters
-    return {name: parameter for name, parameter in every.items() if name != "n"}
-
-
 def check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> None:
     """Raise if an option is a parameter of none of the named families."""
     from topology import GRAPHS, SCHEDULES
+    from topology.builders import parameters_of
 
-    taken = {name for builder in builders.values() for name in builder_parameters(builder)}
+    taken = {name for builder in builders.values() for name in parameters_of(builder)}
     if "graph" in taken:
-        taken |= {name for builder in GRAPHS.values() for name in builder_parameters(builder)}
+        taken |= {name for builder in GRAPHS.values() for name in parameters_of(builder)}
     for name in options:
         if name not in taken:
             families = {**GRAPHS, **SCHEDULES}.items()
-            takers = sorted(key for key, builder in families if name in builder_parameters(builder))
+            takers = sorted(key for key, builder in families if name in parameters_of(builder))
             flag = {"k": "-k", "directed": "--undirected"}.get(name, "--" + name.replace("_", "-"))
             raise click.UsageError(
                 f"{flag} means nothing to {', '.join(builders)}; it belongs to {', '.join(takers)}."
@@ -99,15 +90,8 @@ def build_topology(builder: Builder, n: int, options: Mapping[str, Any]) -> Grap
     Raises:
         topology.TopologyError: The family has none of that kind.
     """
-    arguments: dict[str, Any] = {
-        name: options.get(name, _DEFAULTS.get(name))
-        for name, parameter in builder_parameters(builder).items()
-        if name in options or parameter.default is parameter.empty
-    }
-    if "shape" in arguments:
-        sides = arguments["shape"].split("x")
-        arguments["shape"] = tuple(int(side) if side.isdecimal() else side for side in sides)
-    if "graph" not in arguments:
-        return builder(n, **arguments)
-    thinned = build_topology(find_builder(arguments.pop("graph"), "--graph"), n, options)
-    return builder(thinned, **arguments)
+    from topology.builders import build
+
+    if "graph" in options:
+        find_builder(options["graph"], "--graph")
+    return build(builder, n, options)

@@ -16,17 +16,17 @@ from asyncddp.context.context import (
     is_initialized,
     refuse_forked,
 )
-from asyncddp.context.topologies import Topology
 from asyncddp.errors import PeerError
 from asyncddp.rank_marker import MARKER, mark_rank, refuse_child_of_rank
 from asyncddp.transport import DEFAULT_TRANSPORT
 from asyncddp.transport.base import Scope
 from asyncddp.transport.selection import open_transport
 from asyncddp.transport.startup_deadline import StartupDeadline
+from topology.builders import TopologyLike
 
 
 def init(
-    topology: Topology | None = None,
+    topology: TopologyLike | None = None,
     timeout: float | None = None,
     *,
     warn_after: float | None = None,
@@ -41,7 +41,8 @@ def init(
     :func:`local_world` the world exists already.
 
     Args:
-        topology: Graph or schedule between ranks; ``exponential_two`` if not given.
+        topology: Graph or schedule between ranks, a function of their number that makes it, or its
+            name; ``exponential_two`` if not given.
         timeout: Seconds after which a wait raises; default ``ASYNCDDP_TIMEOUT`` or 600.
         warn_after: Seconds after which a wait warns; default ``ASYNCDDP_WARN_AFTER`` or 60.
         check: Confirm every exchange before it counts as done; default ``ASYNCDDP_CHECK`` or off.

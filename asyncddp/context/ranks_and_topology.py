@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncddp.context.context import current
 from asyncddp.context.topologies import Topology
+from topology.builders import TopologyLike
 
 
 def rank() -> int:
@@ -90,11 +91,12 @@ def is_homogeneous() -> bool:
     return current().machines.homogeneous
 
 
-def set_topology(topology: Topology | None = None) -> None:
+def set_topology(topology: TopologyLike | None = None) -> None:
     """Set the graph or schedule between ranks, on this rank; all ranks must set the same.
 
     Args:
-        topology: The graph or schedule; None takes ``topology.exponential_two(size())``.
+        topology: The graph or schedule, a function of the number of ranks that makes it, or its
+            name; None takes ``topology.exponential_two(size())``.
 
     Raises:
         TopologyError: It is no graph or schedule on ``size()`` ranks.
@@ -122,11 +124,12 @@ def load_topology() -> Topology:
     return current().topologies.given
 
 
-def set_machine_topology(topology: Topology | None = None) -> None:
+def set_machine_topology(topology: TopologyLike | None = None) -> None:
     """Set the graph or schedule between machines, on this rank; all ranks must set the same.
 
     Args:
-        topology: The graph or schedule; None takes ``topology.exponential_two(machine_size())``.
+        topology: The graph or schedule, a function of the number of machines that makes it, or its
+            name; None takes ``topology.exponential_two(machine_size())``.
 
     Raises:
         TopologyError: It is no graph or schedule on ``machine_size()`` machines.

@@ -7,6 +7,7 @@ import logging
 import topology
 from asyncddp.errors import ArgumentError
 from topology import GraphOrSchedule as Topology
+from topology.builders import TopologyLike, topology_for
 from topology.checks import is_weighted
 from topology.default_schedule import default_schedule
 
@@ -34,7 +35,7 @@ class Topologies:
         self.machine_given: Topology | None = None
         self._machine_schedule: topology.Schedule | None = None
 
-    def set(self, given: Topology | None) -> None:
+    def set(self, given: TopologyLike | None) -> None:
         """Set the topology between ranks; None takes ``exponential_two``."""
         if self.pinned and (given is None or given is not self._given):
             names = ", ".join(map(repr, sorted(self.pinned)))
@@ -43,10 +44,11 @@ class Topologies:
                 "call win_free() on all ranks before setting another"
             )
         if given is None:
-            self.ranks = default_schedule(self._size)
+            self.ranks, self._given = default_schedule(self._size), None
         else:
-            self.ranks = self._checked_schedule(given, self._size, "ranks")
-        self._given = given
+            chosen = topology_for(given, self._size)
+            self.ranks = self._checked_schedule(chosen, self._size, "ranks")
+            self._given = chosen
 
     @property
     def given(self) -> Topology:
@@ -55,9 +57,9 @@ class Topologies:
             self._given = topology.exponential_two(self._size)
         return self._given
 
-    def set_machine(self, given: Topology | None) -> None:
+    def set_machine(self, given: TopologyLike | None) -> None:
         """Set the topology between machines; None takes ``exponential_two``."""
-        chosen = topology.exponential_two(self._machines) if given is None else given
+        chosen = topology_for("exponential_two" if given is None else given, self._machines)
         self._machine_schedule = self._checked_schedule(chosen, self._machines, "machines")
         self.machine_given = chosen
 

@@ -31,7 +31,7 @@ from asyncddp.optim.optimizer_wrapper import WindowMethodsMixin
 from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.optim.switchable_optimizer import SwitchableOptimizer
 from asyncddp.torch_modes import uncompiled
-from topology import GraphOrSchedule
+from topology.builders import TopologyLike
 
 
 class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
@@ -70,9 +70,11 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             networks between machines.
         communication: ``"neighbor_allreduce"``, ``"hierarchical_neighbor_allreduce"``,
             ``"allreduce"`` or ``"empty"``; by default the first that the method allows.
-        topology: Graph or schedule of ranks, or of machines for hierarchical communication; None
-            takes the one set with ``set_topology`` or ``set_machine_topology`` in each round.
-        num_steps_per_communication: Backward passes between two averagings, J.
+        topology: Graph or schedule of ranks, or of machines for hierarchical communication; or a
+            function that makes it for their number, or its name, such as ``"ring"``; None takes the
+            one set with ``set_topology`` or ``set_machine_topology`` in each round.
+        num_steps_per_communication: Backward passes between two averagings, J. Methods that have a
+            ``communication_interval``, H, count steps of the optimizer by that instead.
         bucket_size_in_mb: MiB of parameters that travel in one message at most.
         update_in_backward: ``adapt_then_combine`` only: step and send each bucket as soon as its
             gradients are ready. Clipping, GradScaler and closures then come too late and are
@@ -143,7 +145,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         model: torch.nn.Module | Iterable[torch.nn.Module],
         algorithm: str | type[Algorithm] = "adapt_then_combine",
         communication: str | None = None,
-        topology: GraphOrSchedule | None = None,
+        topology: TopologyLike | None = None,
         num_steps_per_communication: int = 1,
         *,
         bucket_size_in_mb: float = 25,

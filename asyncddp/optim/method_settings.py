@@ -40,7 +40,7 @@ from asyncddp.optim.distributed_optimizer_arguments import (
 )
 from asyncddp.optim.parameter_sync import broadcast_start, starting_tensors
 from asyncddp.registry import nearest
-from topology import GraphOrSchedule
+from topology.builders import TopologyLike
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class MethodSettings:
 
     algorithm: str | type[Algorithm]
     communication: str | None = None
-    topology: GraphOrSchedule | None = None
+    topology: TopologyLike | None = None
     num_steps_per_communication: int = 1
     bucket_size_in_mb: float = 25
     update_in_backward: bool = False
@@ -102,6 +102,12 @@ class MethodSettings:
         kind = self._method_type()
         parameters = inspect.signature(kind).parameters
         for name in self.options:
+            if name == "communication_interval" and name not in parameters:
+                raise ArgumentError(
+                    f"argument {name}: it counts steps of the optimizer, H, and belongs to methods "
+                    f"with rounds of H steps, such as local_sgd; {kind.name} takes "
+                    "num_steps_per_communication, which counts backward passes, J"
+                )
             if name not in parameters:
                 known = [*parameters, *(one.name for one in fields(self) if one.name != "options")]
                 raise ArgumentError(
@@ -285,8 +291,9 @@ class MethodSettings:
             return steps
         if steps != 1:
             raise ArgumentError(
-                f"argument num_steps_per_communication: {method.name} has communication_interval="
-                f"{interval} in its place; expected 1, got {steps}"
+                f"argument num_steps_per_communication: it counts backward passes, J, and "
+                f"{method.name} takes communication_interval, which counts steps of the optimizer, "
+                f"H, here {interval}; expected 1, got {steps}"
             )
         return checked_integer("argument communication_interval", interval, 1)
 

@@ -23,7 +23,7 @@ from asyncddp.parallel.optimizer_buckets import (
     OptimizerBucket,
 )
 from asyncddp.parallel.reducer import TrainingObserver
-from topology import GraphOrSchedule
+from topology.builders import TopologyLike
 
 
 class WholeModelBucket(OptimizerBucket):
@@ -180,7 +180,7 @@ class AlgorithmReducer:
         self.optimizer._phase.reset()
         self.averager.windows.reset()
 
-    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+    def set_topology(self, topology: TopologyLike | None) -> None:
         """Use another topology from now on."""
         self.averager.set_topology(topology)
 

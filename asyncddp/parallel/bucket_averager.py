@@ -14,7 +14,8 @@ from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.context import Context
 from asyncddp.errors import NotInitializedError, PeerError
 from asyncddp.parallel.optimizer_buckets import OptimizerBucket
-from topology import GraphOrSchedule, TopologyError, as_schedule, describe
+from topology import TopologyError, as_schedule, describe
+from topology.builders import TopologyLike, topology_for
 
 
 class _PreviousStepAveraging(Algorithm):
@@ -43,7 +44,7 @@ class BucketAverager:
     """
 
     def __init__(
-        self, context: Context, label: str, topology: GraphOrSchedule | None, *, sync: bool
+        self, context: Context, label: str, topology: TopologyLike | None, *, sync: bool
     ) -> None:
         method = _PreviousStepAveraging() if sync else _AsynchronousAveraging()
         self.averager = ModelAverager(context, method, None, None, label)
@@ -54,12 +55,14 @@ class BucketAverager:
         self._rounds = _PendingRounds(self)
         self.set_topology(topology)
 
-    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+    def set_topology(self, topology: TopologyLike | None) -> None:
         """Use another topology for buckets that are published from now on.
 
         Collective where they go through windows, which are created anew along it.
         """
-        given = self.averager.context.topologies.given if topology is None else topology
+        context = self.averager.context
+        given = context.topologies.given
+        given = given if topology is None else topology_for(topology, context.size)
         if not self._sync and as_schedule(given).period is None:
             raise TopologyError(
                 f"argument topology: {describe(given)} never repeats, so that its edges are not "

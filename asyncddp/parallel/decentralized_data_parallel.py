@@ -27,7 +27,7 @@ from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.parallel.reducer import Reducer
 from asyncddp.parallel.switchable_module import SwitchableModule
 from asyncddp.tensors.buckets import require_untied
-from topology import GraphOrSchedule
+from topology.builders import TopologyLike
 
 _NAME = "DecentralizedDataParallel"
 
@@ -73,8 +73,9 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
             called at the end of the first backward pass.
         lr_scheduler_fn: ``lr_scheduler_fn(optimizer)`` gives its scheduler, which makes a step in
             each step.
-        topology: Graph or schedule of ranks, with the step as its round; None takes the one set
-            with ``set_topology`` in each step.
+        topology: Graph or schedule of ranks, with the step as its round, or a function of the
+            number of ranks that makes it, or its name; None takes the one set with ``set_topology``
+            in each step.
         sync: Whether a step waits for the neighbours' last step.
         scaler: A GradScaler, by which the user scales the loss; everything else is done here. A
             rank that skips its update, which is that of all its buckets, mixes all the same.
@@ -125,7 +126,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         model: torch.nn.Module,
         optim_fn: OptimFn,
         lr_scheduler_fn: LRSchedulerFn | None = None,
-        topology: GraphOrSchedule | None = None,
+        topology: TopologyLike | None = None,
         sync: bool = True,
         scaler: torch.amp.GradScaler | None = None,
         grad_clip_norm: float = 0.0,
@@ -232,7 +233,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         """Let gradients add up from now on; set it back before the pass that ends the step."""
         self._reducer.accumulating = bool(enable)
 
-    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+    def set_topology(self, topology: TopologyLike | None) -> None:
         """Take another topology in mid-run; all ranks call it after the same step.
 
         Args:

@@ -24,7 +24,7 @@ from asyncddp.parallel.optimizer_buckets import (
     OptimizerBucket,
     build_buckets,
 )
-from topology import GraphOrSchedule
+from topology.builders import TopologyLike
 
 
 class TrainingObserver(Protocol):
@@ -247,7 +247,7 @@ class Reducer:
         """Restart communication after the parameters of all ranks got new values; collective."""
         self.bucket_averager.restart(averaged=averaged)
 
-    def set_topology(self, topology: GraphOrSchedule | None) -> None:
+    def set_topology(self, topology: TopologyLike | None) -> None:
         """Use another topology from now on; collective where buckets go through windows."""
         self.bucket_averager.set_topology(topology)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import (
     CommunicationPattern,
@@ -28,6 +26,7 @@ from asyncddp.simulate.machine_averaging import (
 )
 from asyncddp.simulate.scenario import Scenario
 from topology import GraphOrSchedule, TopologyError, as_schedule, describe, exponential_two
+from topology.builders import TopologyLike, topology_for
 
 _AVERAGINGS: dict[str, type[AveragingScheme]] = {
     "allreduce": GlobalAveraging,
@@ -46,11 +45,11 @@ _AGAIN = "retransmit_after=0.2, after which what is lost is sent again"
 
 def built_topology(
     settings: MethodSettings,
-    build: Callable[[int], GraphOrSchedule],
+    given: TopologyLike,
     scenario: Scenario,
     ranks: int,
 ) -> GraphOrSchedule | None:
-    """Return what a function builds for the nodes of a method's graph; None where it has none.
+    """Return what a function or a name gives for the nodes of a method's graph, if it has one.
 
     Nodes are ranks, or machines where the method averages between them.
     """
@@ -58,7 +57,7 @@ def built_topology(
     if how is None or how is CommunicationPattern.GLOBAL:
         return None
     machines = how is CommunicationPattern.MACHINES
-    return build(_machine_count(scenario, ranks) if machines else ranks)
+    return topology_for(given, _machine_count(scenario, ranks) if machines else ranks)
 
 
 def checked_topology(
@@ -72,7 +71,7 @@ def checked_topology(
         TopologyError: It does not, or it has another number of nodes.
     """
     wanted = ranks if machines is None else machines
-    chosen = settings.topology
+    chosen = None if settings.topology is None else topology_for(settings.topology, wanted)
     chosen = method.default_topology(wanted) if chosen is None else chosen
     chosen = exponential_two(wanted) if chosen is None else chosen
     nodes = as_schedule(chosen).n

@@ -25,7 +25,7 @@ from asyncddp.simulate.stacked_optimizer import (
     SchedulerFactory,
     StackedOptimizer,
 )
-from topology import GraphOrSchedule
+from topology.builders import TopologyLike
 
 
 def train(
@@ -34,7 +34,7 @@ def train(
     algorithm: str | type[Algorithm] = "adapt_then_combine",
     *,
     steps: int,
-    topology: GraphOrSchedule | Callable[[int], GraphOrSchedule] | None = None,
+    topology: TopologyLike | None = None,
     scenario: Scenario | None = None,
     schedule: SchedulerFactory | None = None,
     record_every: int = 1,
@@ -61,8 +61,8 @@ def train(
         algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
         steps: Number of steps of each rank, or on average.
         topology: Who averages with whom; or a function that builds it for a number of nodes, such
-            as ``topology.ring``: ranks, or machines where the method averages between them. None
-            for the method's own.
+            as ``topology.ring``, or its name: ranks, or machines where the method averages between
+            them. None for the method's own.
         scenario: Speeds, links, delays, losses and departures; None for equal ranks.
         schedule: Makes a scheduler of the learning rate for an optimizer; it goes on each step.
         record_every: Steps from one record to the next.
@@ -97,7 +97,7 @@ def train(
     checked_integer("argument steps", steps, 0)
     checked_integer("argument record_every", record_every, 1)
     method_settings = MethodSettings.of(algorithm, settings)
-    if callable(topology):
+    if topology is not None and (callable(topology) or isinstance(topology, str)):
         topology = built_topology(method_settings, topology, scenario, problem.ranks)
     method_settings = replace(method_settings, topology=topology)
     bucket_bytes = checked_bucket_bytes(method_settings.bucket_size_in_mb)

@@ -59,7 +59,7 @@ ON_ALL = {
     "interval and its like": (
         {"algorithm": "decentralized", "num_steps_per_communication": 2},
         bf.ArgumentError,
-        "has communication_interval=1 in its place; expected 1, got 2",
+        "decentralized takes communication_interval, .* here 1; expected 1, got 2",
     ),
     "compressor": (
         {"algorithm": "bytegrad", "compression": "minmax"},

@@ -23,7 +23,7 @@ def make(folder: str, epochs: int, algorithm: str, policy: str, **options: Any) 
     from asyncddp.integrations.lightning import AsyncDDPStrategy
 
     return trainer(
-        AsyncDDPStrategy(algorithm, checkpoint=policy, **options),
+        AsyncDDPStrategy(algorithm, replicas=policy, **options),
         max_epochs=epochs,
         enable_checkpointing=True,
         callbacks=[ModelCheckpoint(folder, save_last=True)],
@@ -43,9 +43,9 @@ def holds(folder: str, policy: str) -> None:
     assert not torch.equal(mean["net.0.weight"], first["net.0.weight"])
     torch.testing.assert_close(saved["state_dict"], first if policy == "rank0" else mean)
     key = saved["asyncddp"]
-    assert (key["world_size"], key["checkpoint"]) == (bf.size(), policy)
+    assert (key["world_size"], key["replicas"]) == (bf.size(), policy)
     own = Path(f"{folder}/last.ckpt.rank{bf.rank()}")
-    assert own.exists() == (policy == "per_rank")
+    assert own.exists() == (policy == "all")
     bf.barrier()
     trained.save_checkpoint(f"{folder}/after.ckpt")
     after = torch.load(f"{folder}/after.ckpt", weights_only=True)
@@ -59,7 +59,7 @@ def holds(folder: str, policy: str) -> None:
 def saves(folder: str) -> None:
     from tests.lightning.modules import Regression
 
-    make(folder, 1, "adapt_with_combine", "per_rank").fit(Regression(), shares())
+    make(folder, 1, "adapt_with_combine", "all").fit(Regression(), shares())
 
 
 def begins_from(folder: str) -> torch.Tensor:
@@ -74,15 +74,13 @@ def begins_from(folder: str) -> torch.Tensor:
             found.append(pl_module.net[0].weight.detach().clone())
 
     found: list[torch.Tensor] = []
-    resumed = trainer(
-        AsyncDDPStrategy("adapt_with_combine", checkpoint="per_rank"), callbacks=[Look()]
-    )
+    resumed = trainer(AsyncDDPStrategy("adapt_with_combine", replicas="all"), callbacks=[Look()])
     resumed.fit(Regression(), shares(), ckpt_path=f"{folder}/last.ckpt")
     return found[0]
 
 
 @on("mpi-2")
-@pytest.mark.parametrize("policy", ["average", "rank0", "per_rank"])
+@pytest.mark.parametrize("policy", ["average", "rank0", "all"])
 def test_a_checkpoint_holds_what_was_asked_for(world: World, tmp_path: Path, policy: str) -> None:
     """Model and momentum, in files that weights_only reads; also saved after the fit."""
     world.run(holds, str(tmp_path), policy)
@@ -127,7 +125,7 @@ def goes_on_whole(folder: str) -> list[Any]:
 
     def fit(count: int, stream: Stream, steps: int, **options: Any) -> list[Any]:
         model, counter = Remembering(), Counter(count)
-        strategy = AsyncDDPStrategy("adapt_with_combine", checkpoint="per_rank")
+        strategy = AsyncDDPStrategy("adapt_with_combine", replicas="all")
         fitted = trainer(strategy, max_epochs=-1, max_steps=steps, callbacks=[counter])
         if options:
             model.own = -1
@@ -157,12 +155,12 @@ def best_of(folder: str, policy: str) -> tuple[str, list[str]]:
 
     kept = ModelCheckpoint(folder, "{epoch}-{error:.2f}", monitor="error", save_top_k=2)
     options = {"max_epochs": 4, "enable_checkpointing": True, "callbacks": [kept]}
-    fitted = trainer(AsyncDDPStrategy(checkpoint=policy), **options)
+    fitted = trainer(AsyncDDPStrategy(replicas=policy), **options)
     fitted.fit(Uneven(sync=False), shares(), shares())
     bf.barrier()
     for path in kept.best_k_models:
         assert Path(path).exists(), path
-        assert Path(f"{path}.rank{bf.rank()}").exists() == (policy == "per_rank")
+        assert Path(f"{path}.rank{bf.rank()}").exists() == (policy == "all")
     saved = torch.load(kept.best_model_path, weights_only=True)["callbacks"]
     (state,) = [one for one in saved.values() if "best_model_path" in one]
     assert state["best_model_path"] == kept.best_model_path
@@ -172,7 +170,7 @@ def best_of(folder: str, policy: str) -> tuple[str, list[str]]:
 
 
 @on("mpi-2")
-@pytest.mark.parametrize("policy", ["average", "per_rank"])
+@pytest.mark.parametrize("policy", ["average", "all"])
 def test_all_ranks_know_the_files_that_are_there(world: World, tmp_path: Path, policy: str) -> None:
     """Also where each finds another figure, which gives names and order: rank 0's count."""
     first, other = world.run(best_of, str(tmp_path), policy)
@@ -200,6 +198,11 @@ def test_ranks_files_that_are_missing_or_of_another_save(world: World, tmp_path:
     world.run(saves, folder)
     own = [torch.load(tmp_path / f"last.ckpt.rank{r}", weights_only=True) for r in range(2)]
     before = world.run(begins_from, folder)
+    shared = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    shared["asyncddp"]["checkpoint"] = "per_rank"  # as files of old have it
+    del shared["asyncddp"]["replicas"]
+    torch.save(shared, tmp_path / "last.ckpt")
+    assert all(map(torch.equal, world.run(begins_from, folder), before))
     for weight, one in zip(before, own, strict=True):
         assert torch.equal(weight, one["state_dict"]["net.0.weight"])
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]["net.0.weight"]

@@ -78,8 +78,8 @@ def fresh(fabric: Any) -> dict[str, Any]:
 
 
 def saves_and_loads(folder: str) -> None:
-    for policy in ("average", "rank0", "per_rank"):
-        fabric = launched("adapt_with_combine", checkpoint=policy)
+    for policy in ("average", "rank0", "all"):
+        fabric = launched("adapt_with_combine", replicas=policy)
         state = fresh(fabric)
         trained(fabric, 1, state)
         path = f"{folder}/{policy}.ckpt"
@@ -99,12 +99,12 @@ def saves_and_loads(folder: str) -> None:
         del again["more"]
         assert fabric.load(path, again) == {}
         assert again["batches"] == len(shares())
-        assert again["own"] == 10 + bf.rank() * (policy == "per_rank")
-        begun = state["model"].state_dict() if policy == "per_rank" else saved["model"]
+        assert again["own"] == 10 + bf.rank() * (policy == "all")
+        begun = state["model"].state_dict() if policy == "all" else saved["model"]
         torch.testing.assert_close(again["model"].state_dict(), begun, rtol=0, atol=0)
         trained(fabric, 1, state)
         trained(fabric, 1, again)
-        if policy == "per_rank":
+        if policy == "all":
             for one, other in zip(
                 state["model"].parameters(), again["model"].parameters(), strict=True
             ):

@@ -161,7 +161,7 @@ def test_a_contradiction_is_told_with_both_numbers(world: World) -> None:
     assert "SyncBatchNorm of asyncddp.integrations.bagua" in told[1]
     assert "got 3" in told[2]
     assert "Did you mean 'bytegrad'" in told[3]
-    assert "'per_rank', got 'mean'" in told[4]
+    assert "replicas: expected one of 'average', 'rank0', 'all', got 'mean'" in told[4]
 
 
 def callbacks_and_bagua(folder: str) -> None:

@@ -25,7 +25,7 @@ class Decentralized(Algorithm):
     Args:
         peer_selection_mode: ``"all"`` averages all ranks; ``"shift_one"`` pairs each rank of the
             lower half with one of the upper half, another in each round, by ``topology.shift_one``.
-        communication_interval: Steps from one averaging to the next.
+        communication_interval: Steps of the optimizer, not backward passes, between averagings.
         hierarchical: Whether the peers are machines, whose ranks average first and hold one model
             after each averaging.
 

@@ -31,7 +31,7 @@ class DesLoc(Algorithm):
     itself. Of parameters for which a rank's optimizer keeps nothing yet, it counts as zero.
 
     Args:
-        communication_interval: H.
+        communication_interval: H, in steps of the optimizer, not backward passes.
         state_intervals: K by the names of tensors in the optimizer's ``state``, such as
             ``{"exp_avg": 96, "exp_avg_sq": 192}``; None for 3 H for ``exp_avg`` and
             ``momentum_buffer`` and 6 H for ``exp_avg_sq``, as far as the optimizer has them.

@@ -18,8 +18,8 @@ class DiLoCo(OuterNesterov):
     compressor :math:`\theta - \theta_j` travels encoded, and all ranks decode the same mean.
 
     Args:
-        communication_interval: H. The paper's 500 is for long runs: choose it so that a run has ten
-            rounds or more.
+        communication_interval: H, in steps of the optimizer, not backward passes. The paper's 500
+            is for long runs: choose it so that a run has ten rounds or more.
         outer_lr: :math:`\eta` above 0.
         outer_momentum: :math:`\mu` in [0, 1). The paper's 0.9 is for hundreds of rounds; with
             tens of them 0.5 is better.

@@ -14,7 +14,7 @@ class LocalSGD(Algorithm):
     which leaves a bias of the order of :math:`\gamma H`.
 
     Args:
-        communication_interval: H.
+        communication_interval: H, in steps of the optimizer, not backward passes.
 
     Raises:
         ArgumentError: Less than 1.

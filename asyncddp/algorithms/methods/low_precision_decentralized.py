@@ -41,8 +41,8 @@ class LowPrecisionDecentralized(Algorithm):
     now on, within ``join``, replicas travel once as they are.
 
     Args:
-        communication_interval: Steps from one exchange to the next, of which the first is in the
-            first step; a difference then has the change of so many steps.
+        communication_interval: Steps of the optimizer, not backward passes, between exchanges, of
+            which the first is in the first step; a difference then has the change of so many steps.
         hierarchical: Whether the graph's nodes are machines, whose ranks average first and hold one
             model after each exchange.
 

@@ -27,7 +27,7 @@ class NoLoCo(Algorithm):
     :math:`\phi_i` and :math:`\delta_i`. With weights that differ in the two directions it diverges.
 
     Args:
-        communication_interval: H.
+        communication_interval: H, in steps of the optimizer, not backward passes.
         outer_lr: :math:`\eta` above 0.
         outer_momentum: :math:`\mu` in [0, 1).
         consensus_rate: :math:`\kappa` in [0, 1].

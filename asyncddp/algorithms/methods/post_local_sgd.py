@@ -20,7 +20,7 @@ class PostLocalSGD(Algorithm):
 
     Args:
         warmup_steps: Steps before the first local one.
-        communication_interval: H.
+        communication_interval: H, in steps of the optimizer, not backward passes.
 
     Raises:
         ArgumentError: Less than 0 steps, or an interval below 1.

@@ -44,7 +44,7 @@ class SlowMo(Algorithm):
     tensors of the model's size, and with push-sum z; all ranks begin from one model.
 
     Args:
-        communication_interval: H; 12 to 48 in the paper.
+        communication_interval: H, in steps of the optimizer; 12 to 48 in the paper.
         beta: :math:`\beta` in [0, 1); 0.2 to 0.7 in the paper.
         alpha: :math:`\alpha` above 0.
         base: ``"local_sgd"``, ``"adapt_then_combine"``, or ``"push_sum"``.

@@ -37,7 +37,7 @@ class SparseLoCo(Algorithm):
     it.
 
     Args:
-        communication_interval: H; 15 to 250 in the paper.
+        communication_interval: H, in steps of the optimizer; 15 to 250 in the paper.
         outer_lr: :math:`\eta` above 0.
         error_decay: :math:`\beta` in [0, 1].
 

@@ -32,7 +32,7 @@ class StreamingDiLoCo(OuterNesterov):
     tensors of the model's size; all ranks begin from one model.
 
     Args:
-        communication_interval: h.
+        communication_interval: h, in steps of the optimizer, not backward passes.
         fragments: P, at most the number of parameters; None for 4, of which some may be empty.
         delay: :math:`\tau`, less than h; None for 1, or for 0 where h is 1.
         mixing: :math:`\alpha` in [0, 1).

@@ -84,7 +84,8 @@ def read(
 
     loaded = together("load_checkpoint", f"read {filepath}", load_shared)
     found = loaded.get(KEY, {})
-    if not resumes or found.get("checkpoint") != "per_rank":
+    every = found.get("replicas") == "all" or found.get("checkpoint") == "per_rank"  # as of old
+    if not resumes or not every:
         return loaded
     if found["world_size"] == current().size:
         own = _own_states(filepath, load, found["id"])

@@ -38,8 +38,9 @@ class FabricStrategyMixin(WorldStrategyMixin):
     Args:
         algorithm, communication, topology, compression, process_group_backend: As of the Trainer's
             :class:`asyncddp.integrations.lightning.AsyncDDPStrategy`.
-        checkpoint: Whose model ``fabric.save`` writes: ``"average"`` of all ranks, ``"rank0"``, or
-            the average and ``"per_rank"`` files beside it, by which as many ranks go on.
+        replicas: Whose model ``fabric.save`` writes: ``"average"`` of all ranks, ``"rank0"``, or
+            ``"all"``: the average, and a file of each rank beside it, by which as many go on.
+        checkpoint: Another name for ``replicas``, with ``"per_rank"`` for ``"all"``.
         accelerator, parallel_devices, checkpoint_io, precision: As of Lightning's own strategies.
         **options: Other arguments of :class:`asyncddp.DistributedOptimizer`, and options of the
             method.
@@ -58,8 +59,9 @@ class FabricStrategyMixin(WorldStrategyMixin):
         topology: Any = None,
         compression: Any = None,
         *,
-        checkpoint: str = "average",
+        replicas: str = "average",
         process_group_backend: str | None = None,
+        checkpoint: str | None = None,
         accelerator: Any = None,
         parallel_devices: Any = None,
         checkpoint_io: Any = None,
@@ -67,7 +69,9 @@ class FabricStrategyMixin(WorldStrategyMixin):
         **options: Any,
     ) -> None:
         arguments = {**options, "communication": communication, "compression": compression}
-        self._join_world(algorithm, topology, checkpoint, process_group_backend, arguments)
+        self._join_world(
+            algorithm, topology, checkpoint or replicas, process_group_backend, arguments
+        )
         self._modules: list[torch.nn.Module] = []
         self.distributed_optimizers: list[DistributedOptimizer] = []
         of_lightning: Any = super()
@@ -133,11 +137,11 @@ class FabricStrategyMixin(WorldStrategyMixin):
 
     def get_module_state_dict(self, module: torch.nn.Module) -> dict[str, Any]:
         """Return the module that a checkpoint holds; collective for the average."""
-        return shared_model_state(self._checkpoint, module)
+        return shared_model_state(self._replicas, module)
 
     def get_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state that suits it; collective likewise."""
-        return shared_optimizer_state(self._checkpoint, optimizer.state_dict())
+        return shared_optimizer_state(self._replicas, optimizer.state_dict())
 
     def save_checkpoint(
         self,
@@ -151,11 +155,11 @@ class FabricStrategyMixin(WorldStrategyMixin):
         found = {
             "world_size": current().size,
             "algorithm": self._settings.method_name,
-            "checkpoint": self._checkpoint,
+            "replicas": self._replicas,
             "id": broadcast_object(uuid4().hex),
         }
         convert = parts._convert_stateful_objects_in_state
-        if self._checkpoint == "per_rank":
+        if self._replicas == "all":
             plain = {k: v.state_dict() if _differs(v) else v for k, v in state.items()}
             own = {**convert(plain, filter=filter or {}), KEY: found}
             write(path, lambda: parts.checkpoint_io.save_checkpoint(own, rank_file(path)))

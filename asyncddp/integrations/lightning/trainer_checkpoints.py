@@ -113,7 +113,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         """Raise an error on all ranks if a callback's folder cannot be written; collective."""
         found = [getattr(one, "dirpath", None) for one in trainer.checkpoint_callbacks]
         folders = [Path(one) for one in found if one is not None and "://" not in str(one)]
-        check_writable(folders, every_rank=self._checkpoint == "per_rank")
+        check_writable(folders, every_rank=self._replicas == "all")
 
     def _own_state(self) -> dict[str, Any]:
         of_lightning: Any = super()
@@ -122,10 +122,10 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the model that a checkpoint holds; collective for the average."""
-        if self._averaged is not None and self._checkpoint != "rank0" and not self._interrupted:
+        if self._averaged is not None and self._replicas != "rank0" and not self._interrupted:
             return copied(self._own_state())
         self._restore_own_model()
-        policy = "rank0" if self._interrupted else self._checkpoint
+        policy = "rank0" if self._interrupted else self._replicas
         return shared_model_state(policy, self.lightning_module)
 
     def save_checkpoint(
@@ -133,7 +133,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
     ) -> None:
         """Write the checkpoint on rank 0, and before it each rank's own if that was asked for."""
         of_lightning, parts, alone = super(), self, self._interrupted  # type: Any, Any, bool
-        policy = "rank0" if alone else self._checkpoint
+        policy = "rank0" if alone else self._replicas
         states = checkpoint.get("optimizer_states", [])
         methods = [one.algorithm for one in self.distributed_optimizers]
         if not alone:
@@ -141,7 +141,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         checkpoint[KEY] = {
             "world_size": current().size,
             "algorithm": methods[0] if methods else self._settings.method_name,
-            "checkpoint": policy,
+            "replicas": policy,
             "id": uuid4().hex if alone else broadcast_object(uuid4().hex),
         }
 
@@ -152,7 +152,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
             checkpoint["optimizer_states"] = list(map(without_own_memory, states))
             save_shared()
             return
-        if policy == "per_rank":
+        if policy == "all":
             self._restore_own_model()
             own = {
                 **checkpoint,
@@ -180,7 +180,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint with the ranks' files beside it."""
-        if self._checkpoint == "per_rank":
+        if self._replicas == "all":
             remove_rank_files(filepath)
         of_lightning: Any = super()
         of_lightning.remove_checkpoint(filepath)

@@ -26,16 +26,18 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
     Args:
         algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
         communication: As of :class:`asyncddp.DistributedOptimizer`.
-        topology: Graph or schedule of ranks, or a function that makes one for a number of ranks,
-            such as ``topology.one_peer_exponential``; None for the world's.
+        topology: Graph or schedule of ranks, a function that makes one for a number of ranks, such
+            as ``topology.one_peer_exponential``, or its name; None for the world's.
         compression: As of :class:`asyncddp.DistributedOptimizer`.
-        checkpoint: Whose model a checkpoint holds: ``"average"`` of all ranks, ``"rank0"``, or the
-            average and ``"per_rank"`` files beside it, each whole, by which as many ranks resume.
+        replicas: Whose model a checkpoint holds, as of :func:`asyncddp.save_checkpoint`:
+            ``"average"`` of all ranks, ``"rank0"``, or ``"all"``: the average, and a file of each
+            rank beside it, each whole, by which as many ranks resume.
         validate: What validation, test and prediction see: each rank's ``"local"`` model, or the
             ``"average"``.
         process_group_backend: Backend with which to initialise ``torch.distributed``, for
             torchmetrics and SyncBatchNorm; Lightning then lets all ranks wait for rank 0 in each
             batch.
+        checkpoint: Another name for ``replicas``, with ``"per_rank"`` for ``"all"``.
         accelerator, parallel_devices, checkpoint_io, precision_plugin: As of Lightning's own
             strategies.
         **options: Other arguments of :class:`asyncddp.DistributedOptimizer`, and options of the
@@ -57,9 +59,10 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
         topology: Any = None,
         compression: Any = None,
         *,
-        checkpoint: str = "average",
+        replicas: str = "average",
         validate: str = "local",
         process_group_backend: str | None = None,
+        checkpoint: str | None = None,
         accelerator: Any = None,
         parallel_devices: Any = None,
         checkpoint_io: Any = None,
@@ -68,7 +71,9 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
     ) -> None:
         check_choice("validate", validate, VALIDATIONS)
         arguments = {**options, "communication": communication, "compression": compression}
-        self._join_world(algorithm, topology, checkpoint, process_group_backend, arguments)
+        self._join_world(
+            algorithm, topology, checkpoint or replicas, process_group_backend, arguments
+        )
         self._validate = validate
         of_lightning: Any = super()
         of_lightning.__init__(

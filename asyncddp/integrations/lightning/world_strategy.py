@@ -9,14 +9,13 @@ from typing import Any, ClassVar
 import torch
 
 from asyncddp.algorithms import ALGORITHMS, Algorithm
+from asyncddp.checkpoint.folder import POLICIES
 from asyncddp.context import current, init
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.lightning.collectives import gather_stacked
 from asyncddp.ops.object_collectives import broadcast_object
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.method_settings import MethodSettings
-
-CHECKPOINTS = ("average", "rank0", "per_rank")
 
 
 class WorldStrategyMixin:
@@ -34,15 +33,16 @@ class WorldStrategyMixin:
         self,
         algorithm: str | type[Algorithm],
         topology: Any,
-        checkpoint: str,
+        replicas: str,
         process_group_backend: str | None,
         arguments: dict[str, Any],
     ) -> None:
         """Check the arguments, and become a rank of the world."""
-        check_choice("checkpoint", checkpoint, CHECKPOINTS)
+        replicas = "all" if replicas == "per_rank" else replicas  # its name of old
+        check_choice("replicas", replicas, POLICIES)
         self._settings = MethodSettings.of(algorithm, arguments)
         self._settings.compressor_for(self._settings.create_method())
-        self._topology, self._checkpoint = topology, checkpoint
+        self._topology, self._replicas = topology, replicas
         self._process_group_backend = process_group_backend
         init()
         from lightning_utilities.core.rank_zero import rank_zero_only
@@ -169,11 +169,7 @@ class WorldStrategyMixin:
         self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | list[torch.nn.Module]
     ) -> DistributedOptimizer:
         """Return an optimizer that trains by the method."""
-        arguments = self._settings.arguments()
-        topology = self._topology
-        if callable(topology) and not hasattr(topology, "n"):
-            topology = topology(current().size)
-        arguments["topology"] = topology
+        arguments = {**self._settings.arguments(), "topology": self._topology}
         return DistributedOptimizer(optimizer, model, **arguments, broadcast=False)
 
 

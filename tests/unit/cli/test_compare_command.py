@@ -72,6 +72,9 @@ def test_settings_follow_a_colon():
     plain = row(call("adapt_then_combine", *SMALL)[1], "adapt_then_combine")
     assert found[3:5] == ["1.54", "kB"]  # 4 times 128 bytes to 3 neighbours
     assert plain[3:5] == ["7.68", "kB"]
+    ring = call("adapt_then_combine", *SMALL, "--topology", "ring")[1]
+    named = call("adapt_then_combine:topology=ring", *SMALL)[1]
+    assert row(named, "adapt_then_combine") == row(ring, "adapt_then_combine") != plain
 
 
 def test_methods_between_machines_have_a_topology_of_machines(tmp_path):
