@@ -26,6 +26,16 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def _caches() -> str:
+    """Return the sizes of a core's caches, such as ``"L2 1024K, L3 32768K"``."""
+    found = []
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, size = ((folder / name).read_text().strip() for name in ("level", "size"))
+        if level in ("2", "3"):
+            found.append(f"L{level} {size}")
+    return ", ".join(found) or "not told"
+
+
 def _commit() -> str:
     try:
         done = subprocess.run(
@@ -51,6 +61,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "processor": _processor(),
+        "caches": _caches(),
         "cores": os.cpu_count(),
         "memory_gb": round(memory_limit() / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 2),

@@ -71,6 +71,8 @@ def test_quick_run_prints_tables_and_writes_json_and_plot(tmp_path):
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["header"]["ranks"] == 2
     assert found["header"]["rounds"] == 2
+    assert found["header"]["processor"]
+    assert found["header"]["caches"]
     rows = found["results"]
     assert all(len(row["rounds"]) == 2 and min(row["rounds"]) > 0 for row in rows)
     for key, names in RIVALS.items():
