@@ -17,7 +17,7 @@
     ├── RankError                   a rank of local_world() raised; ``rank`` and ``__cause__`` tell
     └── EnvironmentProblem          something is missing or wrong on this machine
 
-Invalid graphs raise :class:`topology.TopologyError`, which the package ``topology`` defines.
+Invalid graphs raise :class:`.topology.TopologyError`, which the package ``topology`` defines.
 """
 
 from __future__ import annotations

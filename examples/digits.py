@@ -32,7 +32,7 @@ from support.report import save_picture, show_table, summary
 from support.trial import Mark, Trial, accuracy, curve_of
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 
 RATES = {"ddp": 0.4, "adapt_then_combine": 0.4, "win_put": 0.6}
 WAITING = ("ddp", "gradient_allreduce", "adapt_then_combine", "adapt_with_combine")

@@ -34,7 +34,7 @@ def topology_for(given: TopologyLike, n: int) -> GraphOrSchedule:
 
     Args:
         given: A graph or schedule, which is returned as it is; a function of the number of nodes;
-            or a name in :data:`topology.GRAPHS` or :data:`topology.SCHEDULES`, with
+            or a name in :data:`.topology.GRAPHS` or :data:`.topology.SCHEDULES`, with
             :data:`DEFAULTS`.
         n: Number of nodes: ranks, or machines.
 

@@ -19,7 +19,7 @@ from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError
-from topology import GraphOrSchedule, Schedule, as_schedule
+from asyncddp.topology import GraphOrSchedule, Schedule, as_schedule
 
 
 class Algorithm:

@@ -27,7 +27,7 @@ from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
 from asyncddp.ops.weight_resolver import Weights
 from asyncddp.tensors.dtypes import DTYPES
-from topology import Schedule
+from asyncddp.topology import Schedule
 
 
 @dataclass

@@ -15,12 +15,12 @@ from asyncddp.errors import ArgumentError
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.windows.creation import create_along, get_current_created_window_names, win_free
 from asyncddp.tensors.allocation import empty_like
+from asyncddp.topology import Schedule
+from asyncddp.topology.default_schedule import default_schedule
 from asyncddp.windows import Staleness, Window, windows_of
 from asyncddp.windows.departure_detector import DepartureDetector
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.pair_averaging import PairAveraging, pair_averaging_of
-from topology import Schedule
-from topology.default_schedule import default_schedule
 
 
 class BucketWindow:

@@ -12,7 +12,7 @@ from asyncddp.algorithms.method_traits import (
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression.typical_contraction import typical_contraction
 from asyncddp.errors import ArgumentError
-from topology import symmetric_exponential
+from asyncddp.topology import symmetric_exponential
 
 _SAMPLE = 1 << 16  # elements that tell how much a compressor keeps
 

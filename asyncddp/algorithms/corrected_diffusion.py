@@ -11,7 +11,7 @@ from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
-from topology import symmetric_exponential
+from asyncddp.topology import symmetric_exponential
 
 _CORRECTION = "correction"
 

@@ -24,8 +24,8 @@ from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.tensors.allocation import detached_copy, make_tensor
 from asyncddp.tensors.buckets import ALIGNMENT, TensorFactory
-from topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
-from topology.builders import TopologyLike, topology_for
+from asyncddp.topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
+from asyncddp.topology.builders import TopologyLike, topology_for
 
 
 class ModelAverager(CrossRoundState):

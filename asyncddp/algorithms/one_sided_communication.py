@@ -16,8 +16,8 @@ from asyncddp.context.context import use
 from asyncddp.errors import PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.barrier import barrier
+from asyncddp.topology import Neighbors
 from asyncddp.windows.nonblocking_handle import WindowHandle
-from topology import Neighbors
 
 
 class OneSidedCommunication(Communication):

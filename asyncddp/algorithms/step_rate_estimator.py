@@ -11,9 +11,9 @@ from asyncddp.context.context import use
 from asyncddp.errors import PeerLeftError
 from asyncddp.ops.windows.creation import create_along
 from asyncddp.tensors.allocation import detached_copy, make_tensor, zeros, zeros_like
+from asyncddp.topology import Schedule
 from asyncddp.windows import windows_of
 from asyncddp.windows.departure_detector import CONCLUDED, DepartureDetector
-from topology import Schedule
 
 _LARGEST = 4.0
 """The largest factor by which an update is scaled."""

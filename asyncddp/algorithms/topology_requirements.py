@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import networkx
 import numpy as np
 
-import topology
-from topology import GraphOrSchedule, Schedule, TopologyError
-from topology.matrices import rounds_of
+from asyncddp import topology
+from asyncddp.topology import GraphOrSchedule, Schedule, TopologyError
+from asyncddp.topology.matrices import rounds_of
 
 _ROUNDS = 1024  # of a schedule that are checked
 
@@ -30,7 +30,7 @@ class TopologyRequirements:
         uniform: Each rank averages all ranks, itself among them, with equal weights.
         pairs: In each round of a schedule a rank has one neighbour at most; of a static graph the
             edges are taken in turn, by
-            :func:`topology.matching_decomposition`.
+            :func:`.topology.matching_decomposition`.
 
     Example:
         >>> symmetric = TopologyRequirements(symmetric=True)

@@ -15,8 +15,8 @@ from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.weight_resolver import require_finite
 from asyncddp.ops.windows.get_and_update import win_get_nonblocking
 from asyncddp.ops.windows.locking import weights_by_rank
+from asyncddp.topology import Neighbors
 from asyncddp.windows.nonblocking_handle import WindowHandle
-from topology import Neighbors
 
 
 class WindowPutCommunication(OneSidedCommunication):

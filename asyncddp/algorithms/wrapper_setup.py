@@ -14,7 +14,7 @@ from asyncddp.context import Context
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.tensors.ordinary import require_ordinary
-from topology import as_schedule
+from asyncddp.topology import as_schedule
 
 _CLAIM = "{} needs the same model and settings on all ranks"
 _ROUNDS = 8  # rounds of a time-varying topology that are compared in check mode

@@ -28,7 +28,7 @@ from asyncddp.cli.topology_options import (
 
 if TYPE_CHECKING:
     from asyncddp.simulate import MethodComparison, Problem, Scenario
-    from topology import GraphOrSchedule, Link
+    from asyncddp.topology import GraphOrSchedule, Link
 
 _COUNT = IntegerParamType()
 _REAL, _POSITIVE = NumberParamType(), NumberParamType(positive=True)
@@ -148,8 +148,8 @@ def _check_folder(file: Path | None) -> None:
 
 def _family_names() -> Sequence[str]:
     """Return the names of all parameters of graphs and schedules."""
-    from topology import GRAPHS, SCHEDULES
-    from topology.builders import parameters_of
+    from asyncddp.topology import GRAPHS, SCHEDULES
+    from asyncddp.topology.builders import parameters_of
 
     every = [parameters_of(builder) for builder in {**GRAPHS, **SCHEDULES}.values()]
     return sorted({name for parameters in every for name in parameters} | {"seed"})
@@ -185,7 +185,7 @@ class _RequestedTopologies:
 
     def describe(self, ranks: int) -> str:
         """Return the part of a title that tells of those that were built."""
-        from topology import describe
+        from asyncddp.topology import describe
 
         if self._builder is None:
             return ", each method's own topology"
@@ -217,7 +217,7 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 def _scenario_of(given: dict[str, Any]) -> Scenario:
     from asyncddp.simulate import Scenario
-    from topology import Links
+    from asyncddp.topology import Links
 
     link: Link = given["link"]
     megabytes, again = given["megabytes"], given["retransmit"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from topology import Link
+    from asyncddp.topology import Link
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,7 +88,7 @@ class LinkParamType(click.ParamType):  # type: ignore[type-arg]  # generic in cl
         self, value: str | Link, param: click.Parameter | None, ctx: click.Context | None
     ) -> Link:
         """Return the link that the text says, or the one that it is already."""
-        from topology import Link, TopologyError
+        from asyncddp.topology import Link, TopologyError
 
         if isinstance(value, Link):
             return value

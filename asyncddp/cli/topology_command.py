@@ -21,7 +21,7 @@ from asyncddp.cli.topology_options import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from topology import GraphOrSchedule, Link, Links
+    from asyncddp.topology import GraphOrSchedule, Link, Links
 
     Builder: TypeAlias = Callable[..., GraphOrSchedule]
 
@@ -66,8 +66,8 @@ def topology_command(
     step: 0 is exact at once, 1 is never. A schedule that is exact after L steps needs no more.
     One message per step and few steps are what to look for.
     """  # noqa: D301 - click reads the \b
-    import topology
-    from topology import GRAPHS, SCHEDULES
+    from asyncddp import topology
+    from asyncddp.topology import GRAPHS, SCHEDULES
 
     console = make_console()
     if not names:
@@ -100,7 +100,7 @@ def topology_command(
 
 
 def _draw(built: Mapping[str, GraphOrSchedule], draw: Path) -> None:
-    import topology
+    from asyncddp import topology
 
     for name, graph in built.items():
         path = draw if len(built) == 1 else draw.with_name(f"{draw.stem}-{name}{draw.suffix}")
@@ -112,7 +112,7 @@ def _list_families(builders: Mapping[str, Builder], title: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from topology.builders import parameters_of
+    from asyncddp.topology.builders import parameters_of
 
     table = Table("name", "options", "", title=title, title_justify="left", box=None)
     for name, builder in builders.items():
@@ -139,7 +139,7 @@ def _comparison_table(
 
 
 def _figures(graph: GraphOrSchedule, nbytes: float, links: Links) -> list[str]:
-    import topology
+    from asyncddp import topology
 
     cost = topology.communication_cost(graph, nbytes, links)
     whole = cost.ring_allreduce.seconds
@@ -170,7 +170,7 @@ time        of a step, relative to a ring allreduce: {nbytes / 1e6:g} MB, {links
 
 
 def _random_schedule_legend(graphs: Iterable[GraphOrSchedule]) -> str:
-    from topology import Schedule, describe
+    from asyncddp.topology import Schedule, describe
 
     names = [describe(g) for g in graphs if isinstance(g, Schedule) and g.period is None]
     if not names:

@@ -11,7 +11,7 @@ from asyncddp.cli.options import IntegerParamType, LinkParamType, NumberParamTyp
 from asyncddp.registry import nearest
 
 if TYPE_CHECKING:
-    from topology import GraphOrSchedule
+    from asyncddp.topology import GraphOrSchedule
 
     Builder: TypeAlias = Callable[..., GraphOrSchedule]
 
@@ -54,7 +54,7 @@ def find_builder(name: str, parameter: str) -> Builder:
     Raises:
         click.BadParameter: There is none of that name.
     """
-    from topology import GRAPHS, SCHEDULES
+    from asyncddp.topology import GRAPHS, SCHEDULES
 
     known: Mapping[str, Builder] = GRAPHS if parameter == "--graph" else {**GRAPHS, **SCHEDULES}
     if name in known:
@@ -68,8 +68,8 @@ def find_builder(name: str, parameter: str) -> Builder:
 
 def check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> None:
     """Raise if an option is a parameter of none of the named families."""
-    from topology import GRAPHS, SCHEDULES
-    from topology.builders import parameters_of
+    from asyncddp.topology import GRAPHS, SCHEDULES
+    from asyncddp.topology.builders import parameters_of
 
     taken = {name for builder in builders.values() for name in parameters_of(builder)}
     if "graph" in taken:
@@ -90,7 +90,7 @@ def build_topology(builder: Builder, n: int, options: Mapping[str, Any]) -> Grap
     Raises:
         topology.TopologyError: The family has none of that kind.
     """
-    from topology.builders import build
+    from asyncddp.topology.builders import build
 
     if "graph" in options:
         find_builder(options["graph"], "--graph")

@@ -18,11 +18,11 @@ from asyncddp.context.context import (
 )
 from asyncddp.errors import PeerError
 from asyncddp.rank_marker import MARKER, mark_rank, refuse_child_of_rank
+from asyncddp.topology.builders import TopologyLike
 from asyncddp.transport import DEFAULT_TRANSPORT
 from asyncddp.transport.base import Scope
 from asyncddp.transport.selection import open_transport
 from asyncddp.transport.startup_deadline import StartupDeadline
-from topology.builders import TopologyLike
 
 
 def init(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncddp.context.context import current
 from asyncddp.context.topologies import Topology
-from topology.builders import TopologyLike
+from asyncddp.topology.builders import TopologyLike
 
 
 def rank() -> int:

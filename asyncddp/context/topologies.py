@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-import topology
+from asyncddp import topology
 from asyncddp.errors import ArgumentError
-from topology import GraphOrSchedule as Topology
-from topology.builders import TopologyLike, topology_for
-from topology.checks import is_weighted
-from topology.default_schedule import default_schedule
+from asyncddp.topology import GraphOrSchedule as Topology
+from asyncddp.topology.builders import TopologyLike, topology_for
+from asyncddp.topology.checks import is_weighted
+from asyncddp.topology.default_schedule import default_schedule
 
 __all__ = ["Topologies", "Topology"]
 

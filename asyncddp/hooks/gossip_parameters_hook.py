@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from typing_extensions import override
 
-import topology as graphs
+from asyncddp import topology as graphs
 from asyncddp.engine import Steps
 from asyncddp.hooks.hook_state import HookState
 from asyncddp.hooks.neighbor_average import (

@@ -6,7 +6,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 from typing_extensions import override
 
-import topology as graphs
+from asyncddp import topology as graphs
 from asyncddp.algorithms.compression_rules import with_error_feedback
 from asyncddp.compression import Compressor, compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor

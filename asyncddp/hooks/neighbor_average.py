@@ -12,7 +12,7 @@ from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import exchange_tensors
 from asyncddp.ops.validation import signature_of
 from asyncddp.tensors.dtypes import DTYPES
-from topology import Schedule, TopologyError
+from asyncddp.topology import Schedule, TopologyError
 
 _ROUNDS = 4  # of which the fingerprint of a schedule tells
 

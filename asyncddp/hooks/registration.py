@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from asyncddp.errors import ArgumentError, AsyncDDPError, MismatchError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import from_bytes
-from topology import TopologyError
+from asyncddp.topology import TopologyError
 
 _BYTES = 1024
 _DEVICES = ("cpu", "cuda")

@@ -20,7 +20,7 @@ from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
 from asyncddp.ops.weight_resolver import WeightResolver, Weights
 from asyncddp.ops.weighted_exchange import exchange_and_average
 from asyncddp.tensors.tensor_lists import TensorOrTensors
-from topology import Schedule, as_schedule, complete
+from asyncddp.topology import Schedule, as_schedule, complete
 
 _VERB = "hierarchical_neighbor_allreduce"
 

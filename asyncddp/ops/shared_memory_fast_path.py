@@ -27,7 +27,7 @@ from asyncddp.ops.weighted_exchange import average_chunks, exchange_and_average
 from asyncddp.shm.ring_buffer import SendRingBuffer
 from asyncddp.tensors.allocation import empty
 from asyncddp.timeline.profiler_range import ProfilerRange
-from topology import Schedule
+from asyncddp.topology import Schedule
 
 R = TypeVar("R")
 

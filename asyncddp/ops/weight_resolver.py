@@ -12,7 +12,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.validation import check_rank
 from asyncddp.tensors.dtypes import DTYPES
-from topology import Schedule
+from asyncddp.topology import Schedule
 
 Weights: TypeAlias = Mapping[int, float]
 

@@ -20,7 +20,7 @@ from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
 from asyncddp.optim.replica_agreement import checked_policy, unify_replicas, unify_state
 from asyncddp.optim.rounds_warning import RoundsWarning
-from topology import TopologyError
+from asyncddp.topology import TopologyError
 
 WRAPPER = "DistributedOptimizer"
 SwitchSchedule = Mapping[

@@ -31,7 +31,7 @@ from asyncddp.optim.autotune_result import (
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.step_timer import StepTimer
 from asyncddp.optim.successive_halving import SuccessiveHalving, trials_of
-from topology import as_schedule, describe
+from asyncddp.topology import as_schedule, describe
 
 logger = logging.getLogger("asyncddp")
 _PARTS = 2  # measurements of a trial

@@ -30,8 +30,8 @@ from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.optimizer_wrapper import WindowMethodsMixin
 from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.optim.switchable_optimizer import SwitchableOptimizer
+from asyncddp.topology.builders import TopologyLike
 from asyncddp.torch_modes import uncompiled
-from topology.builders import TopologyLike
 
 
 class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):

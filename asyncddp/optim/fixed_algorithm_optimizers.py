@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from asyncddp.context import current
 from asyncddp.optim.autotune import Autotune
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
-from topology import GraphOrSchedule
+from asyncddp.topology import GraphOrSchedule
 
 _Models = torch.nn.Module | Iterable[torch.nn.Module]
 

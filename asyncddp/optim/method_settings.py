@@ -40,7 +40,7 @@ from asyncddp.optim.distributed_optimizer_arguments import (
 )
 from asyncddp.optim.parameter_sync import broadcast_start, starting_tensors
 from asyncddp.registry import nearest
-from topology.builders import TopologyLike
+from asyncddp.topology.builders import TopologyLike
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from asyncddp.parallel.optimizer_buckets import (
     OptimizerBucket,
 )
 from asyncddp.parallel.reducer import TrainingObserver
-from topology.builders import TopologyLike
+from asyncddp.topology.builders import TopologyLike
 
 
 class WholeModelBucket(OptimizerBucket):

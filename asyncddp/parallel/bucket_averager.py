@@ -14,8 +14,8 @@ from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.context import Context
 from asyncddp.errors import NotInitializedError, PeerError
 from asyncddp.parallel.optimizer_buckets import OptimizerBucket
-from topology import TopologyError, as_schedule, describe
-from topology.builders import TopologyLike, topology_for
+from asyncddp.topology import TopologyError, as_schedule, describe
+from asyncddp.topology.builders import TopologyLike, topology_for
 
 
 class _PreviousStepAveraging(Algorithm):

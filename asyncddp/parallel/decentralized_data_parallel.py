@@ -27,7 +27,7 @@ from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.parallel.reducer import Reducer
 from asyncddp.parallel.switchable_module import SwitchableModule
 from asyncddp.tensors.buckets import require_untied
-from topology.builders import TopologyLike
+from asyncddp.topology.builders import TopologyLike
 
 _NAME = "DecentralizedDataParallel"
 

@@ -24,7 +24,7 @@ from asyncddp.parallel.optimizer_buckets import (
     OptimizerBucket,
     build_buckets,
 )
-from topology.builders import TopologyLike
+from asyncddp.topology.builders import TopologyLike
 
 
 class TrainingObserver(Protocol):

@@ -16,8 +16,8 @@ from typing_extensions import override
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.simulate.events import SimulatedNetwork
 from asyncddp.tensors.allocation import detached_copy
+from asyncddp.topology import Neighbors, Schedule
 from asyncddp.windows.pair_averaging import PairAveraging
-from topology import Neighbors, Schedule
 
 Tensors = Sequence[torch.Tensor]
 _POLL_SECONDS = 0.001  # until a rank that waits gets from late neighbours again

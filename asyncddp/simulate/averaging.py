@@ -21,7 +21,7 @@ from asyncddp.simulate.scenario import Scenario
 from asyncddp.simulate.simulated_bucket import SimulatedBucket, StackedExchangeResult
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.tensors.dtypes import DTYPES
-from topology import Schedule
+from asyncddp.topology import Schedule
 
 Numbers = npt.NDArray[np.float64]
 _ROUNDS = 64  # of a schedule that are kept

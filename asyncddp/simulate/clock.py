@@ -10,7 +10,7 @@ import numpy.typing as npt
 from asyncddp.simulate.averaging import Traffic
 from asyncddp.simulate.mixing_round import Mask, MixingRound
 from asyncddp.simulate.scenario import Scenario
-from topology import Cost, communication_cost, ring
+from asyncddp.topology import Cost, communication_cost, ring
 
 Numbers = npt.NDArray[np.float64]
 
@@ -22,9 +22,9 @@ class RankClocks:
 
     with :math:`c_i` the time of a step on rank i, :math:`s_j` when rank j sends, at the beginning
     of the step where communication is hidden behind it and at the end otherwise, :math:`T_{ij}` the
-    time of the message by :class:`topology.Links` and :math:`\delta_j` the delay of j's messages.
+    time of the message by :class:`.topology.Links` and :math:`\delta_j` the delay of j's messages.
     An average over all ranks begins when the last one is there, and takes the time of the fastest
-    allreduce of :func:`topology.communication_cost`, or of the hierarchical one where one rank of
+    allreduce of :func:`.topology.communication_cost`, or of the hierarchical one where one rank of
     each machine averages for the others. A message that is sent again comes so much later; of each
     round of an allreduce, the last one counts.
 

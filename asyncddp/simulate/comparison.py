@@ -15,7 +15,7 @@ from asyncddp.simulate.problem import Problem
 from asyncddp.simulate.record import Run
 from asyncddp.simulate.stacked_optimizer import OptimizerFactory
 from asyncddp.simulate.training import train
-from topology import TopologyError
+from asyncddp.topology import TopologyError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,8 +77,8 @@ def compare(
             method or setting of one that there is not, or a scenario of other ranks.
 
     Example:
-        >>> import topology, torch
-        >>> from asyncddp import simulate
+        >>> import torch
+        >>> from asyncddp import simulate, topology
         >>> found = simulate.compare(
         ...     simulate.least_squares(16),
         ...     ["gradient_allreduce", "adapt_then_combine"],

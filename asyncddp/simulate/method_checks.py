@@ -25,8 +25,8 @@ from asyncddp.simulate.machine_averaging import (
     MachineGlobalAveraging,
 )
 from asyncddp.simulate.scenario import Scenario
-from topology import GraphOrSchedule, TopologyError, as_schedule, describe, exponential_two
-from topology.builders import TopologyLike, topology_for
+from asyncddp.topology import GraphOrSchedule, TopologyError, as_schedule, describe, exponential_two
+from asyncddp.topology.builders import TopologyLike, topology_for
 
 _AVERAGINGS: dict[str, type[AveragingScheme]] = {
     "allreduce": GlobalAveraging,

@@ -10,8 +10,8 @@ import torch
 
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.tensors.allocation import make_tensor
-from topology import Schedule
-from topology.matrices import Matrix, matrix_of
+from asyncddp.topology import Schedule
+from asyncddp.topology.matrices import Matrix, matrix_of
 
 _DENSE_RANKS = 64  # up to which a dense product is as fast as a sparse one
 _DENSE_SHARE = 8  # … and from 1 / 8 of all entries on

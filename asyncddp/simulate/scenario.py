@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncddp.errors import ArgumentError
-from topology import Link, Links
+from asyncddp.topology import Link, Links
 
 Numbers = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -23,8 +23,8 @@ class Scenario:
     Args:
         step_seconds: Time of a step's gradients and update, in seconds.
         slowdown: By which factor ranks take longer, ``{3: 10.0}``; others take ``step_seconds``.
-        links: Latency and bandwidth between the ranks: a :class:`topology.Links`, which says which
-            ranks share a machine as well, one :class:`topology.Link` for all, or its text such as
+        links: Latency and bandwidth between the ranks: a :class:`.topology.Links`, which says which
+            ranks share a machine as well, one :class:`.topology.Link` for all, or its text such as
             ``"100Mbit,20ms"``.
         delay: Seconds by which messages of a rank arrive later than over its links, ``{0: 0.2}``.
         loss: Probability that a message is lost. The receiver's own tensor takes its

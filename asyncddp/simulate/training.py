@@ -25,7 +25,7 @@ from asyncddp.simulate.stacked_optimizer import (
     SchedulerFactory,
     StackedOptimizer,
 )
-from topology.builders import TopologyLike
+from asyncddp.topology.builders import TopologyLike
 
 
 def train(
@@ -80,8 +80,8 @@ def train(
         TopologyError: The method cannot live with the topology.
 
     Example:
-        >>> import topology, torch
-        >>> from asyncddp import simulate
+        >>> import torch
+        >>> from asyncddp import simulate, topology
         >>> problem = simulate.least_squares(1000)
         >>> run = simulate.train(
         ...     problem,

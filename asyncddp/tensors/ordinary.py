@@ -13,7 +13,8 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor's values lie in its own memory, as those of a ``DTensor`` do not.
 
     Example:
-        >>> ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        >>> rows = [torch.ones(2), torch.ones(3)]
+        >>> ragged = torch.nested.nested_tensor(rows, layout=torch.jagged)
         >>> is_ordinary(torch.ones(2)), is_ordinary(ragged)
         (True, False)
     """

@@ -3,7 +3,7 @@
 A test that runs on several ranks::
 
     import asyncddp as bf
-    import topology
+    from asyncddp import topology
     from asyncddp.testing import ranks
     from asyncddp.testing import assert_result, held, oracle
 

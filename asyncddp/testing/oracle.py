@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
-from topology import GraphOrSchedule, as_schedule
+from asyncddp.topology import GraphOrSchedule, as_schedule
 
 
 def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -46,7 +46,8 @@ def oracle(
         The average, in float64 or complex128.
 
     Example:
-        >>> import topology, torch
+        >>> import torch
+        >>> from asyncddp import topology
         >>> oracle(topology.ring(4), 0, lambda rank: torch.tensor([3.0 * rank]))
         tensor([4.], dtype=torch.float64)
     """

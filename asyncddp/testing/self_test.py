@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.cli.doctor.mpi_probe import print_answer
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.ops.object_collectives import gather_records

@@ -19,6 +19,7 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.free_list import FreeList
+from asyncddp.topology import Schedule
 from asyncddp.torch_modes import refuse_transforms
 from asyncddp.windows.device_staging import DeviceStagingResources
 from asyncddp.windows.edge import PublishedSnapshot
@@ -38,7 +39,6 @@ from asyncddp.windows.staging import PendingPublish
 from asyncddp.windows.traced_window import TracedWindow
 from asyncddp.windows.window import Window
 from asyncddp.windows.window_edges import ControlWords, WindowEdges
-from topology import Schedule
 
 _SERVICE = "windows"
 _making = threading.Lock()

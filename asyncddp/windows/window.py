@@ -15,6 +15,7 @@ from asyncddp.errors import AsyncDDPError, PeerLeftError
 from asyncddp.kernels.cpu_weighted_sum import WeightedTensor
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.tensors.allocation import detached_copy
+from asyncddp.topology import Neighbors, Schedule
 from asyncddp.windows.compressed_staging import CompressedStaging, StoredForm
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.device_staging import DeviceStaging, DeviceStagingResources
@@ -30,7 +31,6 @@ from asyncddp.windows.staging import (
     UndeliveredMessage,
 )
 from asyncddp.windows.window_edges import WindowEdges
-from topology import Neighbors, Schedule
 
 _ROUNDING = 1e-6  # by which weights of an average may miss 1
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 from sphinx.util.docutils import SphinxDirective
 
-import topology
+from asyncddp import topology
 
 _SIZES = [2**k for k in (1, 2, 3, 4, 6, 8, 10, 12, 14, 15, 17)]
 _LOCAL = 8  # ranks per machine in the last panel

@@ -9,7 +9,7 @@ from typing import Any
 from sphinx.util import logging
 
 import asyncddp
-import topology
+from asyncddp import topology
 
 logger = logging.getLogger(__name__)
 

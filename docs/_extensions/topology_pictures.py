@@ -11,7 +11,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
-import topology
+from asyncddp import topology
 
 
 class Picture(SphinxDirective):

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from mpi4py import MPI
 
+from asyncddp.topology import Neighbors, Schedule
 from benchmarks.tables import Call, RankGroup, RivalUnavailableError
-from topology import Neighbors, Schedule
 
 __all__ = [
     "average",

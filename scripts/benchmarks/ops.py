@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import topology
+from asyncddp import topology
 from asyncddp.shm.memory_limit import memory_limit
 from benchmarks.machine_info import oversubscribed
 from benchmarks.tables import RankGroup, Target, TimingTable

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.config import Config
 from asyncddp.context.context import Context, use
 from asyncddp.transport.selection import open_transport

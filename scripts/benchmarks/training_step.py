@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
+from asyncddp.topology import GraphOrSchedule
 from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
 from benchmarks.training_models import Workload
-from topology import GraphOrSchedule
 
 __all__ = [
     "ATC",

@@ -10,12 +10,12 @@ import torch
 from mpi4py import MPI
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
+from asyncddp.topology import Schedule
 from benchmarks import baselines
 from benchmarks.machine_info import oversubscribed
 from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
 from benchmarks.verbs.neighbor_allreduce_table import LIMIT
-from topology import Schedule
 
 __all__ = ["tables"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 
 BY_TWO = {"ranks_per_machine": 2}
 

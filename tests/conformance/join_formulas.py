@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.algorithms.method_traits import JoinedRanks
 from asyncddp.compression.bf16 import BF16

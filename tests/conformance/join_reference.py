@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.algorithms.method_traits import JoinedRanks
 

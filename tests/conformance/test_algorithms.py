@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import (
     ALGORITHMS,
     Algorithm,

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.tensors.dtypes import DTYPES
 from tests.support import LoopbackWorld
 from tests.support.oracle import AVERAGING, check, held, mixed, options, summed

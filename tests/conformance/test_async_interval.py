@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import FileEvent, LoopbackWorld, on
 
 MODES = pytest.mark.parametrize("mode", ["all", "neighbors"])

@@ -17,10 +17,10 @@ from asyncddp.integrations.bagua.torch_api.algorithms import (
     gradient_allreduce,
     q_adam,
 )
+from asyncddp.topology import mixing_matrix, shift_one
 from tests.conformance import bagua_reference as reference
 from tests.conformance.bagua_reference import LR, STEPS, batches, flat, gradient_step, net, train
 from tests.support import LoopbackWorld, on
-from topology import mixing_matrix, shift_one
 
 GRADIENT = gradient_allreduce.GradientAllReduceAlgorithm
 

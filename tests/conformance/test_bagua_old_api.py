@@ -22,11 +22,11 @@ from asyncddp.integrations.bagua.torch_api.distributed import (
     allreduce_parameters,
     bagua_init,
 )
+from asyncddp.topology import mixing_matrix, shift_one
 from tests.conformance import bagua_reference as reference
 from tests.conformance.bagua_reference import LR, batches, flat, gradient_step, net, train
 from tests.support import LoopbackWorld, gradient_pieces
 from tests.support.gradient_pieces import InPieces
-from topology import mixing_matrix, shift_one
 
 SIX = 6  # steps
 

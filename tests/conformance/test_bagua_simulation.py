@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld
 from tests.support.bagua_net import (
     LR,

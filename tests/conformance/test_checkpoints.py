@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS
 from tests.conformance.test_method_checkpoints import made as any_method
 from tests.support import LoopbackWorld, on

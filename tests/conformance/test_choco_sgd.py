@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.compression import COMPRESSORS
 from tests.support import LoopbackWorld
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.shm.buddy_allocator import BuddyAllocator
 from asyncddp.tensors import allocation
 from tests.support import LoopbackWorld, on

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.compression import compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.tensors.means import first_divisor

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.compression import COMPRESSORS, compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from tests.support import LoopbackWorld, on

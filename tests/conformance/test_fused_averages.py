@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.conformance.test_mismatches import BEFORE_DEADLINE, ODD, works_on
 from tests.support import DELAY, OF_SEVERAL, FileEvent, deadline_of, on
 from tests.support.oracle import held

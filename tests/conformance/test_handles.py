@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.transport import Transport
 from tests.support import DELAY, OF_SEVERAL, FileEvent, on, until
 from tests.support.oracle import check, held, mixed

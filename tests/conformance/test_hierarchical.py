@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld, on
 from tests.support.oracle import AVERAGING, FAMILIES, SHAPES, check, family, held, mixed, options
 from tests.support.pairwise import by_transport

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.algorithms.method_traits import JoinedRanks
 from asyncddp.kernels.weight_row import WeightRow

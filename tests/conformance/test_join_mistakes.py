@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.conformance.join_reference import loss_of, made, train_epoch
 from tests.support import LoopbackWorld, RanksFailedError
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS
 from tests.support import LoopbackWorld, on
 from tests.support.least_squares import LeastSquares

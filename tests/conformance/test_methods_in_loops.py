@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS
 from tests.support import LoopbackWorld
 from tests.support.bagua_net import LR, FrozenAdam, loss_of, sgd, vector

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
 from asyncddp.compression.counter_random import normal, random_words
 from tests.support import LoopbackWorld, on

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import BEFORE_DEADLINE, DELAY, OF_SEVERAL, FileEvent, deadline_of, on, until
 from tests.support.pairwise import pairwise
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import on, run_to_end
 from tests.support.small_chunks import in_small_chunks
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from tests.support import OF_SEVERAL, LoopbackWorld, on
 from tests.support.oracle import (

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.engine import active_messages, announced_tensor_receiver
 from asyncddp.windows import message_edge
 from tests.support import BEFORE_DEADLINE, on, until

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.engine import OperationSpec
 from tests.support import BEFORE_DEADLINE, on, until
 

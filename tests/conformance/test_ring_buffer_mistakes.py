@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.conformance.test_mismatches import (
     EXPECTED,
     ODD,

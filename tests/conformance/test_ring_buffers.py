@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.engine import persistent_channels as channels
 from tests.support import on, oracle
 from tests.support.oracle import LAYOUTS, check, mixed, options

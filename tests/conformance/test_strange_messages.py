@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.engine.messages import (
     ActiveMessage,
     DeadlockCycle,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.algorithms.method_traits import CompressionUse
 from tests.support import LoopbackWorld, on

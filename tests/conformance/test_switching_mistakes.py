@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld, on
 from tests.support.bagua_net import LR, vector
 from tests.support.bagua_training import Run, all_equal

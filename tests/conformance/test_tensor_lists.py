@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.testing.oracle import oracle
 from tests.conformance.test_mismatches import caught, raised_at_the_latest_afterwards
 from tests.support import on

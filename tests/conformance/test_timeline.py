@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import on
 from tests.support.timelines import arrows, assert_balanced, assert_nested, read, spans
 

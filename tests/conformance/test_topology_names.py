@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
 from tests.support import LoopbackWorld
 
 FORMS = {

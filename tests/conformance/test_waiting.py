@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, LoopbackWorld, deadline_of, on, until
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import BEFORE_DEADLINE, on
 from tests.support.oracle import held
 

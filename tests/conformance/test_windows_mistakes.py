@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.windows import windows_of
 from tests.support import BEFORE_DEADLINE, LoopbackWorld, on, until
 

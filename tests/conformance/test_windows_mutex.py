@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.windows import windows_of
 from tests.support import FileEvent, LoopbackWorld, deadline_of, on, until
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import PATIENCE, FileEvent, on
 
 WORLDS = ("loopback-2", "mpi-2", "shared_memory-2")

@@ -11,7 +11,7 @@ import pytest
 
 import asyncddp
 import asyncddp.integrations.bluefog
-import topology
+from asyncddp import topology
 from asyncddp.shm.arena import Arena
 from asyncddp.tensors.allocation import _arena
 from tests.docs.blocks import PAGES, REPO, blocks_of, prose_of

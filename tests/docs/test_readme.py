@@ -24,7 +24,7 @@ def test_there_are_blocks_and_tables():
 
 def test_graphs_in_the_table_exist():
     """Every graph or schedule of the table is a function of ``topology``."""
-    import topology
+    from asyncddp import topology
 
     named = [name for name, call in FIRST_COLUMN if call]
     assert named

@@ -98,7 +98,7 @@ def test_the_distance_that_ranks_keep_is_that_of_simulated_noise():
     """Ranks that move at random and average, for many rounds; an average over all leaves none."""
     from benchmarks.methods.digits import kept_distance
 
-    import topology
+    from asyncddp import topology
 
     assert kept_distance(topology.complete(6)) == pytest.approx(0, abs=1e-12)
     schedule, random = topology.base_k(5, 1), np.random.default_rng(0)

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS
 from tests.support.oracle import held, options
 

@@ -7,7 +7,7 @@ import time
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.context import current
 from asyncddp.device.stream_interfaces import StreamRole, empty_on
 from asyncddp.device.stream_registry import streams_of_device

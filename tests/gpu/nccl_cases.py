@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.context import current
 from asyncddp.device.cuda_streams import CudaStreams
 from asyncddp.device.stream_interfaces import StreamRole

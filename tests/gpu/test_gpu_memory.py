@@ -7,7 +7,7 @@ import time
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.conformance.test_out_of_memory import RECEIVER, error_of
 from tests.gpu.agreed import agreed_transport
 from tests.gpu.places import GPU

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.kernels import device_weighted_sum
 from asyncddp.kernels.weight_row import WeightRow
 from tests.gpu.agreed import StagedWorld

@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.gpu.agreed import agreed_transport
 from tests.gpu.cases import prepare, verbs
 from tests.gpu.places import GPU

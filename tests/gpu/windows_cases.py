@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.conformance.test_windows import FLOATS, INTEGERS, SHAPES
 from tests.gpu.conformance import Case
 from tests.support.oracle import held

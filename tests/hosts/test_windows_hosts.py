@@ -11,7 +11,7 @@ SCRIPT = """
 import json, time
 import torch
 import asyncddp as bf
-import topology
+from asyncddp import topology
 
 bf.init()
 n, r = bf.size(), bf.rank()

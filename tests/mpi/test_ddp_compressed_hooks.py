@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 
 import asyncddp as bf
-import topology
-from asyncddp import hooks
+from asyncddp import hooks, topology
 from asyncddp.compression import COMPRESSORS
 from tests.support import on
 from tests.support.ddp_training import (

@@ -9,13 +9,12 @@ import torch
 import torch.distributed as dist
 
 import asyncddp as bf
-import topology
-from asyncddp import hooks
+from asyncddp import hooks, topology
 from asyncddp.errors import ArgumentError, MismatchError, UnknownNameError
 from asyncddp.hooks.registration import check_device
+from asyncddp.topology import TopologyError
 from tests.support import PATIENCE, on, run_on_mpirun
 from tests.support.ddp_training import BACKENDS, grouped, loss_of, make_ddp, make_model
-from topology import TopologyError
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 

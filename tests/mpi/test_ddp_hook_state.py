@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
-from asyncddp import hooks
+from asyncddp import hooks, topology
 from asyncddp.errors import ArgumentError
 from tests.support import on
 from tests.support.ddp_training import BACKENDS, Replica, grouped, make_ddp

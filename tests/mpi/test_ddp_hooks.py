@@ -10,8 +10,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import asyncddp as bf
-import topology
-from asyncddp import hooks
+from asyncddp import hooks, topology
 from tests.support import gradient_pieces, on
 from tests.support.ddp_training import (
     BACKENDS,

@@ -189,7 +189,7 @@ def test_a_run_that_ends_well_prints_nothing(tmp_path):
 SURVIVORS = """
 import os, signal, time, torch
 import asyncddp as bf
-import topology
+from asyncddp import topology
 bf.init(timeout=100)
 rank = bf.rank()
 bf.set_topology(topology.ring(4))

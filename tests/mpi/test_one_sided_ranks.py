@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import FileEvent, on
 from tests.unit.optim.optim_reference import batch, mlp, square_loss
 from tests.unit.optim.test_optim_one_sided import (

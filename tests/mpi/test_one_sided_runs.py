@@ -14,7 +14,7 @@ HEAD = """
 import os, signal, sys, time
 import torch
 import asyncddp as bf
-import topology
+from asyncddp import topology
 
 bf.init()
 
@@ -142,7 +142,7 @@ def test_a_rank_that_ends_early_anchors_nobody(tmp_path, transport):
     script = """
     import torch
     import asyncddp as bf
-    import topology
+    from asyncddp import topology
 
     bf.init()
     rank, graph = bf.rank(), topology.ring(bf.size())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import on
 from tests.support.pairwise import pairwise
 from tests.unit.optim.optim_reference import (

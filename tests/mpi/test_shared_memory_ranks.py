@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import FileEvent, PoolWorld, on, open_transport
 from tests.support.oracle import check, held, mixed, summed
 from tests.unit.optim.optim_reference import batch, mlp, square_loss, train_here, vector

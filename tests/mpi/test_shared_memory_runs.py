@@ -18,7 +18,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import torch
 import asyncddp as bf
-import topology
+from asyncddp import topology
 
 def failing():
     Path(__file__).with_name("failed").write_text(str(time.time()))

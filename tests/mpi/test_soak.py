@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.tensors.dtypes import DTYPES
 from tests.support import on
 from tests.support.oracle import AVERAGING, check, held, mixed, options, summed

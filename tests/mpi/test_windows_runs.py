@@ -14,7 +14,7 @@ import gc, os, signal, sys, threading, time
 from pathlib import Path
 import torch
 import asyncddp as bf
-import topology
+from asyncddp import topology
 """
 TRANSPORTS = ("shared_memory", "mpi")
 

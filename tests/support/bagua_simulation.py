@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from asyncddp.topology import mixing_matrix
 from tests.support.bagua_buckets import Layout, mean, quantised, quantised_mean
 from tests.support.bagua_net import STEPS, Make, Tensors, loss_of, net, sgd, vector
-from topology import mixing_matrix
 
 THIRD = 1 / 3
 

@@ -14,11 +14,11 @@ import networkx as nx
 import numpy as np
 import torch
 
-import topology
+from asyncddp import topology
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.compression.bf16 import BF16
 from asyncddp.compression.largest_error import largest_error
-from topology import GraphOrSchedule, TopologyError
+from asyncddp.topology import GraphOrSchedule, TopologyError
 
 Matrix = np.ndarray
 Step = Callable[[int], Matrix]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-import topology
+from asyncddp import topology
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from asyncddp.testing.oracle import assert_result as check
 from asyncddp.testing.oracle import held, mixed, summed

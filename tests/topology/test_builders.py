@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import topology
-from topology.builders import topology_for
+from asyncddp import topology
+from asyncddp.topology.builders import topology_for
 
 NAMES = [*topology.GRAPHS, *topology.SCHEDULES]
 

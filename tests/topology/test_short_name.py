@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.processes import run_to_end
+from tests.support.processes import run_on_mpirun, run_to_end
 
 pytestmark = pytest.mark.launches
 
@@ -25,6 +25,28 @@ assert isinstance(pickle.loads(pickle.dumps(topology.base_k(6, 1))), Schedule)
 assert pickle.loads(b"ctopology.schedule\\nSchedule\\n.") is Schedule, "as older files name it"
 assert not {{"torch", "mpi4py"}} & set(sys.modules)
 """
+OWN = "MINE = 'of the user'\n"
+TRAINS = """
+import topology
+assert topology.MINE == "of the user"
+import torch
+import asyncddp as bf
+from asyncddp.topology import one_peer_exponential
+bf.init(timeout=60)
+model = torch.nn.Linear(3, 1)
+optimizer = bf.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.1), model, topology=one_peer_exponential(bf.size())
+)
+for step in range(4):
+    model(torch.full((2, 3), float(bf.rank()))).sum().backward()
+    optimizer.step()
+received = bf.broadcast_object(one_peer_exponential(2), 0)
+assert received.name == "one_peer_exponential(2)" and type(received) is bf.topology.Schedule
+with bf.local_world(2) as world:
+    world.run(lambda: bf.set_topology(bf.topology.ring(2)))
+import topology
+assert topology.MINE == "of the user"
+"""
 
 
 @pytest.mark.parametrize(
@@ -34,3 +56,23 @@ def test_both_names_are_of_the_same_modules(first):
     """Each class is there once, in whatever order the names are imported, also for pickle."""
     done = run_to_end([sys.executable, "-W", "error", "-c", SAME.format(first=first)])
     assert done.code == 0, done
+
+
+def test_ranks_train_beside_a_script_that_has_a_topology_of_its_own(tmp_path):
+    """The user's ``topology.py`` is what the script gets; the library takes its own."""
+    (tmp_path / "topology.py").write_text(OWN, encoding="utf-8")
+    done = run_on_mpirun(2, TRAINS, tmp_path, warm=False)
+    assert done.code == 0, done
+
+
+def test_the_command_line_works_in_a_folder_with_a_topology_of_its_own(tmp_path):
+    """``python -m`` puts the folder first on the path, for ranks too."""
+    (tmp_path / "topology.py").write_text(OWN, encoding="utf-8")
+    (tmp_path / "train.py").write_text(TRAINS, encoding="utf-8")
+    asyncddp = [sys.executable, "-m", "asyncddp"]
+    for words in (
+        ["topology", "ring", "-n", "4"],
+        ["run", "--launcher", "local", "-np", "2", "train.py"],
+    ):
+        done = run_to_end([*asyncddp, *words], cwd=tmp_path)
+        assert done.code == 0, done

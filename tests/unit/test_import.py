@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import asyncddp
-import topology
+from asyncddp import topology
 from tests.support import RUN_LIMIT
 
 

@@ -12,7 +12,7 @@ from asyncddp.algorithms.method_traits import CommunicationPattern, Communicatio
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.topology_requirements import TopologyRequirements, pairs_along
 from asyncddp.algorithms.wrapper_setup import checked_positive
-from topology import GraphOrSchedule, Schedule, pair_constants, random_matching
+from asyncddp.topology import GraphOrSchedule, Schedule, pair_constants, random_matching
 
 _OFFSET = "momentum"
 
@@ -36,7 +36,7 @@ class A2CiD2(Algorithm):
 
     ranks agree after a time that grows with :math:`\sqrt{\chi_1 \chi_2}` in place of
     :math:`\chi_1`, on a ring with n in place of n², and all else is as with ``ad_psgd``.
-    :func:`topology.pair_constants` gives :math:`\chi_1` and :math:`\chi_2` of the topology in use.
+    :func:`.topology.pair_constants` gives :math:`\chi_1` and :math:`\chi_2` of the topology in use.
 
     Args:
         rate: :math:`\eta` of at least 0, per step; None takes that of the topology. With 0 x is

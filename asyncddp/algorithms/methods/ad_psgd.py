@@ -5,7 +5,7 @@ from typing_extensions import override
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements, pairs_along
-from topology import GraphOrSchedule, Schedule, random_matching
+from asyncddp.topology import GraphOrSchedule, Schedule, random_matching
 
 
 class ADPSGD(Algorithm):

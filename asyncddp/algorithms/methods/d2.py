@@ -4,7 +4,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.corrected_diffusion import CorrectedDiffusion
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from topology import GraphOrSchedule, lazy_weights, symmetric_exponential
+from asyncddp.topology import GraphOrSchedule, lazy_weights, symmetric_exponential
 
 
 class D2(CorrectedDiffusion):

@@ -7,7 +7,7 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_share
-from topology import symmetric_exponential
+from asyncddp.topology import symmetric_exponential
 
 _MOMENTUM, _BEFORE = "momentum", "parameters before"
 

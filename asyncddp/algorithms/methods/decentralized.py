@@ -9,7 +9,7 @@ from asyncddp.algorithms.method_traits import CommunicationPattern, Communicatio
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_interval
 from asyncddp.errors import ArgumentError
-from topology import GraphOrSchedule, complete, shift_one
+from asyncddp.topology import GraphOrSchedule, complete, shift_one
 
 
 class Decentralized(Algorithm):

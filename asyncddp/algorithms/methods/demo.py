@@ -13,7 +13,7 @@ from asyncddp.algorithms.method_traits import (
 )
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_share
-from topology import complete
+from asyncddp.topology import complete
 
 _OUTER, _MOMENTUM = "common parameters", "momentum"
 

@@ -8,7 +8,7 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from topology import symmetric_exponential
+from asyncddp.topology import symmetric_exponential
 
 _DUAL = "dual"
 

@@ -18,8 +18,8 @@ from asyncddp.algorithms.wrapper_setup import checked_interval
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import detached_copy
-from topology import GraphOrSchedule, ring
-from topology.weights import circulant
+from asyncddp.topology import GraphOrSchedule, ring
+from asyncddp.topology.weights import circulant
 
 _OWN = "replica"
 _LEAST_BITS = 8

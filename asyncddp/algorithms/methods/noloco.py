@@ -8,7 +8,7 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
-from topology import random_matching
+from asyncddp.topology import random_matching
 
 _OUTER, _MOMENTUM = "outer parameters", "outer momentum"
 

@@ -19,7 +19,7 @@ from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.compression.counter_random import normal, random_words
 from asyncddp.errors import ArgumentError
-from topology import symmetric_exponential
+from asyncddp.topology import symmetric_exponential
 
 _DIRECTION = "direction of rank {}"
 

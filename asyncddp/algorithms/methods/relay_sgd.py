@@ -17,7 +17,7 @@ from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError
-from topology import tree
+from asyncddp.topology import tree
 
 _MESSAGE, _COUNT = "sum of rank {}", "count of rank {}"
 

@@ -15,7 +15,7 @@ from asyncddp.algorithms.tile_order import from_tiles, to_tiles
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
 from asyncddp.tensors.allocation import zeros_like
-from topology import complete
+from asyncddp.topology import complete
 
 _OUTER, _ERROR = "outer parameters", "compression error"
 

@@ -18,7 +18,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bluefog.error_translation import translate_errors
 from asyncddp.optim import DistributedOptimizer
 from asyncddp.optim.distributed_optimizer_arguments import WeightOverrideDescriptor
-from topology import GraphOrSchedule, TopologyError
+from asyncddp.topology import GraphOrSchedule, TopologyError
 
 logger = logging.getLogger("asyncddp")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asyncddp.errors import ArgumentError, DtypeError, MismatchError, NotInitializedError
-from topology import TopologyError
+from asyncddp.topology import TopologyError
 
 
 class NotInitializedValueError(NotInitializedError, ValueError):

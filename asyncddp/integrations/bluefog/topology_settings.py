@@ -16,9 +16,9 @@ from asyncddp.integrations.bluefog.topology_util import (
     GetRecvWeights,
     IsTopologyEquivalent,
 )
-from topology import GraphOrSchedule, Neighbors, Schedule, describe
-from topology.checks import check_digraph
-from topology.neighbors import in_view
+from asyncddp.topology import GraphOrSchedule, Neighbors, Schedule, describe
+from asyncddp.topology.checks import check_digraph
+from asyncddp.topology.neighbors import in_view
 
 __all__ = [
     "in_neighbor_machine_ranks", "in_neighbor_ranks", "is_machine_topo_weighted",

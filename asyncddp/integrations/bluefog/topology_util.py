@@ -1,4 +1,4 @@
-"""BlueFog's function names for the graphs and one-peer schedules of :mod:`topology`.
+"""BlueFog's function names for the graphs and one-peer schedules of :mod:`asyncddp.topology`.
 
 The edge i → j carries the weight ``A[i, j]`` that j gives to the value of i, also for i = j.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-import topology
+from asyncddp import topology
 from asyncddp.context.ranks_and_topology import rank as own_rank
 from asyncddp.context.ranks_and_topology import size
 from asyncddp.integrations.bluefog.bluefog_state import active_state
@@ -35,13 +35,13 @@ Inferred = list[int] | tuple[list[int], Any]
 
 @translate_errors()
 def ExponentialTwoGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """Build a graph with edges i → i + 1, i + 2, i + 4, …: :func:`topology.exponential_two`."""
+    """Build a graph with edges i → i + 1, i + 2, i + 4, …: :func:`.topology.exponential_two`."""
     return _even(topology.exponential_two(size))
 
 
 @translate_errors()
 def ExponentialGraph(size: int, base: int = 2) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """Build a graph with edges i → i + 1, i + base, i + base², …: :func:`topology.exponential`."""
+    """Build a graph with edges i → i + 1, i + base, i + base², …: :func:`.topology.exponential`."""
     return _even(topology.exponential(size, base))
 
 
@@ -64,7 +64,7 @@ def RingGraph(size: int, connect_style: int = 0) -> Graph[int]:  # noqa: N802 - 
 
 @translate_errors()
 def StarGraph(size: int, center_rank: int = 0) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """Build a star, in which one rank exchanges with all others; see :func:`topology.star`."""
+    """Build a star, in which one rank exchanges with all others; see :func:`.topology.star`."""
     graph = topology.star(size, center_rank)
     graph[center_rank][center_rank]["weight"] = 1 / size
     return graph
@@ -72,7 +72,7 @@ def StarGraph(size: int, center_rank: int = 0) -> Graph[int]:  # noqa: N802 - Bl
 
 @translate_errors()
 def FullyConnectedGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """Build the complete graph, with edges between all ranks; see :func:`topology.complete`."""
+    """Build the complete graph, with edges between all ranks; see :func:`.topology.complete`."""
     return _even(topology.complete(size))
 
 
@@ -80,7 +80,7 @@ def FullyConnectedGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
 def MeshGrid2DGraph(  # noqa: N802 - BlueFog's name
     size: int, shape: tuple[int, int] | None = None
 ) -> Graph[int]:
-    """Build a two-dimensional grid of ranks; see :func:`topology.grid_2d`."""
+    """Build a two-dimensional grid of ranks; see :func:`.topology.grid_2d`."""
     return topology.grid_2d(size, shape)
 
 
@@ -157,7 +157,7 @@ def isPowerOf(x: int, base: int) -> bool:  # noqa: N802 - BlueFog's name
 def GetDynamicOnePeerSendRecvRanks(  # noqa: N802 - BlueFog's name
     topo: Graph[int], self_rank: int
 ) -> SendRecv:
-    """Yield ranks step by step: one out-neighbour in clockwise turn; :func:`topology.one_peer_of`.
+    """Yield ranks step by step: one out-neighbour in clockwise turn; :func:`.topology.one_peer_of`.
 
     Example:
         >>> turns = GetDynamicOnePeerSendRecvRanks(topology.exponential_two(4), self_rank=0)
@@ -190,7 +190,7 @@ def GetExp2DynamicSendRecvMachineRanks(  # noqa: N802 - BlueFog's name
 def GetInnerOuterRingDynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int
 ) -> SendRecv:
-    """Yield inner-outer ranks along rings, step by step: :func:`topology.inner_outer_ring`.
+    """Yield inner-outer ranks along rings, step by step: :func:`.topology.inner_outer_ring`.
 
     Raises:
         TopologyAssertionError: ``local_size`` is below 3, or does not divide ``world_size``.
@@ -202,7 +202,7 @@ def GetInnerOuterRingDynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
 def GetInnerOuterExpo2DynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int
 ) -> SendRecv:
-    """Yield inner-outer ranks at distances 1, 2, 4, …: :func:`topology.inner_outer_exponential`.
+    """Yield inner-outer ranks at distances 1, 2, 4, …: :func:`.topology.inner_outer_exponential`.
 
     Raises:
         TopologyAssertionError: ``local_size`` is below 3, or does not divide ``world_size``.

@@ -18,9 +18,9 @@ from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.validation import check_tensor
 from asyncddp.shm.arena import SharedMemoryHandle, handle_of_block
 from asyncddp.tensors.dtypes import DtypeKind
+from asyncddp.topology import Schedule
 from asyncddp.torch_modes import uncompiled
 from asyncddp.windows import windows_of
-from topology import Schedule
 
 _ROUNDS = 4096
 

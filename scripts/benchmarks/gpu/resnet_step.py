@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import topology
+from asyncddp import topology
 from benchmarks.gpu.verb_tables import GpuTableSetup
 from benchmarks.tables import Call, Rival, Target, TimingTable
 from benchmarks.training_models import Workload

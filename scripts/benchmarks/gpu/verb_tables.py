@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.transport.cuda import staged_transport as cuda_staged
 from benchmarks.gpu.device import Device, gpus
 from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.integrations.lightning import AsyncDDPStrategy
 from benchmarks.lightning.strategies import DDP, STRATEGIES
 from benchmarks.run_header import facts_of_run

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 
 __all__ = ["BY_MPI", "LIMITS", "LOCAL", "METHODS", "OVER_GLOO", "TrainingRun"]
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from asyncddp import simulate
 from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
 from asyncddp.errors import ArgumentError
-from topology import GraphOrSchedule, TopologyError
+from asyncddp.topology import GraphOrSchedule, TopologyError
 
 __all__ = ["Contender", "every_method"]
 

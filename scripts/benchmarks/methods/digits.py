@@ -12,7 +12,8 @@ from statistics import fmean
 
 import numpy as np
 
-import topology
+from asyncddp import topology
+from asyncddp.topology import GraphOrSchedule
 from benchmarks.methods.contender import Contender
 from benchmarks.methods.few_labels import labels_grid
 from benchmarks.methods.grid import Grid, Values
@@ -27,7 +28,6 @@ from benchmarks.methods.tuned_digits import (
     percent,
     told_rates,
 )
-from topology import GraphOrSchedule
 
 __all__ = ["grids", "kept_distance"]
 

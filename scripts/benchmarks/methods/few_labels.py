@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import topology
+from asyncddp import topology
 from benchmarks.methods.grid import Grid
 from benchmarks.methods.tuned_digits import (
     AXIS,

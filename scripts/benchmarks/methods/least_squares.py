@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
+from asyncddp.topology import GraphOrSchedule
 from benchmarks.methods.contender import Contender, every_method
 from benchmarks.methods.grid import Grid, Values
-from topology import GraphOrSchedule
 
 __all__ = ["EXACT", "compare_on_graphs", "error_text", "grids"]
 

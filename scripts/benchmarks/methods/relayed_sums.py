@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
+from asyncddp.topology import GraphOrSchedule
 from benchmarks.methods.contender import Contender
 from benchmarks.methods.grid import Grid, Values
-from topology import GraphOrSchedule
 
 __all__ = ["grids", "random_quadratics"]
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
+from asyncddp.topology import GraphOrSchedule
 from benchmarks.methods.contender import Contender
 from benchmarks.methods.grid import Values
 from benchmarks.methods.paired import PairedDifference
-from topology import GraphOrSchedule
 
 __all__ = [
     "AXIS",

@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from benchmarks.tables import FigureRow
 from benchmarks.unit_text import time_text
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-import topology
+from asyncddp import topology
+from asyncddp.topology import Schedule
 from benchmarks import baselines
 from benchmarks.tables import Call, RankGroup, Rival, TimingTable
 from benchmarks.verbs.allreduce_table import MPI_SUM, allreduce_table
 from benchmarks.verbs.neighbor_allreduce_table import MPI4PY, OURS, mixing_table
-from topology import Schedule
 
 __all__ = ["oversubscribed_tables"]
 

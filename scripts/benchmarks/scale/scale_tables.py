@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import topology
+from asyncddp import topology
 from benchmarks.scale.verb_counts import ALLREDUCE, GRAPHS, ONE_PEER, Found
 from benchmarks.tables import FigureRow
 

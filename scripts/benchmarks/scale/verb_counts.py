@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from benchmarks.scale.message_counters import OpenMpiCounter, TransportCounter
 
 __all__ = ["ALLREDUCE", "GRAPHS", "ONE_PEER", "Found", "count_verbs"]

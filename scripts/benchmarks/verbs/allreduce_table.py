@@ -8,10 +8,10 @@ import torch
 from mpi4py import MPI
 
 import asyncddp as bf
+from asyncddp.topology import Schedule
 from benchmarks import baselines
 from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
 from benchmarks.verbs.neighbor_allreduce_table import IN_PLACE, OURS, OUT
-from topology import Schedule
 
 __all__ = ["GLOO_SUM", "MPI_SUM", "NEIGHBOR", "allreduce_table"]
 

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 import asyncddp as bf
+from asyncddp.topology import Schedule
 from benchmarks import baselines
 from benchmarks.tables import Call, RankGroup, Rival, Target, TimingTable
-from topology import Schedule
 
 __all__ = ["IN_PLACE", "LIMIT", "MPI4PY", "OURS", "OUT", "mixing_table"]
 

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 
 import asyncddp as bf
+from asyncddp.topology import Schedule
 from benchmarks import baselines
 from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
 from benchmarks.verbs.neighbor_allreduce_table import IN_PLACE, LIMIT, OUT
-from topology import Schedule
 
 __all__ = ["shared_table"]
 

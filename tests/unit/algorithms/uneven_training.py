@@ -8,7 +8,7 @@ import threading
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 
 LR = 0.05
 

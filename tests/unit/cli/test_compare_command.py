@@ -12,11 +12,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
 from asyncddp.cli.compare_command import compare_command
+from asyncddp.topology import Link, Links
 from tests.support.processes import run_to_end, warm_server
-from topology import Link, Links
 
 SMALL = ("--problem", "least_squares", "--steps", "20", "--ranks", "8")
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-import topology
+from asyncddp import topology
 from asyncddp.cli.topology_command import topology_command
 
 

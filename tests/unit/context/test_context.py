@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld, on
 
 NOT_YET = (

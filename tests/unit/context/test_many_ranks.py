@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.errors import DeadlockError, MismatchError, PeerLeftError
 
 MANY = 256

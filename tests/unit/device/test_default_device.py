@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.gpu.cases import prepare, verbs
 from tests.support import on
 from tests.support.oracle import held, options

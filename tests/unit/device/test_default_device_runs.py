@@ -10,7 +10,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.gpu.cases import prepare, verbs
 from tests.support import run_on_mpirun
 from tests.support.oracle import held

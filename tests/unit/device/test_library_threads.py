@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.config import Config
 from asyncddp.transport.cuda import negotiation
 from asyncddp.transport.cuda.nccl.communicator import open_in_thread, run_in_threads

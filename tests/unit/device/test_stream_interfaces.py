@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.device.stream_interfaces import StreamOrdering, StreamRole
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of, use_streams_on_cpu
 from asyncddp.engine.exchange_request import ExchangeRequest

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 
 
 def _consensus_of(graph: nx.DiGraph) -> list[float]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 
 METHODS = ("adapt_with_combine", "adapt_then_combine", "gradient_allreduce")
 PARAMETER_METHODS = METHODS[:2]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import BEFORE_DEADLINE, LoopbackWorld
 from tests.unit.optim.autotune_reference import (
     FOUR,

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 import asyncddp as bf
-import topology
-from asyncddp import hooks, simulate
+from asyncddp import hooks, simulate, topology
 from asyncddp.compression import COMPRESSORS
 from tests.support import LoopbackWorld
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld
 from tests.unit.optim.optim_reference import METHODS, filled, mlp, train_by_matrix, train_here
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.conformance.test_algorithms import distance, fit
 from tests.support import LoopbackWorld
 from tests.support.least_squares import LeastSquares

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import BEFORE_DEADLINE, LoopbackWorld
 from tests.unit.optim.optim_reference import batch, mlp, square_loss, vector
 from tests.unit.optim.test_optim_one_sided import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld
 from tests.support.least_squares import LeastSquares
 

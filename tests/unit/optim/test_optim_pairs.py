@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from tests.support import LoopbackWorld, on

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld, on
 from tests.unit.optim.optim_reference import (
     METHODS,

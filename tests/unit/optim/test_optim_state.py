@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld
 from tests.support.pairwise import pairwise
 from tests.unit.optim.optim_reference import (

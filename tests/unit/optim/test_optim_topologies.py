@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.integrations.bluefog.bluefog_optimizer import BluefogOptimizer
 from tests.support import BEFORE_DEADLINE, LoopbackWorld
 from tests.unit.optim.optim_reference import (

@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
 )
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld
 from tests.unit.optim.optim_reference import (
     METHODS,

@@ -9,9 +9,9 @@ import torch
 
 import asyncddp as bf
 from asyncddp.algorithms import ALGORITHMS, AveragedQuantity
+from asyncddp.topology import TopologyError
 from tests.support import LoopbackWorld
 from tests.support.methods import every_step, fitting_graph, sgd_for
-from topology import TopologyError
 
 RANKS, STEPS = 3, 6
 PLAIN = {"plain_compression": True}

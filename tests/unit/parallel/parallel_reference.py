@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.unit.optim.optim_reference import assign, batch, filled, mlp, square_loss, vector
 
 __all__ = [

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import PATIENCE, LoopbackWorld
 from tests.unit.parallel.parallel_reference import (
     assert_all_close,

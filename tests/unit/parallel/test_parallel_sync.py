@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from tests.support import LoopbackWorld
 from tests.support.oracle import FAMILIES, family
 from tests.unit.parallel.parallel_reference import (

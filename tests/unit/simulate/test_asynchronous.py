@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.errors import ArgumentError
+from asyncddp.topology import Link
 from tests.support.least_squares import LeastSquares
-from topology import Link
 
 RANKS, LR = 4, 0.1
 RING = topology.ring(RANKS)

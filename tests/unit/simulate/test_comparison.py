@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 
 

@@ -10,17 +10,16 @@ import torch
 import torch.nn.functional as F
 
 import asyncddp as bf
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
 from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
 from asyncddp.algorithms.method_traits import JoinedRanks
 from asyncddp.compression import COMPRESSORS
 from asyncddp.simulate.problem import StackedBatches
 from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import StackedOptimizer
+from asyncddp.topology import Link, Links
 from tests.support import RanksFailedError
 from tests.unit.simulate.loopback import train_on_loopback
-from topology import Link, Links
 
 RANKS, STEPS = 5, 12
 SHORT = 7

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
 from asyncddp.errors import ArgumentError
 from asyncddp.simulate.mixing_round import MixingRound
-from topology import Link, Links, TopologyError
+from asyncddp.topology import Link, Links, TopologyError
 
 RANKS = 4
 PROBLEM = simulate.least_squares(RANKS)

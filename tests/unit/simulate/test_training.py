@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import topology
-from asyncddp import simulate
+from asyncddp import simulate, topology
 from asyncddp.algorithms.methods.adapt_then_combine import AdaptThenCombine
 from asyncddp.errors import ArgumentError, UnknownNameError
 from asyncddp.simulate.problem import StackedBatches
-from topology import TopologyError
+from asyncddp.topology import TopologyError
 
 
 def sgd(lr):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.testing import assert_alike, assert_consensus, assert_result, held, oracle, ranks
 from tests.support import Finished, LoopbackWorld, run_to_end
 from tests.support.processes import warm_server
@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.testing import ranks
 from asyncddp.testing import assert_alike, assert_consensus, assert_result, held, oracle
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.timeline.merge.merged_trace import open_traces
 from asyncddp.timeline.report.timeline_report import build_report
 from asyncddp.timeline.report.trace_spans import collect_spans

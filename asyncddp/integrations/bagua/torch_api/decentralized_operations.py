@@ -29,7 +29,7 @@ from asyncddp.ops.hierarchical_neighbor_allreduce import (
 from asyncddp.ops.neighbor_allreduce import neighbor_allreduce_nonblocking
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors_nonblocking
 from asyncddp.tensors.allocation import detached_copy
-from topology import shift_one
+from asyncddp.topology import shift_one
 
 _LOW_PRECISION = "append_low_precision_decentralized_synchronous_op"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-import topology
+from asyncddp import topology
 from benchmarks.network.host_network import HostNetwork
 from benchmarks.tables import FigureRow, TimingRow
 

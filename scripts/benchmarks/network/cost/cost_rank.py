@@ -16,7 +16,7 @@ import click
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from benchmarks import baselines
 from benchmarks.harness import measure
 from benchmarks.network.cost.averages import ALLREDUCE, GLOO, GRAPHS, OURS, SOCKETS

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from asyncddp.topology import Neighbors, Schedule
 from benchmarks.baselines import mixer
 from benchmarks.tables import Call, RankGroup
-from topology import Neighbors, Schedule
 
 __all__ = ["SocketMesh"]
 

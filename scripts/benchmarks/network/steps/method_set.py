@@ -9,7 +9,7 @@ import torch
 from mpi4py import MPI
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from benchmarks.network.steps.method_names import (
     ATC,
     ATC_BACKWARD,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import asyncddp as bf
-import topology
+from asyncddp import topology
 from asyncddp.config import Config
 from asyncddp.context import Context
 from asyncddp.context.context import use
