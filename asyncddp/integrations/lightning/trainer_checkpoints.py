@@ -154,10 +154,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
             return
         if policy == "all":
             self._restore_own_model()
-            own = {
-                **checkpoint,
-                "state_dict": self._own_state(),
-            }  # with loops, callbacks, hooks' own
+            own = {**checkpoint, "state_dict": self._own_state()}
             write(filepath, lambda: parts.checkpoint_io.save_checkpoint(own, rank_file(filepath)))
         checkpoint["optimizer_states"] = [shared_optimizer_state(policy, one) for one in states]
         write(filepath, save_shared)
