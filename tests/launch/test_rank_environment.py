@@ -65,6 +65,13 @@ def test_each_machine_has_its_own_visible_gpus_unless_they_are_named():
     assert forwarded_variables(environment, named) == tuple(sorted(environment))
 
 
+def test_a_secret_goes_to_other_machines_by_name_alone():
+    """MPI, which starts ranks there, would send it in the clear and does not use it."""
+    environment = {"ASYNCDDP_SECRET": "s", "ASYNCDDP_CHECK": "1"}
+    assert forwarded_variables(environment, []) == ("ASYNCDDP_CHECK",)
+    assert "ASYNCDDP_SECRET" in forwarded_variables(environment, ["ASYNCDDP_SECRET"])
+
+
 def test_threads_are_set_where_all_ranks_are_here_and_the_user_has_not():
     """``OMP_NUM_THREADS`` is set if all ranks are here and the user has not set it."""
     seen = {"TTY_COMPATIBLE": "1"}
