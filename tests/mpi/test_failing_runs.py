@@ -188,6 +188,7 @@ def test_a_run_that_ends_well_prints_nothing(tmp_path):
 
 SURVIVORS = """
 import os, signal, time, torch
+from pathlib import Path
 import asyncddp as bf
 from asyncddp import topology
 bf.init(timeout=100)
@@ -212,7 +213,9 @@ except bf.PeerLeftError as error:
         time.sleep(0.01)
     assert rank or bf.win_update("w", 0.5, {1: 0.5})[0] == 0.0, "rank 1 is left out"
     print(f"rank {rank} in time: {time.monotonic() - begun < 90}: {error}\\n", end="", flush=True)
-time.sleep(0.5)
+(folder := Path(__file__).parent).joinpath(f"told{rank}").touch()
+while len(list(folder.glob("told*"))) < 3:  # the launcher ends all after the first
+    time.sleep(0.01)
 os._exit(0)
 """
 
@@ -233,4 +236,4 @@ def test_verbs_of_survivors_go_on_where_mpi_lets_them_live(tmp_path, transport):
         r"rank (\d) in time: True: .*rank 1 has left \(MPI reports that its process has failed",
         done.stdout,
     )
-    assert sorted(told) == ["0", "2", "3"], done
+    assert {"0", "2"} <= set(told), done  # rank 3 has other neighbours
