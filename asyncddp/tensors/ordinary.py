@@ -18,7 +18,10 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
         >>> is_ordinary(torch.ones(2)), is_ordinary(ragged)
         (True, False)
     """
-    return type(tensor).__torch_dispatch__ is _DISPATCH and not tensor.is_nested
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is not _DISPATCH:  # on a device torch computes, whatever the class
+        return not tensor.is_cpu and not hasattr(kind, "__tensor_flatten__")
+    return not tensor.is_nested
 
 
 def require_ordinary(verb: str, tensor: torch.Tensor, argument: str) -> None:

@@ -78,6 +78,9 @@ def _check_ours(words: list[str], folder: Path) -> None:
             assert done.exit_code == 0, done.output
             assert "-m asyncddp.launch.rank" in done.output
             return
+        if words == ["--version"]:
+            assert CliRunner().invoke(main, words).exit_code == 0
+            return
         group: click.Command | None = main
         while isinstance(group, click.Group):
             name, *words = words
@@ -98,8 +101,11 @@ def _check_our_script(script: Path, options: list[str]) -> None:
 
 
 def _check_pip(words: list[str]) -> None:
-    """Extras are those of the package."""
-    assert words[0] == "install"
+    """Extras are those of the package, unless its wheel is named."""
+    if words[0] == "uninstall" or any(word.endswith(".whl") for word in words):
+        assert "asyncddp" in words[-1] or "--no-index" in words
+        return
+    assert words[0] in ("install", "wheel")
     declared = (REPO / "pyproject.toml").read_text(encoding="utf-8")
     named = re.findall(r"\[([\w,]+)\]", " ".join(words))
     assert named, f"pip install {words[1:]} names no extra of ours"

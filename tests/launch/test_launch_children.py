@@ -4,17 +4,19 @@ import pytest
 
 PARENT = """
 import os, subprocess, sys, torch, asyncddp as bf
+def say(*words):  # in one piece, since ranks share the output
+    os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
 bf.init()
 if bf.rank() == 0:
     child = [sys.executable, "-c", "import asyncddp as bf; bf.init()"]
     refused = subprocess.run(child, capture_output=True, text=True, timeout=300)
-    print("child", refused.returncode, "was started by a rank" in refused.stderr, flush=True)
+    say("child", refused.returncode, "was started by a rank" in refused.stderr)
     inner = [{launch}, sys.executable, "inner.py"]
     inner = subprocess.run(inner, capture_output=True, text=True, timeout=300)
-    print("inner", inner.returncode, inner.stdout.split(), inner.stderr, flush=True)
-print("sum", bf.allreduce(torch.ones(1), average=False).item(), flush=True)
+    say("inner", inner.returncode, inner.stdout.split(), inner.stderr)
+say("sum", bf.allreduce(torch.ones(1), average=False).item())
 bf.shutdown()
-print("marked", "ASYNCDDP_RANK_PROCESS" in os.environ, flush=True)
+say("marked", "ASYNCDDP_RANK_PROCESS" in os.environ)
 """
 INNER = """
 import sys, torch, asyncddp as bf

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from asyncddp.tensors.means import first_divisor
 from asyncddp.topology import mixing_matrix
 from tests.support.bagua_buckets import Layout, mean, quantised, quantised_mean
 from tests.support.bagua_net import STEPS, Make, Tensors, loss_of, net, sgd, vector
@@ -129,11 +130,15 @@ class Simulation:
             self.update([layout.unpack(self._quantised_means(flats))] * self.n)
 
     def _quantised_means(self, flats: Sequence[Tensors]) -> Tensors:
-        """The quantised mean of each bucket, of which all ranks have one in ``flats``."""
-        means = []
+        """The quantised mean of each bucket, of which all ranks have one in ``flats``.
+
+        Machines send sums that are divided by a power of two, the least that is not below a
+        machine's number of ranks.
+        """
+        means, first = [], first_divisor(max(map(len, self.machines)))
         for same in zip(*flats, strict=True):
             sums = [sum((same[r] for r in m[1:]), same[m[0]]) for m in self.machines]
-            means.append(quantised_mean(sums, self.n))
+            means.append(quantised_mean([one / first for one in sums], self.n / first))
         return means
 
     def qadam(self, steps: int = STEPS) -> None:

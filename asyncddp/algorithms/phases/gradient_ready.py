@@ -171,7 +171,7 @@ class GradientReadyPhase(CommunicationPhase):
         """Return whether a rank got a gradient after it was sent, as the last bucket says."""
         flags = self._buckets[-1].tail
         unchanged = 1 if self.config.averager.algorithm.average else self._ranks
-        return flags.is_cpu and bool((flags > _CHANGED / 2 * unchanged).any())
+        return flags.is_cpu and bool((flags.real > _CHANGED / 2 * unchanged).any())
 
     def _begin_again(self) -> None:
         """Begin a round of all buckets anew, as if the last one had not been sent."""
