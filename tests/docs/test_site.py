@@ -21,7 +21,7 @@ TASKS = {
     "I come from DDP": "coming-from-ddp",
     "I research topologies": "guides/topologies",
     "save and resume": "guides/saving",
-    "install": "guides/installing",
+    "offline installation": "guides/installing",
     "several machines": "guides/machines",
     "I have GPUs": "guides/installing-gpus",
     "something hangs": "guides/hangs",

@@ -79,6 +79,8 @@ class Pretended(torch.Tensor):
             waits.note(name)
         given = {key: _inner(value) for key, value in kwargs.items()}
         found = func(*tree_map(_inner, args), **given)
+        if not func._schema.returns:  # as of _foreach_copy_
+            return None
         return tree_map(_outer, found) if out is None else out
 
     @classmethod
