@@ -29,6 +29,16 @@ from .context.ranks_and_topology import size as size
 from .context.user_activities import timeline_context as timeline_context
 from .context.user_activities import timeline_end_activity as timeline_end_activity
 from .context.user_activities import timeline_start_activity as timeline_start_activity
+from .data.data_loader import DataLoaderShard as DataLoaderShard
+from .data.data_loader import prepare_data_loader as prepare_data_loader
+from .data.load_balancing_sampler import (
+    LoadBalancingDistributedBatchSampler as LoadBalancingDistributedBatchSampler,
+)
+from .data.load_balancing_sampler import (
+    LoadBalancingDistributedSampler as LoadBalancingDistributedSampler,
+)
+from .data.random_batch_sampler import LocalStepRandomBatchSampler as LocalStepRandomBatchSampler
+from .data.stateful_sampler import StatefulDistributedSampler as StatefulDistributedSampler
 from .engine import Handle as Handle
 from .errors import ArgumentError as ArgumentError
 from .errors import AsyncDDPError as AsyncDDPError
@@ -173,15 +183,6 @@ from .optim.torch_optimizer_factories import optim_fn_accum_adamw as optim_fn_ac
 from .optim.torch_optimizer_factories import optim_fn_adam as optim_fn_adam
 from .optim.torch_optimizer_factories import optim_fn_adamw as optim_fn_adamw
 from .parallel import DecentralizedDataParallel as DecentralizedDataParallel
-from .parallel.load_balancing_sampler import (
-    LoadBalancingDistributedBatchSampler as LoadBalancingDistributedBatchSampler,
-)
-from .parallel.load_balancing_sampler import (
-    LoadBalancingDistributedSampler as LoadBalancingDistributedSampler,
-)
-from .parallel.random_batch_sampler import (
-    LocalStepRandomBatchSampler as LocalStepRandomBatchSampler,
-)
 from .thread_world import LocalWorld as LocalWorld
 from .thread_world import local_world as local_world
 

@@ -1,5 +1,19 @@
-"""Data of several ranks: how the samples of one data set are shared out among them."""
+"""Data of several ranks: how the samples of one data set are shared out among them.
 
-from asyncddp.data import partition
+Partitions are lists of indices, made by numpy alone; samplers and loaders give a rank its share and
+ask for the rank when they are made. Nothing here communicates: ranks draw the same by a seed.
+"""
 
-__all__ = ["partition"]
+from asyncddp.data import partition as partition
+from asyncddp.data.data_loader import DataLoaderShard as DataLoaderShard
+from asyncddp.data.data_loader import prepare_data_loader as prepare_data_loader
+from asyncddp.data.load_balancing_sampler import (
+    LoadBalancingDistributedBatchSampler as LoadBalancingDistributedBatchSampler,
+)
+from asyncddp.data.load_balancing_sampler import (
+    LoadBalancingDistributedSampler as LoadBalancingDistributedSampler,
+)
+from asyncddp.data.random_batch_sampler import (
+    LocalStepRandomBatchSampler as LocalStepRandomBatchSampler,
+)
+from asyncddp.data.stateful_sampler import StatefulDistributedSampler as StatefulDistributedSampler

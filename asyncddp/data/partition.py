@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.data.label_counts import draw, label_counts
 from asyncddp.errors import ArgumentError
 
@@ -189,7 +190,7 @@ def shards(
         data", AISTATS 2017.
     """
     found = _label_vector("shards", "labels", labels)
-    _check_count("shards", "shards_per_part", shards_per_part)
+    checked_integer("shards: argument shards_per_part", shards_per_part, 1)
     _check_parts("shards", parts, len(found), "samples", shards_per_part)
     rng = np.random.default_rng(seed)
     mixed = rng.permutation(len(found))
@@ -247,15 +248,8 @@ def _label_vector(function: str, argument: str, labels: npt.ArrayLike) -> npt.ND
     return found
 
 
-def _check_count(function: str, argument: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ArgumentError(
-            f"{function}: argument {argument}: expected a whole number of at least 1, got {value!r}"
-        )
-
-
 def _check_parts(function: str, parts: int, there: int, what: str, each: int = 1) -> None:
-    _check_count(function, "parts", parts)
+    checked_integer(f"{function}: argument parts", parts, 1)
     if parts * each > there:
         raise ArgumentError(
             f"{function}: argument parts: {parts} parts need at least {parts * each} {what}, got "

@@ -1,6 +1,6 @@
 """Bagua's ``bagua.torch_api.contrib.load_balancing_data_loader``."""
 
-from asyncddp.parallel.load_balancing_sampler import (
+from asyncddp.data.load_balancing_sampler import (
     LoadBalancingDistributedBatchSampler,
     LoadBalancingDistributedSampler,
 )

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Sampler
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.context import current, is_initialized
+from asyncddp.data.epoch_position import checked_replica, steps_of
 from asyncddp.errors import ArgumentError
 
 _NAME = "LoadBalancingDistributedSampler"
@@ -67,17 +67,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         drop_last: bool = False,
         random_level: float = 0.0,
     ) -> None:
-        if num_replicas is None:
-            num_replicas = current().size if is_initialized() else 1
-        if rank is None:
-            rank = current().rank if is_initialized() else 0
-        self.num_replicas = checked_integer(f"{_NAME}: argument num_replicas", num_replicas, 1)
-        self.rank = checked_integer(f"{_NAME}: argument rank", rank, 0)
-        if self.rank >= self.num_replicas:
-            raise ArgumentError(
-                f"{_NAME}: argument rank: expected one of {self.num_replicas} ranks, 0 to "
-                f"{self.num_replicas - 1}, got {rank}"
-            )
+        self.num_replicas, self.rank = checked_replica(_NAME, num_replicas, rank)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.seed = checked_integer(f"{_NAME}: argument seed", seed)
         if not 0.0 <= random_level <= 1.0:
@@ -107,8 +97,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Return the number of samples of each rank."""
-        samples = len(self._complexities)
-        return samples // self.num_replicas if self.drop_last else -(-samples // self.num_replicas)
+        return steps_of(len(self._complexities), self.num_replicas, self.drop_last)
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over this rank's indices in the epoch."""

@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.context import current, is_initialized
+from asyncddp.data.epoch_position import check_state
 from asyncddp.errors import ArgumentError
 
 _NAME = "LocalStepRandomBatchSampler"
@@ -142,15 +143,11 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         Raises:
             ArgumentError: It is of a sampler whose batches are others.
         """
-        for key, expected in self.state_dict().items():
-            if key not in state_dict:
-                raise ArgumentError(
-                    f"{_NAME}.load_state_dict: expected an entry {key!r}, got {sorted(state_dict)}"
-                )
-            if key != "local_step" and state_dict[key] != expected:
-                raise ArgumentError(
-                    f"{_NAME}.load_state_dict: expected {key}={expected!r} as here, got "
-                    f"{state_dict[key]!r}, which gives other batches; build the sampler as it was, "
-                    "or set local_step alone"
-                )
+        check_state(
+            f"{_NAME}.load_state_dict",
+            state_dict,
+            self.state_dict(),
+            ("local_step",),
+            "other batches; build the sampler as it was, or set local_step alone",
+        )
         self.local_step = state_dict["local_step"]

@@ -1,0 +1,160 @@
+"""``prepare_data_loader``: a rank's share of a ``DataLoader``, which resumes in mid-epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from asyncddp.data.epoch_position import EpochPosition
+from asyncddp.data.iterable_shard import IterableShard
+from asyncddp.data.stateful_sampler import StatefulDistributedSampler
+from asyncddp.errors import ArgumentError
+
+_NAME = "prepare_data_loader"
+_KEPT = (
+    "batch_size drop_last num_workers collate_fn pin_memory timeout worker_init_fn generator "
+    "multiprocessing_context prefetch_factor persistent_workers pin_memory_device"
+)
+
+
+class DataLoaderShard(EpochPosition, DataLoader[Any]):
+    """``DataLoader`` of one rank, made by :func:`prepare_data_loader`.
+
+    The epoch advances by itself when an iterator ends, not when one is broken off. The state counts
+    the batches that the loop has received, whatever workers have drawn ahead.
+
+    Attributes:
+        epoch: The epoch, from 0 on.
+    """
+
+    def __init__(self, dataset: Any, share: Any, **options: Any) -> None:
+        self._share, self._settings = share, share._settings
+        self._step = (options["batch_size"] or 1) * share.num_replicas
+        super().__init__(dataset, sampler=None if share is dataset else share, **options)
+        reached = None if self.num_workers else getattr(share, "dataset", None)
+        self._stateful = hasattr(reached, "load_state_dict")
+        self._loaded: Any = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # wraps torch's iterator
+        """Iterate over this rank's batches, from the epoch's begin or where a state was."""
+        self._consumed = self._start
+        self._share._place(self.epoch, self._start)
+        self._share.loaded = self._loaded if self._stateful and self._start else None
+        for batch in super().__iter__():
+            self._consumed += self._step
+            yield batch
+        self._place(self.epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch, how many samples of it all ranks together have consumed, and settings.
+
+        Plain numbers, for ``bf.save_checkpoint(…, extra={"loader": loader.state_dict()})``, and
+        under ``"dataset"`` the state of an ``IterableDataset`` that has one.
+        """
+        state = super().state_dict()
+        if self._stateful:
+            read = self._consumed > self._start
+            state["dataset"] = self._share.dataset.state_dict() if read else self._loaded
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue in the epoch where another loader was, on as many ranks or on others.
+
+        Args:
+            state_dict: What :meth:`state_dict` gave.
+
+        Raises:
+            ArgumentError: The settings are others, so that samples come in another order.
+        """
+        super().load_state_dict(state_dict)
+        self._loaded = state_dict.get("dataset")
+
+
+def prepare_data_loader(
+    loader: DataLoader[Any],
+    *,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    num_replicas: int | None = None,
+    rank: int | None = None,
+    partition: Sequence[npt.ArrayLike] | None = None,
+) -> DataLoaderShard:
+    r"""Make a loader of this rank's share from one of all data; call it with equals on all ranks.
+
+    Batches have the loader's ``batch_size`` on each rank, and its data set, workers, collate
+    function and other options. Which samples they have is said at
+    :class:`StatefulDistributedSampler`: a permutation by seed and epoch, divided among ranks. All
+    ranks have equally many batches, with samples that come twice where they do not come out even;
+    if the loader has ``drop_last=True``, samples are left out instead.
+
+    Of an ``IterableDataset``, which must give the same samples in the same order on all ranks, rank
+    r of n takes the samples :math:`r, r + n, r + 2n, \dots` With workers each takes some of these,
+    also of data sets that would divide themselves by ``get_worker_info()``. Every rank and worker
+    reads the whole stream, and to resume is to read what was consumed once more; not so without
+    workers where the data set has ``state_dict()`` and ``load_state_dict()``, which then are part
+    of the loader's. If it has ``set_epoch()``, that is called.
+
+    Args:
+        loader: The loader, made with ``shuffle=True``, or without it.
+        shuffle: Whether to draw a permutation for each epoch; None does as the loader does.
+        seed: The seed of permutations, the same on all ranks.
+        num_replicas: Number of ranks; by default all of them, or 1 before ``init()``.
+        rank: Whose share; by default this rank's, or 0 before ``init()``.
+        partition: The indices of each rank, where ranks have data of their own; see
+            :class:`StatefulDistributedSampler`.
+
+    Returns:
+        A ``DataLoader`` with ``set_epoch``, ``state_dict`` and ``load_state_dict``.
+
+    Raises:
+        ArgumentError: The loader has a sampler of its own, or a value that cannot be.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> import torch
+        >>> def epoch():
+        ...     whole = torch.utils.data.DataLoader(range(8), batch_size=2)
+        ...     return [batch.tolist() for batch in bf.prepare_data_loader(whole)]
+        >>> with bf.local_world(2) as world:
+        ...     world.run(epoch)
+        [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader, DataLoaderShard):
+        raise ArgumentError(
+            f"{_NAME}: argument loader: expected a torch DataLoader that no rank has a share of "
+            f"yet, got {type(loader).__name__}; for a plain index take StatefulDistributedSampler"
+        )
+    options = {name: getattr(loader, name) for name in _KEPT.split()}
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        if shuffle or partition is not None:
+            raise ArgumentError(
+                f"{_NAME}: argument {'shuffle' if shuffle else 'partition'}: expected None with an "
+                "IterableDataset, which alone determines its order; shuffle inside of it"
+            )
+        share = IterableShard(loader, num_replicas, rank)
+        return DataLoaderShard(share, share, **options)
+    shuffle = _shuffles(loader, dataset, shuffle)
+    sampler = StatefulDistributedSampler(
+        dataset, num_replicas, rank, shuffle, seed, loader.drop_last, partition=partition
+    )
+    return DataLoaderShard(dataset, sampler, **options)
+
+
+def _shuffles(loader: DataLoader[Any], dataset: Any, shuffle: bool | None) -> bool:
+    """Tell whether to shuffle; raise an error unless a loader goes once through its data set."""
+    sampler: Any = loader.sampler
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        sampler = loader.batch_sampler
+    random = type(sampler) is RandomSampler and not sampler.replacement
+    if not (random or type(sampler) is SequentialSampler) or len(sampler) != len(dataset):
+        raise ArgumentError(
+            f"{_NAME}: argument loader: expected one that goes once through its data set, made "
+            f"with shuffle=True or False, got {type(sampler).__name__}; let a sampler of your own "
+            "draw from bf.StatefulDistributedSampler(dataset), or give each rank one by its rank, "
+            "and use the loader as it is; for a part of a data set take torch.utils.data.Subset"
+        )
+    return random if shuffle is None else shuffle

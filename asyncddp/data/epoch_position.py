@@ -1,0 +1,94 @@
+"""``EpochPosition``: the epoch, and how far a rank is in it; checks that samplers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.context import current, is_initialized
+from asyncddp.errors import ArgumentError
+
+_REMEDY = "another order of samples; build it as it was, or begin an epoch by set_epoch"
+
+
+class EpochPosition:
+    """Epoch, and the samples that were consumed of it: base of what resumes in mid-epoch.
+
+    Samples are counted as if all ranks were where this one is, so that other ranks can go on.
+    """
+
+    epoch = 0
+    _start = 0  # where iterators begin: 0, or where a loaded state was
+    _consumed = 0
+    _settings: Mapping[str, int]  # what determines the order of samples
+
+    def _place(self, epoch: int, start: int = 0) -> None:
+        self.epoch, self._start, self._consumed = epoch, start, start
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch; if it is the present one already, nothing changes.
+
+        Args:
+            epoch: Its number, from 0 on, the same on all ranks.
+
+        Raises:
+            ArgumentError: It is below 0, or no whole number.
+        """
+        argument = f"{type(self).__name__}.set_epoch: argument epoch"
+        if checked_integer(argument, epoch, 0) != self.epoch:
+            self._place(int(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch, how many samples of it all ranks together have consumed, and settings.
+
+        Plain numbers, for ``bf.save_checkpoint(…, extra={"loader": loader.state_dict()})``.
+        """
+        return {"epoch": self.epoch, "consumed": self._consumed, **self._settings}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue in the epoch where another one was, on as many ranks or on others.
+
+        Args:
+            state_dict: What :meth:`state_dict` gave.
+
+        Raises:
+            ArgumentError: The settings are others, so that samples come in another order.
+        """
+        caller, own = f"{type(self).__name__}.load_state_dict", EpochPosition.state_dict(self)
+        check_state(caller, state_dict, own, ("epoch", "consumed"), _REMEDY)
+        self._place(int(state_dict["epoch"]), int(state_dict["consumed"]))
+
+
+def check_state(
+    caller: str, state: Mapping[str, Any], own: Mapping[str, Any], free: Sequence[str], remedy: str
+) -> None:
+    """Raise an error unless a state has the entries of one's own and, but for free ones, values."""
+    for key, value in own.items():
+        if key not in state:
+            raise ArgumentError(f"{caller}: expected an entry {key!r}, got {sorted(state)}")
+        if key in free:
+            checked_integer(f"{caller}: entry {key!r}", state[key], 0)
+        elif state[key] != value:
+            expected = f"expected {key}={value!r} as here, got {state[key]!r}"
+            raise ArgumentError(f"{caller}: {expected}, which gives {remedy}")
+
+
+def checked_replica(caller: str, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """Return the number of ranks and one of them; by default those of the world, or 1 and 0."""
+    if num_replicas is None:
+        num_replicas = current().size if is_initialized() else 1
+    if rank is None:
+        rank = current().rank if is_initialized() else 0
+    num_replicas = checked_integer(f"{caller}: argument num_replicas", num_replicas, 1)
+    if checked_integer(f"{caller}: argument rank", rank, 0) >= num_replicas:
+        raise ArgumentError(
+            f"{caller}: argument rank: expected one of {num_replicas} ranks, 0 to "
+            f"{num_replicas - 1}, got {rank}"
+        )
+    return num_replicas, int(rank)
+
+
+def steps_of(samples: int, ranks: int, drop_last: bool) -> int:
+    """Return the samples of each rank if all have as many: some come twice, or are left out."""
+    return samples // ranks if drop_last else -(-samples // ranks)
