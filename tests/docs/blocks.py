@@ -15,11 +15,13 @@
 ``text``                a picture in letters, a tree, a message: read by people only
 ``diff``                two scripts: the old one can be compiled, the new one runs
 ``diff ranks``          the same, but that the new one runs by a command of the page; with file=NAME
+``diff ranks patch``    parts of a diff against the script base=NAME of the page, ``@@`` between them
 ======================  ==========================================================================
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,22 +50,41 @@ class Block:
     @property
     def file(self) -> str | None:
         """The name under which it lies in the page's folder."""
-        names = [mark.removeprefix("file=") for mark in self.marks if mark.startswith("file=")]
-        return names[0] if names else None
+        return self._value("file")
 
     @property
     def script(self) -> str:
-        """The text that lies there: of a diff its new side."""
+        """The text that lies there: of a diff its new side, of a patch the patched script."""
+        if "patch" in self.marks:
+            return self._patched()
         return self.side("+") if self.language == "diff" else self.text
 
     def side(self, sign: str) -> str:
         """The new side of a diff, ``"+"``, or the old one, ``"-"``."""
-        left_out = "-" if sign == "+" else "+"
-        lines = self.text.splitlines()
-        return "".join(f"{line[1:]}\n" for line in lines if not line.startswith(left_out))
+        return _side(self.text, sign)
+
+    def _value(self, key: str) -> str | None:
+        found = [mark.partition("=")[2] for mark in self.marks if mark.startswith(f"{key}=")]
+        return found[0] if found else None
+
+    def _patched(self) -> str:
+        """The script of the page that the parts are of, with each part at its only place."""
+        base = self._value("base")
+        script = next(one.script for one in blocks_of(self.page) if one.file == base)
+        for part in re.split(r"^@@.*\n", self.text, flags=re.MULTILINE):
+            old, new = _side(part, "-"), _side(part, "+")
+            assert script.count(old) == 1, f"{self}: {base} has {script.count(old)} times:\n{old}"
+            script = script.replace(old, new)
+        return script
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
+
+
+def _side(text: str, sign: str) -> str:
+    left_out = "-" if sign == "+" else "+"
+    lines = text.splitlines()
+    return "".join(f"{line[1:]}\n" for line in lines if not line.startswith(left_out))
 
 
 def blocks_of(page: str) -> list[Block]:

@@ -19,7 +19,7 @@ LANGUAGES = {
     "python": {"cells", "ranks"},
     "bash": {"parsed", "fails"},
     "text": {"figures", "output", "unordered"},
-    "diff": {"ranks"},
+    "diff": {"patch", "ranks"},
 }
 CELLS = """
 from IPython.core.interactiveshell import InteractiveShell
@@ -153,7 +153,7 @@ def test_commands_for_other_machines_can_be_read(folder_of, block):
     check_script(block.text, folder_of(block.page))
 
 
-@of("diff")
+@of("diff", without=["patch"])
 def test_diffs_begin_at_a_script(block):
     """Both sides of a diff are Python."""
     for sign in "-+":
