@@ -1,0 +1,70 @@
+"""Pictures of trainings: perplexity over steps, bytes or seconds, with the seeds' spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from benchmarks.one_to_n.trainings import Result
+
+__all__ = ["draw_curves", "save_picture"]
+
+# Okabe and Ito's colours, which the colour-blind tell apart; plain torch is grey and black.
+_PLAIN: Mapping[str, tuple[str, str]] = {
+    "one process": ("black", "-"),
+    "one rank alone": ("0.6", ":"),
+    "ddp": ("0.35", "--"),
+}
+_COLORS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
+_UNITS = {"step": ("steps", 1.0), "bytes": ("MB sent by a rank", 1e6), "seconds": ("seconds", 1.0)}
+
+
+def draw_curves(axes: Axes, results: Sequence[Result], over: str) -> None:
+    """Draw mean and range of the seeds over steps, bytes or seconds."""
+    colors = cycle(_COLORS)
+    name, unit = _UNITS[over]
+    for result in results:
+        label = result.training.label
+        color, style = _PLAIN.get(label) or (next(colors), "-")
+        along, low, middle, high = result.curve(over)
+        if not along[-1]:
+            continue  # sends nothing
+        along = [value / unit for value in along]
+        axes.plot(along, middle, style, color=color, linewidth=1.3, label=label)
+        axes.fill_between(along, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.4, 1.6, 2.0, 2.5, 3.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(name)
+    axes.grid(color="0.92", linewidth=0.6)
+
+
+def save_picture(path: Path, columns: Sequence[tuple[str, Sequence[Result], str, bool]]) -> None:
+    """Draw one picture of several panels.
+
+    Args:
+        path: Where to; png, pdf or svg.
+        columns: Title, trainings, what they are drawn over, and whether that is logarithmic.
+    """
+    with mpl.rc_context({"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure((3.7 * len(columns) + 1.6, 3.4), layout="constrained")
+        every = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+        shown: dict[str, Artist] = {}
+        for axes, (title, results, over, logarithmic) in zip(every, columns, strict=True):
+            draw_curves(axes, results, over)
+            axes.set_title(title)
+            if logarithmic:
+                axes.set_xscale("log")
+            handles, labels = axes.get_legend_handles_labels()
+            shown.update(zip(labels, handles, strict=True))
+        every[0].set_ylabel("perplexity of the average model")
+        figure.legend([*shown.values()], [*shown], loc="outside right upper", frameon=False)
+        figure.savefig(path, dpi=130)
