@@ -4,6 +4,7 @@
 ``python``              a whole script: runs on one rank; a comment after ``print(…)`` is its output
 ``python file=NAME``    the same, and NAME in the page's folder, where commands find it
 ``python ranks``        runs by a command of the page only, since one rank has no neighbours
+``python in=NAME``      lines that run in the page's script NAME, in place of its ``# here`` line
 ``python cells``        cells of a notebook, with ``# %%`` between them: run in IPython
 ``bash``                commands that run in the page's folder
 ``bash parsed``         commands for machines that are not here: our own command line reads them
@@ -24,6 +25,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 
 from markdown_it import MarkdownIt
 
@@ -54,10 +56,18 @@ class Block:
 
     @property
     def script(self) -> str:
-        """The text that lies there: of a diff its new side, of a patch the patched script."""
-        if "patch" in self.marks:
-            return self._patched()
-        return self.side("+") if self.language == "diff" else self.text
+        """The script that it is: a diff's new side, a patched script, or one with it in place."""
+        if self.language == "diff":
+            return self._patched() if "patch" in self.marks else self.side("+")
+        outer = self._value("in")
+        return self.text if outer is None else self._within(outer)
+
+    def _within(self, name: str) -> str:
+        """The page's script of that name with this block in place of its ``# here`` line."""
+        (outer,) = [block.text for block in blocks_of(self.page) if block.file == name]
+        (place,) = re.findall(r"^.*# here$", outer, flags=re.MULTILINE)
+        margin = place[: len(place) - len(place.lstrip())]
+        return outer.replace(place, indent(self.text, margin).rstrip())
 
     def side(self, sign: str) -> str:
         """The new side of a diff, ``"+"``, or the old one, ``"-"``."""

@@ -71,7 +71,7 @@ def check_output(block, printed):
 def check_comments(block, printed):
     """``print(…)  # shown``: comments are lines that were printed, maybe with words after ": "."""
     lines = printed.splitlines()
-    for shown in re.findall(r"^ *print\(.*\)  # (.*)$", block.text, flags=re.MULTILINE):
+    for shown in re.findall(r"^ *print\(.*\)  # (.*)$", block.script, flags=re.MULTILINE):
         found = [line for line in lines if shown == line or shown.startswith(f"{line}: ")]
         assert found, f"{block} says # {shown}, but prints\n{printed}"
 
@@ -102,7 +102,7 @@ def test_output_stands_below_what_prints_it():
 @of("python", without=["cells", "ranks"])
 def test_python_runs_on_one_rank(folder_of, block):
     """A block of Python is a whole script, which runs by itself and without a warning."""
-    code, printed = run_python(block.text, folder_of(block.page))
+    code, printed = run_python(block.script, folder_of(block.page))
     assert code == 0, printed
     check_output(block, printed)
     check_comments(block, printed)
