@@ -31,6 +31,7 @@ extensions = [
     "notebook_pictures",
     "partition_pictures",
     "public_names",
+    "tasks_first",
     "topology_pictures",
 ]
 exclude_patterns = ["_extensions"]
@@ -75,6 +76,7 @@ html_title = "asyncddp"
 html_show_sphinx = False
 html_copy_source = False
 html_math_renderer = "mathml"
+html_search_scorer = str(DOCS / "_extensions" / "search_scorer.js")
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 
 import pytest
 
-from tests.docs.blocks import REPO
+from tests.docs.blocks import REPO, blocks_of, prose_of
 from tests.docs.conftest import environment
 from tests.support.processes import warm_server
 
@@ -27,6 +28,32 @@ TASKS = {
     "something hangs": "guides/hangs",
     "clip gradients": "guides/training-loop",
 }
+
+
+FOUND_FIRST = {
+    "my network is slow": "guides/slow-networks",
+    "checkpoint": "guides/saving",
+    "neighbor_allreduce": "api/verbs",
+    "latency": "guides/",
+    "samples per second": "guides/",
+}
+"""What people type, and how the name of the first page begins that is found."""
+SEARCH = """
+const fs = require("fs"), vm = require("vm");
+const [site, ...queries] = process.argv.slice(1);
+const document = { getElementById: () => ({}) };
+const page = vm.createContext({ document, _ready: () => {}, _: (text) => text,
+    SPHINX_HIGHLIGHT_ENABLED: false });
+page.window = page;
+for (const file of ["searchtools.js", "language_data.js"])
+    vm.runInContext(fs.readFileSync(`${site}/_static/${file}`, "utf8"), page);
+vm.runInContext("Search.query = () => {}", page);
+vm.runInContext(fs.readFileSync(`${site}/searchindex.js`, "utf8"), page);
+const pages = (query) => vm.runInContext(
+    `Search._performSearch(...Search._parseQuery(${JSON.stringify(query)}))`, page);
+console.log(JSON.stringify(queries.map((query) => pages(query).map((one) => one[0]).reverse())));
+"""
+"""Runs the search of the site's pages by node: the pages that it finds, best first."""
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +99,17 @@ def test_each_task_card_leads_to_a_page(site):
     assert [link for link in links if not (site / link).is_file()] == []
 
 
+def test_the_landing_page_begins_with_code():
+    """Ten lines, how to install and run them, and a picture stand above the tasks."""
+    script, install = blocks_of("docs/index.md")[:2]
+    lines = [line for line in script.text.splitlines() if line]
+    assert len(lines) <= 10
+    assert "bf.DistributedOptimizer(optimizer, model" in script.text
+    assert re.search(r"pip install '\.\[\w+\]'\nasyncddp run .*train\.py", install.text)
+    above = prose_of("docs/index.md").split("## Find your task")[0]
+    assert above.index("```python") < above.index("```bash") < above.index(".png)")
+
+
 def test_search_finds_pages_by_task(site):
     """What people would say of their task is a main entry of the search index, put first.
 
@@ -85,6 +123,41 @@ def test_search_finds_pages_by_task(site):
     landing = (site / "index.html").read_text(encoding="utf-8")
     assert re.search(r'<form class="task-search" action="search.html".*?name="q"', landing, re.S)
     assert (site / "search.html").is_file()
+
+
+def test_the_index_begins_with_tasks(site):
+    """Its first group has what people would say of their task, and no names."""
+    text = (site / "genindex.html").read_text(encoding="utf-8")
+    groups = re.findall(r'<section id="(.*?)" class="genindex-section">(.*?)</section>', text, re.S)
+    assert groups[0][0] == "Tasks"
+    entries = [name.strip() for name in re.findall(r"<strong>([^<]*)</strong>", groups[0][1])]
+    assert set(TASKS) <= set(entries)
+    assert "asyncddp.DistributedOptimizer" not in groups[0][1]
+
+
+def test_tables_for_developers_are_in_no_search(site):
+    """What a bench has printed is on the site, and no word of it leads there."""
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    number = index["docnames"].index("benchmarks-developers")
+    for words in (index["terms"], index["titleterms"]):
+        leading = [
+            w for w, found in words.items() if number in (found if type(found) is list else [found])
+        ]
+        assert leading == []
+
+
+def test_guides_are_found_first(site):
+    """The search of the site itself puts a task's guide, or the name that was typed, at the top."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no node, which runs the site's search without a browser")
+    command = [node, "-e", SEARCH, str(site), *FOUND_FIRST]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found = zip(FOUND_FIRST.items(), json.loads(done.stdout), strict=True)
+    assert [
+        (query, pages[0]) for (query, first), pages in found if not pages[0].startswith(first)
+    ] == []
 
 
 def test_the_gallery_shows_pictures_with_words(site):
