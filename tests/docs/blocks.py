@@ -16,7 +16,7 @@
 ``text``                a picture in letters, a tree, a message: read by people only
 ``diff``                two scripts: the old one can be compiled, the new one runs
 ``diff ranks``          the same, but that the new one runs by a command of the page; with file=NAME
-``diff ranks patch``    parts of a diff against the script base=NAME of the page, ``@@`` between them
+``diff ranks patch``    parts of a diff against the page's script base=NAME, ``@@`` between them
 ======================  ==========================================================================
 """
 
