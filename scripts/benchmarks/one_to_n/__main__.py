@@ -20,7 +20,7 @@ _RANKS = (1, 2, 4, 8)
 _RATES = (0.004, 0.008, 0.016)
 _OUTER = ((1.0, 0.0), (0.5, 0.5), (0.7, 0.5), (0.2, 0.8), (0.4, 0.9), (0.7, 0.9))
 _SHORT_OUTER = "--set outer_lr=0.5 --set outer_momentum=0.5"  # for tens of rounds
-_INTERVALS = (10, 20, 50)
+_INTERVALS = (10, 40)
 _LONG = 600  # steps of the trainings of methods that communicate rarely
 
 
@@ -46,9 +46,7 @@ _DIFFERENT_DATA = tuple(
     for label, words in {
         "gradient_allreduce": "--method gradient_allreduce",
         "adapt_then_combine": "--method adapt_then_combine",
-        "adapt_with_combine": "--method adapt_with_combine",
         "gradient_tracking": "--method gradient_tracking",
-        "exact_diffusion": "--method exact_diffusion",
         "choco_sgd, sign": "--method choco_sgd --compression sign",
         "local_sgd, H = 10": "--method local_sgd --every 10",
         "diloco, H = 10": f"--method diloco --every 10 {_SHORT_OUTER}",
