@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import asyncddp as bf
 import asyncddp.integrations.bagua.torch_api as bagua
@@ -165,8 +165,8 @@ def main() -> None:
         bagua.init_process_group()  # of the ranks that are there
         model = SyncBatchNorm.convert_sync_batchnorm(model)
     optimizer = new_optimizer(model, options)
-    share = DistributedSampler(train, bf.size(), bf.rank(), seed=options.seed)
-    loader = DataLoader(train, min(options.batch, len(share)), sampler=share, drop_last=True)
+    loader = DataLoader(train, options.batch, shuffle=True, drop_last=True)
+    loader = bf.prepare_data_loader(loader, seed=options.seed)  # this rank's share
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
         max_lr=optimizer.param_groups[0]["lr"],
@@ -175,7 +175,6 @@ def main() -> None:
         cycle_momentum=False,
     )
     for epoch in range(options.epochs):
-        share.set_epoch(epoch)
         begun, total = time.monotonic(), 0.0
         for images, labels in loader:
             optimizer.zero_grad()
