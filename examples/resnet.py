@@ -141,6 +141,15 @@ def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
     return 100 * float(bf.allreduce(torch.tensor(float(right)), average=False)) / len(test)
 
 
+def new_model(options: argparse.Namespace) -> torch.nn.Module:
+    """The network, with one kind of batch normalisation or the other."""
+    model = resnet(options.depth, options.width)
+    if options.norm == "local":
+        return model
+    bagua.init_process_group()  # of the ranks that are there
+    return SyncBatchNorm.convert_sync_batchnorm(model)
+
+
 def new_optimizer(model: torch.nn.Module, options: argparse.Namespace) -> bf.DistributedOptimizer:
     """SGD with momentum, wrapped: the lines that make the script distributed."""
     momentum = 0.0 if ALGORITHMS[options.method].owns_momentum else 0.9  # no method counts it twice
@@ -160,12 +169,10 @@ def main() -> None:
     bf.init()
     train, test = read_images(options.data)
     torch.manual_seed(options.seed + bf.rank())  # ranks augment differently; the start is rank 0's
-    model: torch.nn.Module = resnet(options.depth, options.width)
-    if options.norm == "sync":
-        bagua.init_process_group()  # of the ranks that are there
-        model = SyncBatchNorm.convert_sync_batchnorm(model)
+    model = new_model(options)
     optimizer = new_optimizer(model, options)
-    loader = DataLoader(train, options.batch, shuffle=True, drop_last=True)
+    batch = min(options.batch, len(train) // bf.size())
+    loader = DataLoader(train, batch, shuffle=True, drop_last=True)
     loader = bf.prepare_data_loader(loader, seed=options.seed)  # this rank's share
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
@@ -184,7 +191,7 @@ def main() -> None:
             optimizer.step()
             schedule.step()
             total += loss.item()
-        speed = len(loader) * options.batch / (time.monotonic() - begun)
+        speed = len(loader) * batch / (time.monotonic() - begun)
         right = accuracy(model, test)
         if bf.rank() == 0:
             print(
