@@ -22,6 +22,7 @@ _REQUIREMENTS = {
     "sparse": ("scipy>=1.10",),
     "testing": ("psutil>=5.9", "pytest>=8.2"),
     "plot": ("matplotlib>=3.8",),
+    "huggingface": ("accelerate>=1.15", "transformers>=5.20"),
     "examples": ("matplotlib>=3.8", "scikit-learn>=1.3"),
     "lightning": ("lightning>=2.2",),
     "notebook": ("ipykernel>=6.25", "ipyparallel>=8.8"),

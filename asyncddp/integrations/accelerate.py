@@ -1,0 +1,168 @@
+"""Training by any method of the library in scripts that use Hugging Face's accelerate.
+
+::
+
+    from accelerate import Accelerator
+    from asyncddp.integrations.accelerate import prepare
+
+    accelerator = Accelerator()
+    model, optimizer, loader = prepare(accelerator, model, optimizer, loader)
+
+For the Trainer of transformers there is :mod:`asyncddp.integrations.hugging_face`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from asyncddp.algorithms import Algorithm
+from asyncddp.checkpoint import load_checkpoint, save_checkpoint
+from asyncddp.checkpoint.trained_part import TrainedPart
+from asyncddp.checkpoint.training_state import compact
+from asyncddp.context import current, init
+from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.optim.average_models import average_model
+from asyncddp.optim.distributed_optimizer import DistributedOptimizer
+
+__all__ = ["prepare"]
+
+FOLDER = "asyncddp"
+"""Folder, inside one of Hugging Face's checkpoints, of a checkpoint of all ranks."""
+
+
+def prepare(
+    accelerator: Any,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *others: Any,
+    algorithm: str | type[Algorithm] = "adapt_then_combine",
+    topology: Any = None,
+    **arguments: Any,
+) -> tuple[Any, ...]:
+    """Prepare objects as ``accelerator.prepare`` does, but for an optimizer that averages.
+
+    The model is moved to its device, with mixed precision, and not wrapped in
+    ``DistributedDataParallel``; ``accelerator.accumulate(model)`` holds averaging back. Joins the
+    world, and is collective. From then on ``accelerator.save_state`` saves the average model, and
+    beside it each rank's own model and optimizer, which ``accelerator.load_state`` gives back;
+    where the number of ranks is another, all go on from the average. All ranks call both, between
+    two steps. Called once for each model that is trained.
+
+    Args:
+        accelerator: The ``accelerate.Accelerator``.
+        model: The module.
+        optimizer: The optimizer of its parameters, which is wrapped by
+            :class:`asyncddp.DistributedOptimizer`.
+        *others: Data loaders, schedulers and other objects for ``accelerator.prepare``.
+        algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
+        topology: Graph or schedule of ranks, a function that makes it for their number, or its
+            name; None for the world's.
+        **arguments: Other arguments of :class:`asyncddp.DistributedOptimizer`.
+
+    Returns:
+        The model, the optimizer and the others, prepared.
+
+    Raises:
+        ArgumentError: The accelerator splits models between processes, as DeepSpeed and FSDP do,
+            or an argument of the optimizer cannot be.
+        EnvironmentProblem: accelerate knows of another world.
+
+    Example:
+        >>> from accelerate import Accelerator
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model, optimizer = prepare(Accelerator(cpu=True), model, optimizer)
+        >>> optimizer.optimizer.algorithm
+        'adapt_then_combine'
+    """
+    leave_unwrapped(accelerator, "prepare")
+    prepared = accelerator.prepare_model(model)
+    arguments |= {"algorithm": algorithm, "topology": topology}
+    distributed = DistributedOptimizer(optimizer, model, **arguments)
+    _hold_back(accelerator, prepared, distributed)
+    _save_replicas(accelerator, prepared, TrainedPart(model), distributed)
+    rest = accelerator.prepare(distributed, *others)
+    return (prepared, *(rest if others else (rest,)))
+
+
+def leave_unwrapped(accelerator: Any, caller: str) -> None:
+    """Join the world, and let an accelerator of the same world leave models without DDP.
+
+    Parameters are views of buckets, of which accelerate would save one of each bucket: what it
+    saves gets memory of its own.
+    """
+    kind, sizes = accelerator.distributed_type.value, accelerator.parallelism_config
+    if sizes is not None and sizes.non_data_parallel_size * sizes.dp_shard_size > 1:
+        kind = repr(sizes)
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        raise ArgumentError(
+            f"{caller}: expected an accelerator that leaves each rank a whole model, got {kind}, "
+            "which splits or wraps it; leave out --use_deepspeed, --use_fsdp and their like, in "
+            "TrainingArguments too, or train by accelerate alone"
+        )
+    init()
+    here, there = current(), (accelerator.process_index, accelerator.num_processes)
+    if (here.rank, here.size) != there:
+        raise EnvironmentProblem(
+            f"{caller}: this process is rank {here.rank} of {here.size}, and process {there[0]} of "
+            f"{there[1]} to accelerate: start the script by asyncddp run, torchrun or accelerate "
+            "launch, which tell both the same"
+        )
+    plain = accelerator.get_state_dict
+    accelerator.get_state_dict = lambda *args, **kwargs: compact(plain(*args, **kwargs))
+    accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
+
+
+def _hold_back(accelerator: Any, model: Any, distributed: DistributedOptimizer) -> None:
+    """Let accelerate's accumulation of the model's gradients count as one backward pass."""
+    before = accelerator.no_sync
+
+    def no_sync(accumulated: Any) -> AbstractContextManager[None]:
+        own = accumulated is model
+        held: AbstractContextManager[None] = distributed.no_sync() if own else before(accumulated)
+        return held
+
+    accelerator.no_sync = no_sync
+
+
+def _save_replicas(
+    accelerator: Any, model: Any, part: TrainedPart, distributed: DistributedOptimizer
+) -> None:
+    """Let an accelerator's checkpoints have the average, and each rank's own beside it.
+
+    accelerate loads an optimizer after the models, so that ranks take their own once it has.
+    """
+    due: list[Path] = []
+    stand_in = SimpleNamespace(
+        state_dict=lambda: compact(model.state_dict()), load_state_dict=model.load_state_dict
+    )
+
+    def folder(models: list[Any], place: str | os.PathLike[str]) -> Path:
+        number = models.index(model)
+        return Path(place, f"{FOLDER}_{number}" if number else FOLDER)
+
+    def save(models: list[Any], weights: list[Any], place: str) -> None:
+        distributed.abort()
+        save_checkpoint(folder(models, place), part, distributed, replicas="all", keep=1)
+        with average_model(part):
+            weights[models.index(model)] = compact(model.state_dict(), copies=True)
+        distributed.resume()
+
+    def load(models: list[Any], place: str) -> None:
+        due.append(folder(models, place))
+        models[models.index(model)] = stand_in
+
+    def load_own(_: Any) -> None:
+        if due:
+            load_checkpoint(due.pop(), part, distributed)
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    distributed.register_load_state_dict_post_hook(load_own)
