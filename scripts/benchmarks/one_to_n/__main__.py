@@ -20,6 +20,7 @@ _RANKS = (1, 2, 4, 8)
 _RATES = (0.004, 0.008, 0.016)
 _OUTER = ((1.0, 0.0), (0.5, 0.5), (0.7, 0.5), (0.2, 0.8), (0.4, 0.9), (0.7, 0.9))
 _SHORT_OUTER = "--set outer_lr=0.5 --set outer_momentum=0.5"  # for tens of rounds
+_STREAMING = "--method streaming_diloco --every 5 --set fragments=4"  # the model in 20
 _INTERVALS = (10, 40)
 _LONG = 600  # steps of the trainings of methods that communicate rarely
 
@@ -58,9 +59,10 @@ _RARELY = tuple(
     for label, words in {
         "ddp": "--method ddp",
         "local_sgd, H = 20": "--method local_sgd --every 20",
-        "diloco, H = 20": "--method diloco --every 20",
-        "streaming_diloco, H = 20": "--method streaming_diloco --every 5 --set fragments=4",
-        "noloco, H = 20": "--method noloco --every 20",
+        "diloco, H = 20, by default": "--method diloco --every 20",
+        "diloco, H = 20": f"--method diloco --every 20 {_SHORT_OUTER}",
+        "streaming_diloco, H = 20": f"{_STREAMING} {_SHORT_OUTER}",
+        "noloco, H = 20": f"--method noloco --every 20 {_SHORT_OUTER}",
     }.items()
 )
 _AVERAGES = tuple(
@@ -135,32 +137,23 @@ def _outer(interval: object, outer: object) -> Training:
 def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigures:
     """Train everything that this bench shows."""
     runner = _Runner(options.quick, advance)
-    equal, different, rarely = map(runner.all_of, (_EQUAL_TOKENS, _DIFFERENT_DATA, _RARELY))
-    averages = runner.all_of(_AVERAGES, seeds=1)
+    equal, different = map(runner.all_of, (_EQUAL_TOKENS, _DIFFERENT_DATA))
     sheets = [
-        finished(
-            "equal_tokens", "200 steps of 32 sequences, 4 ranks", _LEARNT, [*_learnt(equal)], _NOTE
-        ),
-        finished(
-            "different_data",
-            "the same, each rank on modules of its own",
-            _LEARNT,
-            [*_learnt(different)],
-        ),
-        finished(
-            "averages", "adapt_then_combine, averages more rarely", _LEARNT, [*_learnt(averages)]
-        ),
-        finished("rarely", f"{_LONG} steps", _LEARNT, [*_learnt(rarely)], _RARELY_NOTE),
+        finished("equal_tokens", _EQUAL, _LEARNT, [*_learnt(equal)], _NOTE),
+        finished("different_data", _DIFFERENT, _LEARNT, [*_learnt(different)]),
     ]
     for method in ("gradient_allreduce", "adapt_then_combine"):
         lines = [*_grid(runner, _added_ranks(method), _RANKS, _RATES)]
         columns = ("ranks", *(f"step size {rate}" for rate in _RATES))
         title = f"perplexity of {method}, 200 steps of 8 sequences a rank"
         sheets.append(finished(f"ranks_{method}", title, columns, lines))
+    averages = runner.all_of(_AVERAGES, seeds=1)
+    sheets.append(finished("averages", _AVERAGED, _LEARNT, [*_learnt(averages)]))
     lines = [*_grid(runner, _outer, _INTERVALS, _OUTER)]
     columns = ("H", *(f"η = {rate}, μ = {momentum}" for rate, momentum in _OUTER))
-    title = "perplexity of diloco, 400 steps, by outer step size η and momentum μ"
-    sheets.append(finished("outer", title, columns, lines))
+    sheets.append(finished("outer", _OUTER_STEPS, columns, lines))
+    rarely = runner.all_of(_RARELY)
+    sheets.append(finished("rarely", f"{_LONG} steps", _LEARNT, [*_learnt(rarely)]))
     panels = [
         ("200 steps", equal, "step", False),
         ("the same over bytes", equal, "bytes", True),
@@ -169,16 +162,16 @@ def figures(options: BenchOptions, advance: Callable[[str], None]) -> BenchFigur
     return BenchFigures(machine_facts(), sheets, lambda path: save_picture(path, panels))
 
 
+_EQUAL = "200 steps of 32 sequences, 4 ranks"
+_DIFFERENT = "the same, each rank on modules of its own"
+_AVERAGED = "adapt_then_combine, averages more rarely"
+_OUTER_STEPS = "perplexity of diloco, 400 steps, by outer step size η and momentum μ"
 _NOTE = (
     "examples/gpt.py: each rank trains on 8 of the 32 sequences of a step, one process on all. "
     "Perplexity on text that nobody trains on: of the average model, of the average of the ranks' "
     "moving averages (EMA), and of the ranks' own models; mean and standard deviation of three "
     "seeds. The ratio is taken seed by seed. MB are those of one rank."
 )
-_RARELY_NOTE = (
-    "Methods that communicate rarely, by their defaults for momentum and outer step size."
-)
-
 main = command("one-to-n", figures)
 
 if __name__ == "__main__":
