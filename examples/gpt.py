@@ -293,7 +293,8 @@ def resume(
     found = bf.load_checkpoint(options.out, model, optimizer) if options.resume else None
     if found is None:
         return 0
-    ema.load_state_dict(found.extra["ema"])
+    if found.exact:  # as many ranks: each goes on from its own
+        ema.load_state_dict(found.extra["ema"])
     sampler.load_state_dict(found.extra["sampler"])
     say(f"resumed after step {found.step} of {found.manifest['world_size']} ranks")
     return found.step
