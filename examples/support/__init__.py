@@ -1,1 +1,0 @@
-"""What the examples share and what would distract from them: data, tables, pictures."""
