@@ -24,7 +24,8 @@ class Picture(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Give the picture as one image that lies in the page itself."""
         call = self.arguments[0]
-        made = eval(call, {"__builtins__": {}}, vars(topology))  # written by us, on our own page
+        names = {name: getattr(topology, name) for name in topology.__all__}  # loaded on first use
+        made = eval(call, {"__builtins__": {}}, names)  # written by us, on our own page
         figure = topology.draw(made, rounds=self.options.get("rounds"))
         file = io.StringIO()
         with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": call}):
