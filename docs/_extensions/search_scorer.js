@@ -2,7 +2,7 @@
 var Scorer = {
   score: ([docname, , , , score, , kind]) => {
     if (kind === "index") return score + 100;
-    if (/^(guides\/|start$|concepts$|coming-from-)/.test(docname)) return score + 40;
+    if (/^(guides\/|start$|concepts$|examples$|coming-from-)/.test(docname)) return score + 40;
     return /^(benchmarks|design|methods-compared)/.test(docname) ? score - 10 : score;
   },
   objNameMatch: 60,
