@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -14,13 +14,14 @@ from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.barrier import barrier
 from asyncddp.ops.windows.creation import create_along, get_current_created_window_names, win_free
-from asyncddp.tensors.allocation import empty_like
+from asyncddp.tensors.allocation import detached_copy
 from asyncddp.topology import Schedule
 from asyncddp.topology.default_schedule import default_schedule
 from asyncddp.windows import Staleness, Window, windows_of
 from asyncddp.windows.departure_detector import DepartureDetector
-from asyncddp.windows.nonblocking_handle import WindowHandle
-from asyncddp.windows.pair_averaging import PairAveraging, pair_averaging_of
+from asyncddp.windows.nonblocking_handle import PendingGet, WindowHandle
+from asyncddp.windows.pair_averaging import PairAveraging
+from asyncddp.windows.pair_averaging_service import pair_averaging_of
 
 
 class BucketWindow:
@@ -84,6 +85,14 @@ class BucketPairAverages:
 
     def _name(self, index: int) -> str:
         return f"{self._label}.bucket{index}.{self._generation}"
+
+    def __iter__(self) -> Iterator[PairAveraging]:
+        return iter(self._pairs.values())
+
+    def look(self, peer: int) -> list[PendingGet]:
+        """Request a copy of what a rank averages in each bucket."""
+        service = pair_averaging_of(self._context)
+        return [service.look(name, peer) for name in self._pairs]
 
     def ensure_created(self, count: int) -> None:
         """Make those of so many buckets, if there are none; collective in that case."""
@@ -179,7 +188,7 @@ class BucketWindowSet:
             for bucket in self._buckets:
                 name = f"{self._label}.bucket{bucket.index}"
                 tensor = as_real(bucket.flat)
-                tensor = tensor if self._algorithm.plain else empty_like(tensor)
+                tensor = tensor if self._algorithm.plain else detached_copy(tensor)
                 if not create_along(schedule, tensor, name, zero_init=True):
                     raise ArgumentError(
                         f"argument window_prefix: there is a window {name!r} already; give each "
@@ -254,6 +263,17 @@ class BucketWindowSet:
         """Announce that steps follow again."""
         for one in self._windows:
             one.window.resume()
+
+    @property
+    def published_steps(self) -> int:
+        """Steps that this rank has published, plus CONCLUDED where none follow for now."""
+        clocks = [one.window.clock for one in self._windows] or [one.steps for one in self.pairs]
+        return clocks[0] if clocks else 0
+
+    def look(self, peer: int) -> list[PendingGet]:
+        """Request what any rank has published last of each bucket; an empty list if nobody has."""
+        manager = windows_of(self._context)
+        return [manager.look(one.window, peer) for one in self._windows] or self.pairs.look(peer)
 
     def push_sum_weights(self) -> list[float]:
         """Return the push-sum weight p of each bucket; 1 where nothing was ever given away."""

@@ -11,6 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.torch_modes import uncompiled
 
 
@@ -56,6 +57,10 @@ def remove_hooks(hooks: list[RemovableHandle]) -> None:
 class GradientHookedWrapper(Protocol):
     """Interface of an optimizer or model wrapper that has gradient hooks on its parameters."""
 
+    @property
+    def averager(self) -> ModelAverager | None:
+        """What averages the parameters with other ranks; None if it is none of the library's."""
+
     def wait_for_reads(self) -> None:
         """Wait until no message or peer reads a parameter any more."""
 
@@ -87,10 +92,19 @@ def claim_parameters(parameters: Iterable[torch.Tensor], owner: GradientHookedWr
             _owners[parameter] = ref(owner)
 
 
-def wait_for_reads(parameters: Iterable[torch.Tensor]) -> None:
-    """Wait until no message or peer reads these parameters, so that they may be changed."""
+def _owners_of(parameters: Iterable[torch.Tensor]) -> list[GradientHookedWrapper]:
     with _lock:
         owners = dict.fromkeys(map(_owner_of, parameters))
-    for owner in owners:
-        if owner is not None:
-            owner.wait_for_reads()
+    return [owner for owner in owners if owner is not None]
+
+
+def wait_for_reads(parameters: Iterable[torch.Tensor]) -> None:
+    """Wait until no message or peer reads these parameters, so that they may be changed."""
+    for owner in _owners_of(parameters):
+        owner.wait_for_reads()
+
+
+def averagers_of(parameters: Iterable[torch.Tensor]) -> list[ModelAverager]:
+    """Return what averages these parameters with other ranks."""
+    found = [owner.averager for owner in _owners_of(parameters)]
+    return [averager for averager in found if averager is not None]

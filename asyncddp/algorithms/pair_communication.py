@@ -14,7 +14,8 @@ from asyncddp.algorithms.communication import Communication
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.context.context import use
 from asyncddp.ops.barrier import barrier
-from asyncddp.windows.pair_averaging import PairAveraging, pair_averaging_of
+from asyncddp.windows.pair_averaging import PairAveraging
+from asyncddp.windows.pair_averaging_service import pair_averaging_of
 
 
 class PairAverageCommunication(Communication):

@@ -107,8 +107,7 @@ class AlgorithmSwitcher:
         if before is not None:
             self.averager.continue_totals(before)
         self.rounds_warning.begin(self.phase.config, since)
-        parameters = (parameter for _, parameter in self.phase.named_parameters)
-        claim_parameters(parameters, self.phase)
+        claim_parameters(self.phase.parameters(), self.phase)
 
     @property
     def warming_up(self) -> bool:
@@ -129,8 +128,7 @@ class AlgorithmSwitcher:
         if self._first is self.settings:
             self._first = settings
         self.settings = settings
-        parameters = (parameter for _, parameter in self.phase.named_parameters)
-        claim_parameters(parameters, self.phase)
+        claim_parameters(self.phase.parameters(), self.phase)
 
     def _warms_up(self) -> bool:
         return self._method.warms_up(self._optimizer, self.steps - self._since)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
 import torch
 
-from asyncddp.algorithms.gradient_hooks import wait_for_reads
+from asyncddp.algorithms.gradient_hooks import averagers_of, wait_for_reads
+from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.algorithms.published_replicas import ReplicaAge, published_replicas, write_average
+from asyncddp.algorithms.wrapper_setup import checked_positive
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
@@ -66,31 +69,96 @@ def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
     return float(square)
 
 
-@contextmanager
-def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
+class ModelAverage(AbstractContextManager[M]):
+    """Context manager of :func:`average_model`: lends the average to the model.
+
+    Attributes:
+        ages: The age of each replica in the average, by rank, this one's among them; empty before
+            the block.
+        missing: Ranks that are not in the average, ascending.
+    """
+
+    def __init__(self, model: M, *, buffers: bool, wait: bool, timeout: float | None) -> None:
+        self._model, self._buffers, self._wait, self._timeout = model, buffers, wait, timeout
+        self.ages: dict[int, ReplicaAge] = {}
+        self.missing: tuple[int, ...] = ()
+
+    def __enter__(self) -> M:
+        self._lent = self._lend_all() if self._wait else self._lend_published()
+        return self._lent.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._lent.__exit__(*error)
+
+    @contextmanager
+    def _lend_all(self) -> Iterator[M]:
+        context, named = current(), tensors_of(self._model, buffers=self._buffers)
+        require_equal_tensors(context, "average_model", named)
+        with lend_average(self._model, buffers=self._buffers):
+            self.ages = dict.fromkeys(range(context.size), ReplicaAge(0, 0.0))
+            yield self._model
+
+    @contextmanager
+    def _lend_published(self) -> Iterator[M]:
+        averagers = _publishing_averagers(list(self._model.parameters()))
+        context = averagers[0].context
+        context.engine.ensure_open("average_model")
+        with _restored(self._model):
+            with published_replicas(context, averagers, self._timeout) as found, torch.no_grad():
+                write_average(averagers, list(found.values()))
+                ages = {peer: replica.age for peer, replica in found.items()}
+            self.ages = dict(sorted({**ages, context.rank: ReplicaAge(0, 0.0)}.items()))
+            self.missing = tuple(rank for rank in range(context.size) if rank not in self.ages)
+            yield self._model
+
+
+def average_model(
+    model: M, *, buffers: bool = True, wait: bool = True, timeout: float | None = None
+) -> ModelAverage[M]:
     r"""Replace a model's parameters and buffers by their average over ranks, in a ``with`` block.
 
     .. math:: \bar x = \frac{1}{n} \sum_i x_i
 
-    It is meant for evaluation and checkpoints. Collective at the start. At the end, and after an
-    exception, each rank has its own parameters and buffers again, bit by bit; nothing is sent then.
+    It is meant for evaluation and checkpoints. Collective at the start, unless ``wait=False``. At
+    the end, and after an exception, each rank has its own parameters and buffers again, bit by bit;
+    nothing is sent then.
 
     Running means and variances, of batch normalisation, become those of all ranks' data together:
     the spread of the ranks' means is part of the variance. They were taken with each rank's own
     parameters; to have them for the average model, estimate them anew in the block, by
     ``torch.optim.swa_utils.update_bn(loader, model)``.
 
+    ``wait=False`` is for one-sided methods, ``win_put``, ``pull_get``, ``push_sum``, ``ad_psgd``,
+    ``a2cid2``, ``async_model_average`` by steps and ``DecentralizedDataParallel(sync=False)``. One
+    rank calls it, or any that like to, at any time between two steps of its own; the others compute
+    on, and do nothing for it. The average is of this rank's present parameters and of what each
+    other living rank has published last, whether it is a neighbour or not, divided by p with
+    ``push_sum``. Each bucket of parameters is of one moment, and different buckets may be of two
+    successive steps. What is not published stays this rank's own: buffers, and parameters that the
+    wrapper does not train. Ranks are left out, and named in ``missing``, that have died, raised or
+    ended, that have announced by ``conclude()`` that they make no more steps, and have made fewer
+    than this one, that have published nothing yet, as with pairs before the first step, or whose
+    answer has not come within ``timeout``. Where nobody else is left, the average is this rank's
+    own model.
+
     Args:
         model: The module; its parameters are changed in place.
         buffers: Whether to average floating-point buffers as well; integers, such as
             ``num_batches_tracked``, and sparse buffers stay each rank's own.
+        wait: Whether all ranks call it together; False fetches what they have published.
+        timeout: With ``wait=False``: seconds for all answers; None for
+            ``ASYNCDDP_NETWORK_TIMEOUT``, which is 30. From other machines whole models come, for
+            which this rank needs time and memory.
 
-    Yields:
-        The model.
+    Returns:
+        A context manager that gives the model. Its ``ages`` tell by rank how many averagings
+        the replica was behind this rank, ``lag``, and how many ``seconds`` ago it was published,
+        of its oldest bucket; its ``missing`` are the ranks that were left out.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: No module was given.
+        ArgumentError: No module was given; or ``wait=False`` where no wrapper of the model
+            publishes it, since its ranks wait for each other or it has none.
         MismatchError: Ranks differ in names, shapes or dtypes, perhaps of buffers:
             ``buffers=False`` leaves them; raised on all ranks.
 
@@ -105,27 +173,75 @@ def average_model(model: M, *, buffers: bool = True) -> Iterator[M]:
         >>> with bf.local_world(2) as world:
         ...     world.run(look)
         [(0.5, 0.0), (0.5, 1.0)]
+        >>> def look_alone():
+        ...     model = torch.nn.Linear(1, 1)
+        ...     torch.nn.init.constant_(model.weight, bf.rank())
+        ...     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     optimizer = bf.DistributedOptimizer(sgd, model, "win_put", broadcast=False)
+        ...     if bf.rank() == 0:
+        ...         average = bf.average_model(model, wait=False)
+        ...         with average:
+        ...             print(model.weight.item(), sorted(average.ages), average.missing)
+        ...     bf.barrier()
+        >>> with bf.local_world(2) as world:
+        ...     _ = world.run(look_alone)
+        0.5 [0, 1] ()
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(
             f"average_model: argument model: expected a torch.nn.Module, got {type(model).__name__}"
         )
-    named = tensors_of(model, buffers=buffers)
-    require_equal_tensors(current(), "average_model", named)
-    with lend_average(model, buffers=buffers):
-        yield model
+    check_timeout("average_model", timeout, wait=wait)
+    return ModelAverage(model, buffers=buffers, wait=wait, timeout=timeout)
+
+
+def check_timeout(verb: str, timeout: Any, *, wait: bool) -> None:
+    """Require seconds above 0, or None, and None where all ranks wait for each other."""
+    if timeout is None:
+        return
+    if wait:
+        raise ArgumentError(
+            f"{verb}: argument timeout: expected None, or wait=False with it, got {timeout!r}; "
+            "where ranks wait for each other ASYNCDDP_TIMEOUT is the limit"
+        )
+    checked_positive(f"{verb}: argument timeout", timeout)
+
+
+def _publishing_averagers(parameters: Sequence[torch.Tensor]) -> list[ModelAverager]:
+    """Return what publishes these parameters; an ArgumentError where that is nobody."""
+    averagers, problem = averagers_of(parameters), "no wrapper of this model publishes it"
+    for averager in averagers:
+        problem = ""
+        if not averager.communication.asynchronous:
+            method, how = averager.algorithm.name, averager.communication.name
+            problem = f"{method}, which trains it by {how}, publishes nothing"
+            break
+    if problem:
+        raise ArgumentError(
+            "average_model: argument wait: with False it fetches what other ranks have published, "
+            f"and {problem}; expected wait=True, on all ranks between two steps, or a one-sided "
+            "method such as algorithm='win_put' or DecentralizedDataParallel(sync=False)"
+        )
+    return averagers
 
 
 @contextmanager
 def lend_average(model: M, *, buffers: bool, parameters: bool = True) -> Iterator[M]:
     """Do what :func:`average_model` does, unchecked, and for buffers alone where it is asked."""
+    with _restored(model):
+        average_module(model, buffers=buffers, parameters=parameters)
+        yield model
+
+
+@contextmanager
+def _restored(model: torch.nn.Module) -> Iterator[None]:
+    """Give a model, at the end of a ``with`` block, the parameters and buffers it had before."""
     every = list(model.parameters())
     kept = [b for b in model.buffers() if b.layout == torch.strided]
     wait_for_reads(every)
     own = TensorBackup([*every, *kept])
     try:
-        average_module(model, buffers=buffers, parameters=parameters)
-        yield model
+        yield
     finally:
         own.restore()
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -22,7 +19,7 @@ from asyncddp.tensors.free_list import FreeList
 from asyncddp.topology import Schedule
 from asyncddp.torch_modes import refuse_transforms
 from asyncddp.windows.device_staging import DeviceStagingResources
-from asyncddp.windows.edge import PublishedSnapshot
+from asyncddp.windows.get_requests import GET, LOOK, GetRequests
 from asyncddp.windows.message_edge import (
     ADD,
     ARRIVED,
@@ -42,7 +39,7 @@ from asyncddp.windows.window_edges import ControlWords, WindowEdges
 
 _SERVICE = "windows"
 _making = threading.Lock()
-_GET, _GOT, _GONE = "get", "got", "gone"
+_GONE = "gone"
 _EDGE_BYTES = 8 * WORDS
 _POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may send at any time
 
@@ -54,9 +51,8 @@ class WindowManager:
         self._context, self._engine = context, context.engine
         self._by_name: dict[str, Window] = {}
         self._by_number: dict[int, Window] = {}
-        self._tickets = itertools.count()
-        self._pending_gets = weakref.WeakValueDictionary[int, PendingGet]()
         self._group = context.transport.window_group
+        self._gets = GetRequests(self._engine, self._group, self._send)
         self._devices: dict[DeviceStreams, DeviceStagingResources] = {}
         self._made = 0
         self._pause = self._engine.idle_interval
@@ -64,8 +60,7 @@ class WindowManager:
             **dict.fromkeys((PUT, ADD, TICK), self._handle_writer),
             **dict.fromkeys((ARRIVED, TAKEN), self._handle_reader),
             **dict.fromkeys((LOCK, LOCKED, FREE), self._handle_lock),
-            _GET: self._handle_get_request,
-            _GOT: self._handle_get_reply,
+            **self._gets.handlers,
             _GONE: self._handle_freed,
         }
         with self._engine.active_messages() as active_messages:
@@ -214,9 +209,7 @@ class WindowManager:
             if source in window.edges.get_readers:
                 window.get(source, weight)
                 continue
-            request, ticket = PendingGet(), next(self._tickets)
-            requested[source] = self._pending_gets[ticket] = request
-            self._send(source, window.number, _GET, ticket)
+            requested[source] = self._gets.start(window, source, GET)
         if not requested:
             return WindowHandle(window, "win_get")
 
@@ -228,13 +221,22 @@ class WindowManager:
         messages = [(source, request.has_reply) for source, request in requested.items()]
         return WindowHandle(window, "win_get", PendingPublish(messages), finish)
 
+    def look(self, window: Window, peer: int) -> PendingGet:
+        """Request what any rank has published last, divided by its p, of which it need not know.
+
+        Its engine answers: on this machine with the place of the tensor, which stays as it is until
+        the request is ended, and with a copy elsewhere.
+        """
+        window.require_open()
+        return self._gets.start(window, peer, LOOK)
+
     def _receive(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
         """Receive a message of a peer; called by the engine, under its lock."""
         number, word, *facts = content
         window = self._by_number.get(number)
         if window is not None:
             self._message_handlers[word](window, peer, word, [*facts, tensor])
-        elif word in (PUT, ADD, _GET, LOCK):
+        elif word in (PUT, ADD, GET, LOOK, LOCK):
             self._send(peer, number, _GONE)
 
     def _handle_writer(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
@@ -254,18 +256,6 @@ class WindowManager:
         edge = window.edges.outgoing[peer]
         if isinstance(edge, MessageEdgeWriter):
             (edge.handle_arrived if word == ARRIVED else edge.handle_taken)(facts[0])
-
-    def _handle_get_request(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
-        window.edges.remote_get_received = True
-        values = window.edges.copy_for_get()
-        if values is not None:
-            self._send(peer, window.number, _GOT, facts[0], window.clock, tensor=values)
-
-    def _handle_get_reply(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
-        ticket, clock, tensor = facts
-        request = self._pending_gets.get(ticket)
-        if request is not None and tensor is not None:
-            request.reply = PublishedSnapshot(0, 0, 1.0, 0.0, clock, time.monotonic(), tensor)
 
     def _handle_freed(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
         window.end = PeerError(

@@ -11,13 +11,29 @@ from asyncddp.windows.staging import PendingPublish, SentMessages
 
 
 class PendingGet:
-    """Pending get: a request for the tensor of a rank on another machine, and its reply."""
+    """Pending get: a request for a tensor that another rank has published, and its reply.
+
+    ``give_back`` tells the owner of a tensor in shared memory that it is not read any more.
+    """
 
     reply: PublishedSnapshot | None = None
+    give_back: Callable[[], None] | None = None
+    over = False
 
     def has_reply(self) -> bool:
         """Return True once the reply is here."""
         return self.reply is not None
+
+    def is_over(self) -> bool:
+        """Return True once the reply is here, or will never come."""
+        return self.over or self.has_reply()
+
+    def end(self) -> None:
+        """Give back what was lent, and whatever comes later; under the engine's lock."""
+        self.over, self.reply = True, None
+        if self.give_back is not None:
+            self.give_back()
+            self.give_back = None
 
 
 class WindowForHandles(Protocol):

@@ -1,4 +1,4 @@
-r"""Atomic averages of pairs of ranks, without waiting: the protocol, and its messages.
+r"""Atomic averages of pairs of ranks, without waiting: the protocol.
 
 The protocol of one tensor
 --------------------------
@@ -19,20 +19,15 @@ after some time; one that has been closed for so long refuses at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
-from asyncddp.context import Context
-from asyncddp.errors import PeerLeftError
 from asyncddp.tensors.allocation import detached_copy, empty
+from asyncddp.windows.departure_detector import CONCLUDED
 
 ASK, ANSWER, REFUSE, WITHDRAW = "ask", "answer", "refuse", "withdraw"
-_SERVICE = "pair averaging"
-_POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may ask at any time
 _PATIENCE = 0.05  # seconds after which a question without a reply is withdrawn
 _SILENT = 100  # openings after which a rank that does not reply is asked no more
 
@@ -79,7 +74,7 @@ class PairAveraging:
         self._send, self._has_left, self._clock = send, has_left, clock
         self._shared: torch.Tensor | None = None
         self.open = self._concluded = self._withdrawn = False
-        self._closed = clock()
+        self._closed = self._opened = clock()
         self.sent = self.averages = 0
         self.peers: list[int] = []
         self._tickets = self._openings = 0
@@ -92,6 +87,11 @@ class PairAveraging:
     def waits_for(self) -> int | None:
         """The rank that was asked and has not replied."""
         return None if self._asked is None else self._asked.peer
+
+    @property
+    def steps(self) -> int:
+        """Openings so far, plus CONCLUDED where none follow for now."""
+        return self._openings + CONCLUDED * self._concluded
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +107,7 @@ class PairAveraging:
             self._shared.sub_(self._late)
             self._late = None
         self.open, self._concluded = True, False
+        self._opened = self._clock()
         self._openings += 1
         self._forget_the_silent()
         questions, self._questions = self._questions, {}
@@ -142,6 +143,15 @@ class PairAveraging:
         questions, self._questions = self._questions, {}
         for question in questions.values():
             self._send(question.peer, REFUSE, question.ticket, 0.0, None)
+
+    def look(self) -> tuple[float, torch.Tensor | None]:
+        """Return a copy of what averages have made of the tensor, and how long ago it opened."""
+        if self._shared is None:
+            return 0.0, None
+        values = detached_copy(self._shared)
+        if self._late is not None:
+            values.sub_(self._late)
+        return self._clock() - self._opened, values
 
     def receive(
         self, peer: int, word: str, ticket: int, weight: float, tensor: torch.Tensor | None
@@ -198,78 +208,3 @@ class PairAveraging:
         elif self._withdrawn and self._openings - self._asked.opening > _SILENT:
             self._silent.add(self._asked.peer)
             self._asked = None
-
-
-class PairAveragingService:
-    """Pair averages of one rank's tensors, by name, over the engine's active messages.
-
-    A name stands for the same tensor on all ranks; questions for one that is not here are refused.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self._engine = context.engine
-        self._tensors: dict[str, PairAveraging] = {}
-        with self._engine.active_messages() as active_messages:
-            active_messages.handlers[_SERVICE] = self._receive
-
-    def add(self, name: str) -> PairAveraging:
-        """Make the averages of a tensor, which is closed at first."""
-        one = PairAveraging(partial(self._send, name), self._engine.lost_peers.is_lost)
-        with self._engine.active_messages():
-            self._tensors[name] = one
-        return one
-
-    def remove(self, names: Mapping[str, PairAveraging]) -> None:
-        """Refuse what still lies there, and forget tensors."""
-        with self._engine.lock:
-            for name, one in names.items():
-                if not self._engine.closed:
-                    one.conclude()
-                self._tensors.pop(name, None)
-
-    def progress(self) -> None:
-        """Handle what has arrived, and have the engine look for more while ranks compute."""
-        self._engine.idle_interval = min(self._engine.idle_interval, _POLL_INTERVAL)
-        with suppress(PeerLeftError):  # raised where somebody waits
-            self._engine.progress()
-
-    def _send(
-        self,
-        name: str,
-        peer: int,
-        word: str,
-        ticket: int,
-        weight: float,
-        tensor: torch.Tensor | None,
-    ) -> None:
-        with self._engine.active_messages() as active_messages:
-            active_messages.send(peer, _SERVICE, (name, word, ticket, weight), tensor)
-        self._record("send", name, peer, f"{word} {ticket}", tensor)
-
-    def _record(
-        self, kind: str, name: str, peer: int, number: str, tensor: torch.Tensor | None
-    ) -> None:
-        """Record a message with a tensor in the timeline, if there is one."""
-        tracer, now = self._engine.tracer, time.monotonic_ns()
-        if tracer is not None and tensor is not None:
-            facts = "pair_average", name, peer, tensor.nbytes, now, now, number
-            tracer.record_transfer(kind, *facts)
-
-    def _receive(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
-        """Receive a message of a peer; called by the engine, under its lock."""
-        name, word, ticket, weight = content
-        self._record("receive", name, peer, f"{word} {ticket}", tensor)
-        one = self._tensors.get(name)
-        if one is not None:
-            one.receive(peer, word, ticket, weight, tensor)
-        elif word in (ASK, WITHDRAW):
-            self._send(name, peer, REFUSE, ticket, 0.0, None)
-
-
-def pair_averaging_of(context: Context) -> PairAveragingService:
-    """Return the pair averages of a context, made on first use; raises after shutdown."""
-    context.engine.ensure_open(_SERVICE)
-    found: PairAveragingService | None = context.extensions.get(_SERVICE)
-    if found is None:
-        found = context.extensions[_SERVICE] = PairAveragingService(context)
-    return found

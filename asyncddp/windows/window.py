@@ -148,7 +148,8 @@ class Window:
             def publish_buffer(buffer: RefCountedBuffer) -> list[UndeliveredMessage]:
                 messages = self._send(buffer, weights, clock, p, acquire_buffer)
                 if own:
-                    self.edges.publish_for_gets(buffer, self_weight, before)
+                    biased_by = p if with_p else 1.0
+                    self.edges.publish_for_gets(buffer, self_weight, before, biased_by)
                 self._unconfirmed.update((one[0], one) for one in messages)
                 return messages
 
@@ -163,7 +164,7 @@ class Window:
         """Publish the rank's own tensor, as it is now, for neighbours to get."""
         with self.lock:
             self.require_open()
-            offer = partial(self.edges.publish_for_gets, weight=1.0, clock=self.clock)
+            offer = partial(self.edges.publish_for_gets, weight=1.0, clock=self.clock, p=self.p)
             return self._staging.publish(self.tensor, 1.0, offer)
 
     def flush(self) -> WindowHandle:

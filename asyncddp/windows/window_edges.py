@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypeAlias
-
-import torch
+from typing import NamedTuple, TypeAlias
 
 from asyncddp.shm.arena import OwnedChunk
 from asyncddp.shm.buddy_allocator import AllocatedBlock
 from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer
 from asyncddp.windows.shared_memory_edge import SharedMemoryReader, SharedMemoryWriter
-from asyncddp.windows.staging import UndeliveredMessage, scalar_for
+from asyncddp.windows.staging import UndeliveredMessage
 
 ControlWords: TypeAlias = dict[int, AllocatedBlock[OwnedChunk]]
 """By out-neighbour of this machine, memory for the words of the edges of its puts and its gets."""
+
+
+class OfferedTensor(NamedTuple):
+    """What a rank has published for gets: ``weight * buffer``, and p, by which it is biased.
+
+    ``time`` is that of publication, in seconds of this process's monotonic clock.
+    """
+
+    buffer: RefCountedBuffer
+    weight: float
+    p: float
+    time: float
 
 
 class WindowEdges:
@@ -28,7 +39,8 @@ class WindowEdges:
         self.get_writers: dict[int, SharedMemoryWriter] = {}  # of the tensor that others may get
         self.get_readers: dict[int, SharedMemoryReader] = {}  # of those that this rank may get
         self.remote_get_received = False  # a rank on another machine has got something
-        self._offered: tuple[RefCountedBuffer, float] | None = None
+        self.lent: dict[tuple[int, int], RefCountedBuffer] = {}  # by reader and ticket
+        self._offered: OfferedTensor | None = None
 
     @property
     def is_read_by_gets(self) -> bool:
@@ -63,25 +75,31 @@ class WindowEdges:
         return messages
 
     def publish_for_gets(
-        self, buffer: RefCountedBuffer, weight: float, clock: int
+        self, buffer: RefCountedBuffer, weight: float, clock: int, p: float = 1.0
     ) -> tuple[UndeliveredMessage, ...]:
-        """Publish ``weight * buffer``, of some step, for gets; no message is sent."""
+        """Publish ``weight * buffer``, of some step, for gets; no message is sent.
+
+        ``p`` is the push-sum weight by which the buffer is biased.
+        """
         buffer.hold()
-        before, self._offered = self._offered, (buffer, weight)
+        offered = OfferedTensor(buffer, weight, p, time.monotonic())
+        before, self._offered = self._offered, offered
         if before is not None:
-            before[0].drop()
+            before.buffer.drop()
         for edge in self.get_writers.values():
             edge.put(buffer, weight, 0.0, clock)
         return ()
 
-    def copy_for_get(self) -> torch.Tensor | None:
-        """Return a copy of what neighbours may get; called by any thread."""
+    def hold_offered(self) -> OfferedTensor | None:
+        """Return what ranks may get, with its buffer held; called by any thread."""
         while offered := self._offered:
-            buffer, weight = offered
-            buffer.hold()
-            try:
-                if offered is self._offered:  # else it may have been used anew meanwhile
-                    return buffer.tensor * scalar_for(buffer.tensor, weight)
-            finally:
-                buffer.drop()
+            offered.buffer.hold()
+            if offered is self._offered:
+                return offered
+            offered.buffer.drop()  # it may have been used anew meanwhile
         return None
+
+    def take_back(self, is_lost: Callable[[int], bool]) -> None:
+        """Take back the buffers that were lent to ranks which have been lost since."""
+        for key in [key for key in self.lent if is_lost(key[0])]:
+            self.lent.pop(key).drop()

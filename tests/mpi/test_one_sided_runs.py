@@ -96,6 +96,80 @@ def test_survivors_of_a_killed_neighbour_train_on(tmp_path):
     assert_went_on(done)
 
 
+AVERAGE = """
+def averaged(method, model, **options):
+    own = model.weight.detach().clone()
+    average = bf.average_model(model, wait=False, **options)
+    with average:
+        mean = model.weight[0, 0].item()
+    assert torch.equal(model.weight, own)
+    print(f"rank {bf.rank()}: {method} {mean} {average.missing}\\n", end="", flush=True)
+
+models, kept = {}, []
+for method in METHODS:
+    models[method] = torch.nn.Linear(1, 1000, bias=False)
+    torch.nn.init.constant_(models[method].weight, bf.rank())
+    sgd = torch.optim.SGD(models[method].parameters(), lr=0.0)
+    options = {"topology": topology.ring(bf.size()), "broadcast": False}
+    optimizer = bf.DistributedOptimizer(sgd, models[method], method, **options)
+    kept.append(optimizer)
+    for _ in range(method == "ad_psgd"):  # whose ranks publish in their first step
+        optimizer.force_barrier = True
+        models[method](torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+pids = bf.allgather_object(os.getpid())
+bf.barrier()
+""".replace("METHODS", repr(METHODS))
+
+
+def assert_averaged(done, expected):
+    """Each of these ranks has averaged by every method over some ranks."""
+    told = re.findall(r"rank (\d): (\w+) (\S+) (\(.*\))", done.stdout)
+    every = {(rank, method): missing for rank, method, _, missing in told}
+    assert every == {(rank, method): "(1,)" for rank in expected for method in METHODS}, done
+    windows = {float(mean) for _, method, mean, _ in told if method != "ad_psgd"}
+    assert {round(mean, 5) for mean in windows} == {round((0.0 + 2.0 + 3.0) / 3, 5)}, done
+
+
+@pytest.mark.mpi(4)
+@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
+def test_the_average_is_without_a_rank_that_is_stopped(tmp_path, transport):
+    """By SIGSTOP, so that it answers nothing: no longer than the timeout is waited for it."""
+    body = """
+    if bf.rank() == 0:
+        os.kill(pids[1], signal.SIGSTOP)
+        for method, model in models.items():
+            averaged(method, model, timeout=0.5)
+        os.kill(pids[1], signal.SIGCONT)
+    bf.barrier()
+    """
+    script = HEAD + AVERAGE + textwrap.dedent(body)
+    done = run_on_mpirun(4, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": transport})
+    assert (done.code, done.left) == (0, ()), done
+    assert done.stderr.count("rank 1 left out, without an answer in 0.5 s") == len(METHODS), done
+    assert_averaged(done, "0")
+
+
+@pytest.mark.mpi(4)
+def test_the_average_is_without_a_rank_that_was_killed(tmp_path):
+    """Its death is known soon, and nobody waits for the timeout, which is the deadline here."""
+    body = """
+    if bf.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not bf.current().engine.has_exited(1):
+        time.sleep(0.01)
+    for method, model in models.items():
+        averaged(method, model, timeout=600)
+    time.sleep(2.0)  # for the others to have averaged
+    os._exit(0)
+    """
+    script = HEAD + AVERAGE + textwrap.dedent(body)
+    done = run_on_mpirun(4, script, tmp_path, options=["--with-ft", "ulfm"])
+    assert not done.timed_out, done
+    assert done.left == (), done
+    assert_averaged(done, "023")
+
+
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
 def test_who_does_not_come_is_named_where_staleness_is_bounded(tmp_path, transport):

@@ -95,6 +95,11 @@ class CommunicationPhase(ABC):
         for hooks in (self._gradient_hooks, self._model_hooks):
             finalize(self, remove_hooks, hooks).atexit = False
 
+    @property
+    def averager(self) -> ModelAverager:
+        """The averager of the buckets."""
+        return self.config.averager
+
     @abstractmethod
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
         """Run ``optimizer.step(closure)``, with averaging; ``scaled`` if a GradScaler calls it.
@@ -161,7 +166,7 @@ class CommunicationPhase(ABC):
         """
         if self.config.averager.idle:
             return
-        before, current = [p for _, p in self.named_parameters], self._parameters()
+        before, current = [p for _, p in self.named_parameters], self.parameters()
         same = len(before) == len(current) and all(map(is_, before, current))
         if not (same and self.repair_buckets()):
             self.rebuild()
@@ -222,7 +227,8 @@ class CommunicationPhase(ABC):
         remove_hooks(self._model_hooks)
         self.needs_gradient_hooks = False
 
-    def _parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[torch.Tensor]:
+        """List the parameters of the optimizer that require gradients, in its order."""
         return [
             parameter
             for group in self.config.optimizer.param_groups

@@ -116,7 +116,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
             loss = update(None)
         else:
             updated = {id(self.named_parameters[index][1]) for index in self._updated_gradients}
-            if rest := {id(parameter) for parameter in self._parameters()} - updated:
+            if rest := {id(parameter) for parameter in self.parameters()} - updated:
                 with restricted_to(self.config.optimizer, rest):
                     update(None)
         if averaged:

@@ -41,6 +41,7 @@ class OverlappingWrapper(TransparentModuleWrapper):
 
     module: DistributedModule
     reducer: Reducer
+    averager = None
 
     def __init__(
         self,

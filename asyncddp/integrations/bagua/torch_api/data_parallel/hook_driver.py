@@ -40,6 +40,8 @@ class HookDriver(TrainingDriver):
             backward pass; otherwise they are an error.
     """
 
+    averager = None
+
     def __init__(
         self, wrapped: WrappedModel, algorithm: AlgorithmImpl, *, find_unused_parameters: bool
     ) -> None:
