@@ -110,5 +110,6 @@ def together(verb: str, what: str, action: Callable[[], T]) -> T:
         if kind:
             if kind == "argument":
                 raise ArgumentError(text if text.startswith(verb) else f"{verb}: {text}")
-            raise EnvironmentProblem(f"{verb}: rank {rank} {text}")
+            who = f"rank {rank} " if len(problems) > 1 else ""
+            raise EnvironmentProblem(f"{verb}: {who}{text}")
     return result  # type: ignore[return-value] # it is the action's

@@ -35,13 +35,14 @@ from asyncddp.checkpoint.training_state import (
     compact,
     own_state,
     progress_of,
+    saving_ranks,
 )
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 
-_VERB = "save_checkpoint"
+_VERB, _COLLECT = "save_checkpoint", "collect what is to be saved"
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,19 @@ def save_checkpoint(
     extra: Any = None,
     replicas: str = "average",
     keep: int | None = 3,
+    wait: bool = True,
+    timeout: float | None = None,
 ) -> Path:
     """Save model, optimizer, scheduler and random state of all ranks; collective, between steps.
 
     Returns on all ranks once the checkpoint is whole on the disk. No parameter changes.
+
+    With ``wait=False`` one rank saves by itself, between two steps of its own, while the others go
+    on; always the same one, as in ``if bf.rank() == 0:``, since a save removes what another one has
+    half-written. It is for one-sided methods, as is ``average_model(wait=False)``, and the file has
+    the average of that. Buffers, optimizer, scheduler and ``extra`` are this rank's own, and no
+    state of random generators is saved. The manifest names under ``"missing"`` the ranks that are
+    not in the average. Any number of ranks loads the file.
 
     Args:
         path: The folder of the run's checkpoints, the same on all ranks; made if it is not there.
@@ -89,6 +99,10 @@ def save_checkpoint(
             one model on all ranks; ``"all"``, a file for each rank beside the average, from which
             the same number of ranks goes on exactly.
         keep: How many checkpoints stay, the last saved ones; None for all.
+        wait: Whether all ranks save together; False takes what they have published, and
+            ``replicas="average"`` alone.
+        timeout: With ``wait=False``: seconds for the other ranks' answers, as of
+            :func:`average_model`.
 
     Returns:
         The checkpoint's folder.
@@ -96,7 +110,8 @@ def save_checkpoint(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: An argument that cannot be, or holds what could not be loaded; raised on all
-            ranks before anything is written, as is the next.
+            ranks before anything is written, as is the next. ``wait=False`` with other replicas, or
+            where the method publishes none.
         MismatchError: Ranks give different arguments, or have different models.
         EnvironmentProblem: A rank could not write, for example since the disk is full; raised on
             all ranks. Former checkpoints stay as they were.
@@ -122,19 +137,22 @@ def save_checkpoint(
             check_loadable(key, value)
         return state
 
-    context, here = current(), current().local_rank == 0
-    state = together(_VERB, "collect what is to be saved", collect)
-    facts = [f"path={os.fspath(path)!r}", f"step={step}", f"replicas={replicas!r}", f"keep={keep}"]
-    facts.append(f"parts {', '.join(key for key in state if key != 'extra')}")
-    require_equal_on_all_ranks(context, f"{_VERB} needs the same arguments on all ranks", facts)
-    target = _agreed_target(Path(path), step, progress_of(model, optimizer))
-    manifest = _described(target, replicas, model, optimizer, state)
-    contents = _contents(replicas, model, state, target.suffix)
-    written = _write_files(target, {k: {**v, "manifest": manifest} for k, v in contents.items()})
-    content = {**manifest, "format": FORMAT, "number": target.number, **written}
-    _commit(target, content, contents)
-    together(_VERB, "remove old ones", lambda: remove_old(target.path, keep) if here else None)
-    return target.folder
+    with saving_ranks(model, replicas, timeout, wait=wait) as of_run:
+        here, state = current().local_rank == 0, together(_VERB, _COLLECT, collect)
+        facts = [f"path={os.fspath(path)!r}", f"step={step}", f"replicas={replicas!r}"]
+        facts += [f"keep={keep}", f"parts {', '.join(key for key in state if key != 'extra')}"]
+        require_equal_on_all_ranks(
+            current(), f"{_VERB} needs the same arguments on all ranks", facts
+        )
+        target = _agreed_target(Path(path), step, progress_of(model, optimizer))
+        manifest = {**_described(target, replicas, model, optimizer, state), **of_run}
+        contents = _contents(replicas, model, state, target.suffix, of_run["world_size"])
+        files = {name: {**one, "manifest": manifest} for name, one in contents.items()}
+        written = _write_files(target, files)
+        content = {**manifest, "format": FORMAT, "number": target.number, **written}
+        _commit(target, content, contents)
+        together(_VERB, "remove old ones", lambda: remove_old(target.path, keep) if here else None)
+        return target.folder
 
 
 def _check_arguments(
@@ -193,7 +211,6 @@ def _described(
     return {
         "step": target.step,
         "id": target.id,
-        "world_size": current().size,
         "replicas": replicas,
         "algorithm": algorithm_of(model, optimizer, state),
         "round": None if progress is None else progress[1],
@@ -204,12 +221,16 @@ def _described(
 
 
 def _contents(
-    replicas: str, model: torch.nn.Module, state: dict[str, Any], suffix: str
+    replicas: str, model: torch.nn.Module, state: dict[str, Any], suffix: str, ranks: int
 ) -> dict[str, dict[str, Any]]:
-    """Return what this rank writes, by name of file; collective."""
+    """Return what this rank writes, by name of file; collective.
+
+    Where not all the run's ranks are here it has no random states.
+    """
     rank = current().rank
     own_random = random_state()
     every = dict(enumerate(gather_records(own_random, dict[str, bytes], _VERB)))
+    every = every if len(every) == ranks else {}
     found: dict[str, dict[str, Any]] = {}
     if replicas == "all":
         found[file_of("all", rank, suffix)] = {**state, "rng": {rank: own_random}}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
 from asyncddp.context import current
+from asyncddp.context.group_context import alone
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce_tensors import AVERAGED_BYTES, average_tensors
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
-from asyncddp.optim.average_models import lend_average
+from asyncddp.optim.average_models import average_model, check_timeout, lend_average
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.replica_agreement import tensors_differ
 from asyncddp.parallel.bucket_optimizer_state import check_state
@@ -36,6 +38,29 @@ class HasState(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
         """Continue from a state."""
+
+
+@contextmanager
+def saving_ranks(
+    model: torch.nn.Module, replicas: str, timeout: float | None, *, wait: bool
+) -> Iterator[dict[str, Any]]:
+    """Let all ranks save in a ``with`` block, or this one by itself what others have published.
+
+    It gives what the manifest says of the run.
+    """
+    context = current()
+    check_timeout(_VERB, timeout, wait=wait)
+    if wait:
+        yield {"world_size": context.size}
+        return
+    if replicas != "average":
+        raise ArgumentError(
+            f"{_VERB}: argument replicas: expected 'average' with wait=False, since this rank has "
+            f"no other rank's state, got {replicas!r}"
+        )
+    average = average_model(model, wait=False, timeout=timeout)
+    with average, alone(context):
+        yield {"world_size": context.size, "missing": list(average.missing)}
 
 
 def own_state(

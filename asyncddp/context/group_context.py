@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-from asyncddp.context.context import Context
+from asyncddp.context.context import Context, use
+from asyncddp.transport.loopback import LoopbackTransport
 
 
 def split_context(context: Context, ranks: Sequence[int]) -> Context | None:
@@ -43,3 +45,25 @@ def split_context(context: Context, ranks: Sequence[int]) -> Context | None:
     context.parts.append((tuple(ranks), part))
     context.tell_parts_of_failures()
     return part
+
+
+@contextmanager
+def alone(context: Context) -> Iterator[None]:
+    """Let this rank be the whole world in a ``with`` block; the others need not know of it.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> def size_inside():
+        ...     with alone(bf.current()):
+        ...         return bf.size()
+        >>> with bf.local_world(2) as world:
+        ...     world.run(size_inside)
+        [1, 1]
+    """
+    config, own = replace(context.config, timeline=None), [context.rank]
+    part = Context(LoopbackTransport.group(1)[0], config, context.machines.restricted_to(own))
+    try:
+        with use(part):
+            yield
+    finally:
+        part.close("its rank is not alone any more")
