@@ -207,3 +207,24 @@ def test_a_question_travels_with_what_the_rank_has_when_it_asks():
     network.ranks[0].end().fill_(7.0)
     word, _, weight, sent = network.under_way[0, 1][0]
     assert (word, weight, sent.item()) == (ASK, 0.5, 3.0)
+
+
+def test_a_look_sees_what_averages_have_made_and_changes_nothing():
+    """Also what came after the end, which the rank itself takes in as it opens again."""
+    network = opened(0.0, 8.0)
+    assert network.ranks[0].look()[1].item() == 0.0
+    network.ranks[0].ask(1, 0.5)
+    network.ranks[0].end()
+    network.deliver_all()
+    network.time = 3.0
+    looks = [rank.look() for rank in network.ranks]
+    assert [(age, values.item()) for age, values in looks] == [(3.0, 4.0), (3.0, 4.0)]
+    looks[1][1].zero_()
+    assert [rank.end().item() for rank in network.ranks] == [0.0, 4.0]
+    assert network.ranks[0].steps == 1
+    network.ranks[0].begin(tensor(0.0))
+    assert network.ranks[0].end().item() == 4.0
+
+
+def test_there_is_nothing_to_see_before_the_first_opening():
+    assert Network(1).ranks[0].look() == (0.0, None)
