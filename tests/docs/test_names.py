@@ -12,6 +12,8 @@ import pytest
 import asyncddp
 import asyncddp.integrations.bluefog
 from asyncddp import topology
+from asyncddp.algorithms import ALGORITHMS
+from asyncddp.compression import COMPRESSORS
 from asyncddp.shm.arena import Arena
 from asyncddp.tensors.allocation import _arena
 from tests.docs.blocks import PAGES, REPO, blocks_of, prose_of
@@ -21,8 +23,10 @@ OTHER_SPELLINGS = ["docs/coming-from-bluefog.md"]
 
 
 def is_ours(name):
-    """Whether ``asyncddp.name`` is a public name, or a package of its own such as a notebook's."""
-    return hasattr(asyncddp, name) or importlib.util.find_spec(f"asyncddp.{name}") is not None
+    """Whether ``asyncddp.name`` is a public name, a package of its own, or a group of plug-ins."""
+    groups = {registry._group for registry in (ALGORITHMS, COMPRESSORS)}
+    there = hasattr(asyncddp, name) or f"asyncddp.{name}" in groups
+    return there or importlib.util.find_spec(f"asyncddp.{name}") is not None
 
 
 @pytest.mark.parametrize("page", PAGES)
