@@ -98,7 +98,8 @@ def test_mpirun_starts_as_many_ranks_as_there_are_slots(tmp_path: Path) -> None:
     assert roles["Launcher"]["replicas"] == 1
     assert spec["mpiImplementation"] == "OpenMPI"
     words = read_command(container_of(roles["Launcher"]), tmp_path)
-    assert words[words.index("-np") + 1] == str(roles["Worker"]["replicas"] * spec["slotsPerWorker"])
+    ranks = roles["Worker"]["replicas"] * spec["slotsPerWorker"]
+    assert words[words.index("-np") + 1] == str(ranks)
     assert f"{tmp_path}/hostfile" in words
     worker = container_of(roles["Worker"])
     assert worker["command"][-1].endswith("/usr/sbin/sshd -De")
@@ -112,7 +113,7 @@ def test_mpirun_starts_as_many_ranks_as_there_are_slots(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pytorchjob.yaml", "pytorchjob-gpu.yaml"])
 def test_torchrun_starts_the_ranks_of_each_pod(name: str, tmp_path: Path) -> None:
-    """One master; a container that the operator knows; a rank for each GPU; a secret from outside."""
+    """One master; a container that the operator knows; a rank for each GPU; a secret."""
     manifest = read(name)
     ranks, roles = int(manifest["spec"]["nprocPerNode"]), replicas_of(manifest)
     assert set(roles) == {"Master", "Worker"}
@@ -127,4 +128,5 @@ def test_torchrun_starts_the_ranks_of_each_pod(name: str, tmp_path: Path) -> Non
         assert int(limits["cpu"]) >= ranks
         variables = {one["name"]: one for one in container["env"]}
         assert "secretKeyRef" in variables["ASYNCDDP_SECRET"]["valueFrom"]
-    assert ("gpu" in name) == ("nvidia.com/gpu" in limits) == (container["image"] == "asyncddp:cuda")
+    on_gpus = container["image"] == "asyncddp:cuda"
+    assert ("gpu" in name) == ("nvidia.com/gpu" in limits) == on_gpus
