@@ -81,6 +81,8 @@ def prepare(
         >>> model, optimizer = prepare(Accelerator(cpu=True), model, optimizer)
         >>> optimizer.optimizer.algorithm
         'adapt_then_combine'
+        >>> import asyncddp as bf
+        >>> bf.shutdown()
     """
     leave_unwrapped(accelerator, "prepare")
     prepared = accelerator.prepare_model(model)
