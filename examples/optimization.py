@@ -163,8 +163,9 @@ def save_picture(found: dict[str, dict[str, list[float]]], out: Path) -> None:
     for axes, (problem, curves) in zip(panels, found.items(), strict=True):
         for number, (name, errors) in enumerate(curves.items()):
             style = "--" if METHODS[name][1] is directed else "-"
-            width = 4 - 0.6 * number  # thinner and thinner, since exact methods lie on each other
-            axes.semilogy(errors, style, color=f"C{number}", label=name, linewidth=width)
+            where = (5 * number, max(1, len(errors) // 8))  # markers, for lines on each other
+            look = {"color": f"C{number}", "marker": "os^vDP"[number], "markevery": where}
+            axes.semilogy(errors, style, label=name, linewidth=1.2, markersize=4, **look)
         axes.set(xlabel="step", title=problem, ylim=(1e-17, 3))
     panels[0].set_ylabel("distance from the optimum")
     handles, names = panels[0].get_legend_handles_labels()
