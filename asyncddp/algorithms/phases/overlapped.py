@@ -12,7 +12,7 @@ from typing_extensions import override
 from asyncddp.algorithms.phases.communication_phase import Closure, Update
 from asyncddp.algorithms.phases.parameter_averaging import ParameterAveragingPhase
 from asyncddp.errors import UsageError
-from asyncddp.tensors.allocation import empty_like
+from asyncddp.tensors.allocation import detached_copy
 
 logger = logging.getLogger("asyncddp")
 
@@ -153,7 +153,7 @@ class BackgroundAveragingPhase(OverlappedPhase):
     def flat_tensors(self) -> list[torch.Tensor]:
         """Return the copies of the buckets, which have memory of their own."""
         if self._copied_buckets is not self.buckets:
-            self._copies = [empty_like(bucket.flat) for bucket in self.buckets]
+            self._copies = [detached_copy(bucket.flat) for bucket in self.buckets]
             self._copied_buckets = self.buckets
         return list(self._copies)
 
