@@ -76,17 +76,15 @@ def check_state(
 
 def checked_replica(caller: str, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     """Return the number of ranks and one of them; by default those of the world, or 1 and 0."""
-    if num_replicas is None:
-        num_replicas = current().size if is_initialized() else 1
-    if rank is None:
-        rank = current().rank if is_initialized() else 0
-    num_replicas = checked_integer(f"{caller}: argument num_replicas", num_replicas, 1)
-    if checked_integer(f"{caller}: argument rank", rank, 0) >= num_replicas:
+    size, own = (current().size, current().rank) if is_initialized() else (1, 0)
+    size = size if num_replicas is None else num_replicas
+    own = own if rank is None else rank
+    size = checked_integer(f"{caller}: argument num_replicas", size, 1)
+    if checked_integer(f"{caller}: argument rank", own, 0) >= size:
         raise ArgumentError(
-            f"{caller}: argument rank: expected one of {num_replicas} ranks, 0 to "
-            f"{num_replicas - 1}, got {rank}"
+            f"{caller}: argument rank: expected one of {size} ranks, 0 to {size - 1}, got {own}"
         )
-    return num_replicas, int(rank)
+    return size, int(own)
 
 
 def steps_of(samples: int, ranks: int, drop_last: bool) -> int:

@@ -143,11 +143,7 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         Raises:
             ArgumentError: It is of a sampler whose batches are others.
         """
-        check_state(
-            f"{_NAME}.load_state_dict",
-            state_dict,
-            self.state_dict(),
-            ("local_step",),
-            "other batches; build the sampler as it was, or set local_step alone",
-        )
+        caller, own = f"{_NAME}.load_state_dict", self.state_dict()
+        remedy = "other batches; build the sampler as it was, or set local_step alone"
+        check_state(caller, state_dict, own, ("local_step",), remedy)
         self.local_step = state_dict["local_step"]
