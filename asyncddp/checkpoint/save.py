@@ -47,12 +47,13 @@ _VERB, _COLLECT = "save_checkpoint", "collect what is to be saved"
 
 @dataclass(frozen=True)
 class _Target:
-    """Where a checkpoint goes: its folder, and its number among those saved there."""
+    """Where a checkpoint goes: its folder, and its number among those saved there, and when."""
 
     path: Path
     step: int
     number: int
     id: str
+    time: str
     suffix: str
 
     @property
@@ -181,10 +182,10 @@ def _check_arguments(
 
 
 def _agreed_target(path: Path, step: int | None, progress: tuple[int, int] | None) -> _Target:
-    """Make the folder, and agree on step, number, id and names of files; collective."""
+    """Make the folder, and agree on step, number, id, time and names of files; collective."""
     here = progress[0] if step is None and progress is not None else int(step or 0)
-    token = f"{uuid4().hex}"
-    first: list[Any] = gather_records([here, token], list[Any], _VERB)[0]
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    first: list[Any] = gather_records([here, uuid4().hex, now], list[Any], _VERB)[0]
 
     def look() -> list[int]:
         step_folder(path, first[0]).mkdir(parents=True, exist_ok=True)
@@ -196,7 +197,7 @@ def _agreed_target(path: Path, step: int | None, progress: tuple[int, int] | Non
     every = gather_records(found, list[int], _VERB)
     number = max(one[0] for one in every)
     suffix = f".{number}" if any(one[1] for one in every) else ""
-    return _Target(path, first[0], number, first[1], suffix)
+    return _Target(path, first[0], number, *first[1:], suffix)
 
 
 def _described(
@@ -215,7 +216,7 @@ def _described(
         "algorithm": algorithm_of(model, optimizer, state),
         "round": None if progress is None else progress[1],
         "parts": [key for key in state if key != "extra"],
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": target.time,
         "torch": str(torch.__version__),
     }
 

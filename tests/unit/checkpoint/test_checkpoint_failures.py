@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import os
@@ -486,6 +487,23 @@ def test_equal_replicas_keep_their_bits(tmp_path):
         assert torch.equal(model.weight, again.weight)
 
     LoopbackWorld(7).run(case)
+
+
+def test_clocks_of_ranks_may_differ(tmp_path, monkeypatch):
+    """A save has one time, whatever each rank's clock shows: its files are of one save."""
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return super().now(tz) + datetime.timedelta(minutes=bf.rank())
+
+    monkeypatch.setattr("asyncddp.checkpoint.save.datetime", Clock)
+
+    def case():
+        save(tmp_path, 3, bf.rank(), replicas="all")
+        return loaded(tmp_path)
+
+    assert LoopbackWorld(3).run(case) == [(3, 0.0), (3, 1.0), (3, 2.0)]
 
 
 def test_outside_of_a_world(tmp_path):
