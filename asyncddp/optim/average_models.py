@@ -70,7 +70,7 @@ def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
 
 
 class ModelAverage(AbstractContextManager[M]):
-    """Context manager of :func:`average_model`: lends the average to the model.
+    """Context manager of :func:`asyncddp.average_model`: lends the average to the model.
 
     Attributes:
         ages: The age of each replica in the average, by rank, this one's among them; empty before
@@ -121,7 +121,8 @@ def average_model(
 
     It is meant for evaluation and checkpoints. Collective at the start, unless ``wait=False``. At
     the end, and after an exception, each rank has its own parameters and buffers again, bit by bit;
-    nothing is sent then.
+    nothing is sent then. Evaluate under ``torch.no_grad()``: a forward pass for gradients in
+    training mode begins a step, as ever.
 
     Running means and variances, of batch normalisation, become those of all ranks' data together:
     the spread of the ranks' means is part of the variance. They were taken with each rank's own

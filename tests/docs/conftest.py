@@ -16,7 +16,8 @@ from tests.support.processes import warm_server
 RUN = """
 import runpy, sys, warnings
 warnings.simplefilter("error")
-runpy.run_path(sys.argv[1], run_name="__main__")
+del sys.argv[0]  # as Python names a script
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 

@@ -123,7 +123,8 @@ def test_another_bench_follows_windows_in_the_same_run(without_gloo):
         (
             (),
             "There are: ops windows step timeline torch-distributed network network-steps "
-            "network-methods network-cost scale memory lightning methods compression gpu",
+            "network-methods network-cost network-gpt one-to-n scale memory lightning methods "
+            "compression gpu",
         ),
         (("nope",), "no bench 'nope'; there are: ops windows step timeline"),
         (("ops", "--ranks", "1"), "--ranks needs a number of at least 2"),
@@ -157,7 +158,7 @@ def test_benches_with_ranks_of_their_own_run_after_the_others_with_files_of_thei
     assert run.endswith("-m benchmarks step ops --quick --json a.b/out.json --plot out")
     start = "python -m benchmarks."
     assert with_scale == f"{start}scale --quick --json a.b/out-scale.json --plot out-scale"
-    for part, call in zip(("steps", "methods", "cost"), networks, strict=True):
+    for part, call in zip(("steps", "methods", "cost", "gpt"), networks, strict=True):
         own = f"--json a.b/out-network-{part}.json --plot out-network-{part}"
         assert call == f"{start}network.{part} --quick {own}"
 

@@ -22,7 +22,7 @@ def run_bench(module: str, folder) -> dict[str, list[dict[str, list[str]]]]:
     assert done.code == 0, done
     assert (folder / "out.png").read_bytes().startswith(PNG)
     found = json.loads((folder / "out.json").read_text())
-    return {sheet["key"]: sheet["lines"] for sheet in found["sheets"]}
+    return {sheet["table"]: sheet["lines"] for sheet in found["sheets"]}
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ _MAKE_HOSTS = (
     "tests/hosts/",
     "tests/examples/test_bench_methods.py",
     "tests/examples/test_bench_network.py",
+    "tests/examples/test_bench_one_to_n.py",
 )
 _WORLD = re.compile(rf"[\[-]({'|'.join(RANKS)})(?=[]-])")
 _LONG = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import TypeAlias
 
 import matplotlib as mpl
 from matplotlib.artist import Artist
@@ -14,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.one_to_n.trainings import Result
 
-__all__ = ["draw_curves", "save_picture"]
+__all__ = ["save_picture"]
 
 # Okabe and Ito's colours, which the colour-blind tell apart; plain torch is grey and black.
 _PLAIN: Mapping[str, tuple[str, str]] = {
@@ -22,17 +23,40 @@ _PLAIN: Mapping[str, tuple[str, str]] = {
     "one rank alone": ("0.6", ":"),
     "ddp": ("0.35", "--"),
 }
-_COLORS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
+_COLORS = (
+    "#0072B2",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#882255",
+    "#999933",
+    "#44AA99",
+)
+Column: TypeAlias = tuple[str, Sequence[Result], str, bool]
 _UNITS = {"step": ("steps", 1.0), "bytes": ("MB sent by a rank", 1e6), "seconds": ("seconds", 1.0)}
 
 
-def draw_curves(axes: Axes, results: Sequence[Result], over: str) -> None:
+def _styles(columns: Sequence[Column]) -> dict[str, tuple[str, str]]:
+    """Return colour and line of each method, the same in all panels."""
+    colors, found = cycle(_COLORS), dict(_PLAIN)
+    for _, results, _, _ in columns:
+        for result in results:
+            label = result.training.label
+            if label not in found:
+                found[label] = next(colors), "-"
+    return found
+
+
+def _draw_curves(
+    axes: Axes, results: Sequence[Result], over: str, styles: Mapping[str, tuple[str, str]]
+) -> None:
     """Draw mean and range of the seeds over steps, bytes or seconds."""
-    colors = cycle(_COLORS)
     name, unit = _UNITS[over]
     for result in results:
         label = result.training.label
-        color, style = _PLAIN.get(label) or (next(colors), "-")
+        color, style = styles[label]
         along, low, middle, high = result.curve(over)
         if not along[-1]:
             continue  # sends nothing
@@ -47,7 +71,7 @@ def draw_curves(axes: Axes, results: Sequence[Result], over: str) -> None:
     axes.grid(color="0.92", linewidth=0.6)
 
 
-def save_picture(path: Path, columns: Sequence[tuple[str, Sequence[Result], str, bool]]) -> None:
+def save_picture(path: Path, columns: Sequence[Column]) -> None:
     """Draw one picture of several panels.
 
     Args:
@@ -58,8 +82,9 @@ def save_picture(path: Path, columns: Sequence[tuple[str, Sequence[Result], str,
         figure = Figure((3.7 * len(columns) + 1.6, 3.4), layout="constrained")
         every = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
         shown: dict[str, Artist] = {}
+        styles = _styles(columns)
         for axes, (title, results, over, logarithmic) in zip(every, columns, strict=True):
-            draw_curves(axes, results, over)
+            _draw_curves(axes, results, over, styles)
             axes.set_title(title)
             if logarithmic:
                 axes.set_xscale("log")
@@ -67,4 +92,4 @@ def save_picture(path: Path, columns: Sequence[tuple[str, Sequence[Result], str,
             shown.update(zip(labels, handles, strict=True))
         every[0].set_ylabel("perplexity of the average model")
         figure.legend([*shown.values()], [*shown], loc="outside right upper", frameon=False)
-        figure.savefig(path, dpi=130)
+        figure.savefig(path, dpi=100)

@@ -147,13 +147,13 @@ def test_damage_is_told(damage, words, tmp_path):
     save_checkpoint(4, tmp_path, training()[0])
     damage(tmp_path)
 
-    def case():
-        with pytest.raises(bf.EnvironmentProblem, match=f"load_checkpoint: rank 0 .*{words}"):
+    def case(who):
+        with pytest.raises(bf.EnvironmentProblem, match=f"load_checkpoint: {who}.*{words}"):
             load_checkpoint(tmp_path, training()[0])
 
-    case()
+    case("")
     with bf.local_world(2) as world:
-        world.run(case)
+        world.run(case, "rank 0 ")
 
 
 # ranks

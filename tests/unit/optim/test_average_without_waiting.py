@@ -113,7 +113,8 @@ def test_the_own_model_is_back_after_an_error():
         def evaluate():
             with bf.average_model(model, wait=False) as inside:
                 assert inside[0].weight[0, 0].item() == 0.5
-                inside.train()(torch.randn(4, 2))
+                with torch.no_grad():  # as a training pass it would begin a step
+                    inside.train()(torch.randn(4, 2))
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -332,6 +333,7 @@ def test_a_model_without_a_wrapper_publishes_nothing():
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), "long", True])
 def test_a_timeout_is_a_number_above_zero(timeout, tmp_path):
+    """Of the average and of the checkpoint; all else is an error that names the argument."""
     words = "argument timeout: expected a number above 0, got"
     with bf.local_world(1) as world:
 

@@ -227,4 +227,5 @@ def test_a_look_sees_what_averages_have_made_and_changes_nothing():
 
 
 def test_there_is_nothing_to_see_before_the_first_opening():
+    """A pair that has made no step yet has no tensor to show."""
     assert Network(1).ranks[0].look() == (0.0, None)

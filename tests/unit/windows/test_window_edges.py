@@ -16,6 +16,7 @@ def published(edges, pool, value, **more):
 
 
 def test_what_is_held_stays_while_the_next_are_published():
+    """A reader's buffer is not used anew before it is dropped."""
     edges, pool = WindowEdges({}), BufferPool(None, (4,), torch.float32)
     assert edges.hold_offered() is None
     published(edges, pool, 1.0, p=0.5)
@@ -31,6 +32,7 @@ def test_what_is_held_stays_while_the_next_are_published():
 
 
 def test_what_a_lost_rank_has_borrowed_is_taken_back():
+    """A dead reader gives nothing back; its buffer is free again."""
     edges, pool = WindowEdges({}), BufferPool(None, (4,), torch.float32)
     published(edges, pool, 1.0)
     buffer = edges.lent[2, 0] = edges.hold_offered().buffer
