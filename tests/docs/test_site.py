@@ -35,7 +35,7 @@ FOUND_FIRST = {
     "checkpoint": "guides/saving",
     "neighbor_allreduce": "api/verbs",
     "latency": "guides/",
-    "samples per second": "guides/",
+    "samples per second": ("guides/", "examples"),
 }
 """What people type, and how the name of the first page begins that is found."""
 SEARCH = """
