@@ -197,7 +197,7 @@ def _agreed_target(path: Path, step: int | None, progress: tuple[int, int] | Non
     every = gather_records(found, list[int], _VERB)
     number = max(one[0] for one in every)
     suffix = f".{number}" if any(one[1] for one in every) else ""
-    return _Target(path, first[0], number, *first[1:], suffix)
+    return _Target(path, first[0], number, first[1], first[2], suffix)
 
 
 def _described(
