@@ -45,9 +45,11 @@ class ModelAverager(CrossRoundState):
         communication_buffer: Limit in bytes for messages under way and ring buffers; None for the
             default.
         used: Names of parameters that have had a gradient, where buckets are compressed.
+        lent: How many blocks have lent the parameters other values, which no round may average.
     """
 
     communication: Communication
+    lent = 0
 
     def __init__(
         self,

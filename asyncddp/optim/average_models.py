@@ -121,8 +121,7 @@ def average_model(
 
     It is meant for evaluation and checkpoints. Collective at the start, unless ``wait=False``. At
     the end, and after an exception, each rank has its own parameters and buffers again, bit by bit;
-    nothing is sent then. Evaluate under ``torch.no_grad()``: a forward pass for gradients in
-    training mode begins a step, as ever.
+    nothing is sent then.
 
     Running means and variances, of batch normalisation, become those of all ranks' data together:
     the spread of the ranks' means is part of the variance. They were taken with each rank's own
@@ -236,15 +235,22 @@ def lend_average(model: M, *, buffers: bool, parameters: bool = True) -> Iterato
 
 @contextmanager
 def _restored(model: torch.nn.Module) -> Iterator[None]:
-    """Give a model, at the end of a ``with`` block, the parameters and buffers it had before."""
+    """Give a model, at the end of a ``with`` block, the parameters and buffers it had before.
+
+    Forward passes inside start no round.
+    """
     every = list(model.parameters())
     kept = [b for b in model.buffers() if b.layout == torch.strided]
     wait_for_reads(every)
-    own = TensorBackup([*every, *kept])
+    own, averagers = TensorBackup([*every, *kept]), averagers_of(every)
+    for averager in averagers:
+        averager.lent += 1
     try:
         yield
     finally:
         own.restore()
+        for averager in averagers:
+            averager.lent -= 1
 
 
 def _tensors_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -34,7 +34,8 @@ class OverlappedPhase(ParameterAveragingPhase):
 
     @override
     def _on_forward(self, module: torch.nn.Module, inputs: Any) -> None:
-        if self._in_step or not (module.training and torch.is_grad_enabled()):
+        trains = module.training and torch.is_grad_enabled() and not self.config.averager.lent
+        if self._in_step or not trains:
             return
         if self._forward_discarded:
             logger.info(

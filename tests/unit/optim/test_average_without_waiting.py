@@ -113,8 +113,7 @@ def test_the_own_model_is_back_after_an_error():
         def evaluate():
             with bf.average_model(model, wait=False) as inside:
                 assert inside[0].weight[0, 0].item() == 0.5
-                with torch.no_grad():  # as a training pass it would begin a step
-                    inside.train()(torch.randn(4, 2))
+                inside.train()(torch.randn(4, 2))
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -123,6 +122,28 @@ def test_the_own_model_is_back_after_an_error():
         bf.barrier()
 
     LoopbackWorld(2).run(case)
+
+
+@pytest.mark.parametrize("method", ["win_put", "pull_get", "push_sum"])
+def test_what_is_lent_is_not_published(method):
+    """A training pass of a rank's average leaves its own replica to the others."""
+    passed, seen = threading.Event(), threading.Event()
+
+    def case():
+        model = constant(bf.rank())
+        _ = wrapped(model, method)
+        bf.barrier()
+        assert bf.rank() == 1 or passed.wait(20)
+        with bf.average_model(model, wait=False):
+            model(torch.ones(3, 2)).sum()
+            found = model.weight[0, 0].item()
+            passed.set()
+            assert bf.rank() == 0 or seen.wait(20)
+        seen.set()
+        bf.barrier()
+        return found
+
+    assert LoopbackWorld(2).run(case) == [0.5, 0.5]
 
 
 def test_before_the_first_step_of_a_module_there_is_its_own():

@@ -555,6 +555,25 @@ def test_average_model_in_the_middle_of_training(method):
     assert all(map(torch.equal, disturbed, LoopbackWorld(RANKS).run(case, False)))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_training_pass_of_the_average_is_no_round(method):
+    """A forward pass for gradients inside the block sends nothing of what is lent."""
+
+    def case(evaluates):
+        model, optimizer = made(method, sgd)
+        for step in range(3):
+            if evaluates:
+                with bf.average_model(model):
+                    square_loss(model.train(), batch(0, 0))
+            optimizer.zero_grad()
+            square_loss(model, batch(bf.rank(), step)).backward()
+            optimizer.step()
+        return vector(model)
+
+    disturbed = LoopbackWorld(RANKS).run(case, True)
+    assert all(map(torch.equal, disturbed, LoopbackWorld(RANKS).run(case, False)))
+
+
 def test_average_model_wants_a_module():
     """Words for a list of tensors."""
 
