@@ -47,13 +47,12 @@ _VERB, _COLLECT = "save_checkpoint", "collect what is to be saved"
 
 @dataclass(frozen=True)
 class _Target:
-    """Where a checkpoint goes: its folder, and its number among those saved there, and when."""
+    """Where a checkpoint goes: its folder, and its number among those saved there."""
 
     path: Path
     step: int
     number: int
     id: str
-    time: str
     suffix: str
 
     @property
@@ -146,7 +145,8 @@ def save_checkpoint(
             current(), f"{_VERB} needs the same arguments on all ranks", facts
         )
         target = _agreed_target(Path(path), step, progress_of(model, optimizer))
-        manifest = {**_described(target, replicas, model, optimizer, state), **of_run}
+        mine = {**_described(target, replicas, model, optimizer, state), **of_run}
+        manifest: dict[str, Any] = gather_records(mine, dict[str, Any], _VERB)[0]  # rank 0's
         contents = _contents(replicas, model, state, target.suffix, of_run["world_size"])
         files = {name: {**one, "manifest": manifest} for name, one in contents.items()}
         written = _write_files(target, files)
@@ -182,10 +182,9 @@ def _check_arguments(
 
 
 def _agreed_target(path: Path, step: int | None, progress: tuple[int, int] | None) -> _Target:
-    """Make the folder, and agree on step, number, id, time and names of files; collective."""
+    """Make the folder, and agree on step, number, id and names of files; collective."""
     here = progress[0] if step is None and progress is not None else int(step or 0)
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    first: list[Any] = gather_records([here, uuid4().hex, now], list[Any], _VERB)[0]
+    first: list[Any] = gather_records([here, uuid4().hex], list[Any], _VERB)[0]
 
     def look() -> list[int]:
         step_folder(path, first[0]).mkdir(parents=True, exist_ok=True)
@@ -197,7 +196,7 @@ def _agreed_target(path: Path, step: int | None, progress: tuple[int, int] | Non
     every = gather_records(found, list[int], _VERB)
     number = max(one[0] for one in every)
     suffix = f".{number}" if any(one[1] for one in every) else ""
-    return _Target(path, first[0], number, first[1], first[2], suffix)
+    return _Target(path, first[0], number, first[1], suffix)
 
 
 def _described(
@@ -216,7 +215,7 @@ def _described(
         "algorithm": algorithm_of(model, optimizer, state),
         "round": None if progress is None else progress[1],
         "parts": [key for key in state if key != "extra"],
-        "time": target.time,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "torch": str(torch.__version__),
     }
 
