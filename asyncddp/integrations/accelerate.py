@@ -24,7 +24,7 @@ import torch
 
 from asyncddp.algorithms import Algorithm
 from asyncddp.checkpoint import load_checkpoint, save_checkpoint
-from asyncddp.checkpoint.trained_part import TrainedPart
+from asyncddp.checkpoint.trainable_part import TrainablePart
 from asyncddp.checkpoint.training_state import compact
 from asyncddp.context import current, init
 from asyncddp.errors import ArgumentError, EnvironmentProblem
@@ -89,7 +89,7 @@ def prepare(
     arguments |= {"algorithm": algorithm, "topology": topology}
     distributed = DistributedOptimizer(optimizer, model, **arguments)
     _hold_back(accelerator, prepared, distributed)
-    _save_replicas(accelerator, prepared, TrainedPart(model), distributed)
+    _save_replicas(accelerator, prepared, TrainablePart(model), distributed)
     rest = accelerator.prepare(distributed, *others)
     return (prepared, *(rest if others else (rest,)))
 
@@ -135,7 +135,7 @@ def _hold_back(accelerator: Any, model: Any, distributed: DistributedOptimizer) 
 
 
 def _save_replicas(
-    accelerator: Any, model: Any, part: TrainedPart, distributed: DistributedOptimizer
+    accelerator: Any, model: Any, part: TrainablePart, distributed: DistributedOptimizer
 ) -> None:
     """Let an accelerator's checkpoints have the average, and each rank's own beside it.
 

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 import asyncddp as bf
-from asyncddp.checkpoint.trained_part import TrainedPart
+from asyncddp.checkpoint.trainable_part import TrainablePart
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.integrations.accelerate import prepare
 from asyncddp.integrations.hugging_face import DecentralizedTrainer, DecentralizedTrainerMixin
@@ -253,7 +253,7 @@ def trains_a_part(folder: str) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad = ".mlp." in name
     trainer(folder, model=model, max_steps=4, save_steps=4).train()
-    with bf.average_model(TrainedPart(model)):
+    with bf.average_model(TrainablePart(model)):
         average = bits(model)
     assert same(bits(GPT2LMHeadModel.from_pretrained(f"{folder}/checkpoint-4")), average)
     own = f"{folder}/checkpoint-4/asyncddp/step_0000000004/rank_{bf.rank():05d}.pt"

@@ -12,7 +12,7 @@ from asyncddp.algorithms import Algorithm
 from asyncddp.checkpoint import load_checkpoint, save_checkpoint
 from asyncddp.checkpoint.files import together
 from asyncddp.checkpoint.folder import POLICIES
-from asyncddp.checkpoint.trained_part import TrainedPart
+from asyncddp.checkpoint.trainable_part import TrainablePart
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.integrations.accelerate import FOLDER, leave_unwrapped
 from asyncddp.optim.average_models import average_model
@@ -146,7 +146,7 @@ class DecentralizedTrainerMixin:
     @contextmanager
     def _average_lent(self) -> Iterator[None]:
         """Give all ranks the average model for the length of a block; collective."""
-        with self._averaging_paused(), average_model(TrainedPart(self.model)):
+        with self._averaging_paused(), average_model(TrainablePart(self.model)):
             yield
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ class DecentralizedTrainerMixin:
         """Save each rank's own beside the average model; the Trainer's would be rank 0's."""
         save_checkpoint(
             Path(output_dir, FOLDER),
-            TrainedPart(self.model),
+            TrainablePart(self.model),
             self._distributed,
             self.lr_scheduler,
             step=self.state.global_step,
@@ -188,7 +188,7 @@ class DecentralizedTrainerMixin:
         self._scaler_state = None
         if checkpoint is None:
             return
-        folder, part = Path(checkpoint, FOLDER), TrainedPart(self.model)
+        folder, part = Path(checkpoint, FOLDER), TrainablePart(self.model)
         found = load_checkpoint(folder, part, self._distributed, self.lr_scheduler)
         if found is not None:
             self._scaler_state = found.extra

@@ -1,4 +1,4 @@
-"""The part of a model in which ranks differ, and that they average and save each for itself."""
+"""The trainable part of a model, in which ranks differ: what they average and save each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 
-class TrainedPart(torch.nn.Module):
+class TrainablePart(torch.nn.Module):
     """View of a model without its frozen parameters, such as those below adapters of low rank.
 
     All ranks have these alike, so that they need neither be averaged nor saved by each.
