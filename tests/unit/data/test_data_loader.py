@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multiprocessing import resource_tracker
+import sys
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from torch.utils.data import (
 
 import asyncddp as bf
 from asyncddp.data import partition
+from tests.support.processes import REPO, run_to_end
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
@@ -157,13 +158,20 @@ def test_workers_that_persist_see_each_epoch(kind):
     assert loader.epoch == 3
 
 
+SPAWNING = """
+from tests.unit.data.test_data_loader import SizedStream, shards, take
+
+options = {"batch_size": 2, "num_workers": 1, "multiprocessing_context": "spawn"}
+one, other = shards(SizedStream(7), 2, **options)
+print(len(one), take(one, 9), take(other, 9))
+"""
+
+
 def test_workers_that_are_spawned():
     """A stream's share can be pickled, and finds its place there."""
-    options = {"batch_size": 2, "num_workers": 1, "multiprocessing_context": "spawn"}
-    one, other = shards(SizedStream(7), 2, **options)
-    assert len(one) == 2
-    assert [take(one, 9), take(other, 9)] == [[[0, 2], [4, 6]], [[1, 3], [5, 6]]]
-    resource_tracker._resource_tracker._stop()  # a process of its own, which spawning starts
+    python = [sys.executable, "-c", SPAWNING]
+    done = run_to_end(python, cwd=REPO, timeout=120, environ={"PYTHONPATH": str(REPO)})
+    assert done.stdout == "2 [[0, 2], [4, 6]] [[1, 3], [5, 6]]\n", done
 
 
 def test_a_stream_with_a_state_is_not_read_twice():

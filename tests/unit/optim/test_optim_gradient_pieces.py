@@ -98,13 +98,14 @@ def test_buckets_go_during_the_pass(kind, nested):
             sgd, model, "gradient_allreduce", bucket_size_in_mb=1e-4
         )
         phase = optimizer._phase
-        model.first.weight.register_post_accumulate_grad_hook(
+        hook = model.first.weight.register_post_accumulate_grad_hook(
             lambda parameter: sent.append(phase._next_bucket)
         )
         for step in range(3):
             optimizer.zero_grad()
             loss_of(model, bf.rank(), step).backward()
             optimizer.step()
+        hook.remove()  # a cycle through it is none that Python sees
         return sent, len(phase._buckets)
 
     for sent, buckets in LoopbackWorld(2).run(case):
