@@ -9,7 +9,8 @@ import torch
 from typing_extensions import Self
 
 from asyncddp.serialization import pack, unpack
-from asyncddp.tensors.allocation import empty, make_tensor
+from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.byte_views import from_bytes
 
 _LENGTH_BYTES = 4  # of the length prefix
 
@@ -39,7 +40,7 @@ class _IPCMessageBase(msgspec.Struct, array_like=True):
                 f"expected handles of this device's memory and events that fit in {self.nbytes} "
                 f"bytes, got {len(data)} bytes; leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
             )
-        return make_tensor(list(data.ljust(self.nbytes, b"\0")), torch.uint8)
+        return from_bytes(data.ljust(self.nbytes, b"\0"), torch.uint8, (self.nbytes,))
 
     @classmethod
     def decode(cls, buffer: torch.Tensor, peer: int) -> Self:

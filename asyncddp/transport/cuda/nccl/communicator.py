@@ -23,6 +23,7 @@ from asyncddp.tensors.allocation import empty
 from asyncddp.transport.cuda.nccl.cupy_bindings import (
     CHANNELS,
     HARDWARE_QUEUES,
+    NCCL_ERRORS,
     CupyBindings,
     StreamContext,
     positive_setting,
@@ -108,7 +109,7 @@ class NCCLCommunicator:
                 streams.record_stream(tensor, StreamRole.CALLER)
             try:
                 call(self._handle, streams.stream_pointer(StreamRole.CALLER))
-            except RuntimeError as problem:
+            except NCCL_ERRORS as problem:
                 self.abort(f"{what} could not be started: {problem}")
                 raise PeerError(str(self.why)) from problem
             self._last = streams.record_event(StreamRole.CALLER)
@@ -146,7 +147,7 @@ class NCCLCommunicator:
         if self.why is None:
             try:
                 self._handle.check_async_error()
-            except RuntimeError as problem:
+            except NCCL_ERRORS as problem:
                 self.abort(f"NCCL reports: {problem}")
         return self.why
 

@@ -23,6 +23,10 @@ CHANNELS = 8
 HARDWARE_QUEUES = 32
 """Queues between the host and a GPU that CUDA can open; each holds the work of several streams."""
 
+NCCL_ERRORS = (RuntimeError, KeyError)
+"""What cupy raises for a result of NCCL: a KeyError for ``ncclInProgress`` and ``ncclTimeout``, for
+which it has no names."""
+
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _KEPT_STREAMS: list[Any] = []
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from asyncddp.transport.cuda.nccl import coordination_messages as messages
 from asyncddp.transport.cuda.nccl.communicator import NCCLCommunicator
-from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id
+from asyncddp.transport.cuda.nccl.cupy_bindings import NCCL_ERRORS, create_unique_id
 from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, SharedChannelResources
 
 _GROUPING_DELAY = 0.0002  # seconds in which the other direction may join a group
@@ -101,7 +101,7 @@ class PairChannelLeader(PairChannel):
             return
         try:
             unique_id = create_unique_id(self._resources.library.nccl)
-        except RuntimeError as problem:
+        except NCCL_ERRORS as problem:
             self.fail(f"rank {self._resources.rank}: NCCL makes no identity ({problem})")
             return
         self._resources.tell(self._peer, messages.UniqueIdMessage(unique_id))

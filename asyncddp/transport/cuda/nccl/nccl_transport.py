@@ -21,7 +21,7 @@ from typing_extensions import override
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.errors import EnvironmentProblem, WaitTimeoutError
 from asyncddp.install_commands import install_command
-from asyncddp.tensors.allocation import make_tensor
+from asyncddp.tensors.byte_views import from_bytes
 from asyncddp.tensors.means import rounds
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, ranks_without, unknown_gpu
@@ -130,7 +130,7 @@ class NCCLTransport(CudaStagedTransport):
             own = create_unique_id(bindings.nccl) if base.rank == 0 else own
         except Exception as error:  # noqa: BLE001 - told below, where no peer waits for this rank
             problem = str(error)
-        shared = make_tensor(list(own), torch.uint8)
+        shared = from_bytes(own, torch.uint8, (_ID_BYTES,))
         base.broadcast(shared, 0, timeout)
         unique_id, deadline = bytes(shared.tolist()), time.monotonic() + timeout
         with ExitStack() as undo:
