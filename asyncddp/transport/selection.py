@@ -15,6 +15,7 @@ from asyncddp.transport import (
 from asyncddp.transport.base import Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.device_transport_selection import FALLBACK, select_for_group
+from asyncddp.transport.cuda.nccl.cupy_bindings import prepare_cuda
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 
@@ -37,6 +38,7 @@ def open_transport(
     """
     startup = startup or StartupDeadline.for_single_process()
     name = default if transport is None else transport
+    prepare_cuda(startup.config.device_wires)
     return TRANSPORTS[name].join(startup, required=transport is not None)
 
 

@@ -17,7 +17,7 @@ from tests.support import LoopbackWorld
 
 __all__ = ["LIMIT", "StagedWorld", "agreed_transport", "on_transport", "runner"]
 
-LIMIT = 240.0
+LIMIT = 100.0
 
 
 def agreed_transport(place):
@@ -73,5 +73,5 @@ def runner(world, transport):
 
 def _run(world, transport, case, *args, **settings):
     """A case, which is given the rank's GPU first; further settings by keyword."""
-    given = {"settings": {"device_wires": transport, **settings}, "limit": LIMIT}
+    given = {"settings": {"device_wires": transport, "timeout": 60.0, **settings}, "limit": LIMIT}
     return world.run(on_transport, GPU(), transport, case, GPU(), *args, **given)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gpu import cases, nccl_cases
+from tests.gpu import nccl_cases
+from tests.gpu.agreed import agreed_transport
 from tests.gpu.places import GPU
 from tests.support import on
 
 pytestmark = on("mpi-2", "mpi-4")
-SETTINGS = {"device_wires": "nccl"}
-LIMIT = 240.0
+SETTINGS = {"device_wires": "nccl", "timeout": 60.0}
+LIMIT = 100.0
 
 
 @pytest.fixture
 def run(world):
     """Runs a case on ranks that agree on ``nccl``; skips where they do not, and says so."""
-    agreed = set(world.run(cases.agreed_transport, GPU(), settings=SETTINGS, limit=LIMIT))
+    agreed = set(world.run(agreed_transport, GPU(), settings=SETTINGS, limit=LIMIT))
     if agreed != {"nccl"}:
         pytest.skip(f"asked for nccl, the ranks agreed on {agreed}: it has a GPU for each rank")
 

@@ -78,3 +78,13 @@ subprocess.Popen(["sleep", "30"], **silent)
 """
     done = run_on_mpirun(1, script, tmp_path)
     assert [line.partition(": ")[2] for line in done.left] == ["sleep 30"], done
+
+
+def test_a_warm_rank_runs_the_customization_on_its_path(tmp_path):
+    """``sitecustomize`` in a folder of PYTHONPATH runs first, in the rank's own environment."""
+    text = 'import os; os.environ["MADE"] = os.environ["OMPI_COMM_WORLD_RANK"] + " of a site"'
+    (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
+    for warm in (True, False):
+        script = "import os; print(os.environ['MADE'])"
+        done = run_on_mpirun(1, script, tmp_path, environ={"PYTHONPATH": str(tmp_path)}, warm=warm)
+        assert done.stdout == "0 of a site\n", done

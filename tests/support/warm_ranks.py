@@ -21,6 +21,7 @@ import gc
 import importlib.util
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -312,6 +313,9 @@ def prepare(given: dict[str, Any]) -> None:
         sys.path[0] = "" if sys.argv[0] == "-c" else str(Path(sys.argv[0]).parent)
     further = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in further if path and path not in sys.path]
+    for path in filter(None, further):  # as Python's start does
+        with contextlib.suppress(FileNotFoundError):
+            runpy.run_path(str(Path(path, "sitecustomize.py")))
     for stream in (sys.stdout, sys.stderr):
         buffered = stream is not sys.stderr and not os.isatty(1)
         stream.reconfigure(line_buffering=not buffered, write_through=unbuffered)

@@ -19,6 +19,8 @@ class DeviceCapabilities:
     mpi_cuda: bool | None = None  # what the MPI library says of GPU memory; None if nothing
     cupy: str | None = None  # the version; None where cupy cannot be imported
     nccl: int | None = None  # version of the NCCL that cupy has loaded, as 22703 for 2.27.3
+    nccl_host: str = ""  # by which NCCL tells machines apart; empty where it takes the host's name
+    nccl_shares_gpu: bool = False  # whether NCCL lets ranks share a GPU, as it can since 2.30
     doubt: str = ""  # a conflict of NCCL libraries in the process, in words
     reaches: tuple[str, ...] = ()  # UUIDs of the other visible GPUs whose memory it can access
 

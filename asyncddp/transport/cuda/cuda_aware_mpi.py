@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _PIECE = 1 << 30  # bytes in one MPI message: counts are C ints
+_LIBRARIES = "libmpi", "libpmpi", "libmpich", "libmpi_cray"
 _DISABLING_VARIABLES = (
     "MPICH_GPU_SUPPORT_ENABLED",  # Cray's MPICH
     "MPIR_CVAR_ENABLE_GPU",  # MPICH
@@ -165,7 +166,9 @@ def _mpi() -> ModuleType:
 def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | None:
     """Query whether the MPI library takes GPU memory; None if it does not say.
 
-    An environment variable of the library that turns it off wins.
+    An environment variable of the library that turns it off wins. Open MPI says no where it was
+    built without CUDA, and takes GPU memory all the same where UCX, which finds out by itself where
+    memory lies, sends its messages and has loaded its part for CUDA.
 
     Example:
         >>> query_cuda_support({"MPICH_GPU_SUPPORT_ENABLED": "0"})
@@ -174,17 +177,20 @@ def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | N
     environment = os.environ if environment is None else environment
     if any(environment.get(name) == "0" for name in _DISABLING_VARIABLES):
         return False
-    answers = [_query_library(ctypes.CDLL(path)) for path in _loaded_mpi_libraries()]
+    if environment.get("OMPI_MCA_pml") == "ucx" and _loaded("libuct_cuda"):
+        return True
+    answers = [_query_library(ctypes.CDLL(path)) for path in _loaded(*_LIBRARIES)]
     known = [answer for answer in answers if answer is not None]
     return any(known) if known else None
 
 
-def _loaded_mpi_libraries() -> list[str]:
+def _loaded(*names: str) -> list[str]:
+    """Return the paths of the shared libraries of this process whose names begin so."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return []
-    return sorted(set(re.findall(r"\S+/lib(?:p?mpi|mpich|mpi_cray)[^/\s]*\.so\S*", maps)))
+    return sorted(set(re.findall(rf"\S+/(?:{'|'.join(names)})[^/\s]*\.so\S*", maps)))
 
 
 def _query_library(library: Any) -> bool | None:

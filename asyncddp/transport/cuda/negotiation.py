@@ -30,7 +30,6 @@ from asyncddp.transport.cuda.device_transport_selection import (
     require_same_device_kind,
     select_for_group,
 )
-from asyncddp.transport.cuda.nccl.cupy_bindings import prepare_cuda
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 from asyncddp.transport.cuda.trial import run_trial
 from asyncddp.transport.record_gathering import gather_records
@@ -77,8 +76,6 @@ def negotiate_from_config(
     wanted, asked = parse_transport_names(config.device_wires), config.device_wires is not None
     if transport.scope is Scope.PROCESS or not (asked or all_see_gpus):
         return TransportChoice(FALLBACK, {})
-    if "nccl" in wanted:
-        prepare_cuda()
     mine = detect_capabilities(transport.rank, machine, rank_on_host, wanted)
     index = default_device_index(rank_on_host, torch.cuda.device_count())
     streams = None if index is None else streams_of_device(torch.device("cuda", index))

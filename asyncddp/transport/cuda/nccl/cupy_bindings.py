@@ -16,6 +16,7 @@ import torch
 from asyncddp.device.cuda_streams import use_stream
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import needed_package
+from asyncddp.transport import DEFAULT_DEVICE_TRANSPORTS
 
 CHANNELS = 8
 """Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
@@ -27,6 +28,7 @@ NCCL_ERRORS = (RuntimeError, KeyError)
 """What cupy raises for a result of NCCL: a KeyError for ``ncclInProgress`` and ``ncclTimeout``, for
 which it has no names."""
 
+_SHARING_VERSION = 23000
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _KEPT_STREAMS: list[Any] = []
 
@@ -70,25 +72,19 @@ def create_unique_id(nccl: Any) -> bytes:
 
 
 def limit_channels() -> None:
-    """Set NCCL's variables that the user has not set, before a communicator is opened.
-
-    ``NCCL_MAX_P2P_NCHANNELS`` is 8, as ``point_to_point`` explains. ``NCCL_RUNTIME_CONNECT=0`` has
-    NCCL connect all ranks for every algorithm as it opens: since version 2.22 it does so in the
-    first collective that needs one, whose calling thread then waits for the other ranks. Messages
-    are connected by their first exchange in any version.
-    """
+    """Set ``NCCL_MAX_P2P_NCHANNELS`` to 8, as ``point_to_point`` explains, unless it is set."""
     os.environ.setdefault("NCCL_MAX_P2P_NCHANNELS", str(CHANNELS))
-    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
 
 
-def prepare_cuda() -> None:
-    """Set CUDA's variables that the user has not set, unless CUDA has read them already.
+def prepare_cuda(transports: str | None) -> None:
+    """Have CUDA make a hardware queue for each stream where NCCL is among the transports.
 
-    There is a hardware queue for each stream then, and kernels are loaded when CUDA starts.
+    A CUDA-aware MPI starts CUDA as it starts itself, so this is called before. What the user has
+    set stays, and so does what CUDA has read already.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    wanted = transports or ",".join(DEFAULT_DEVICE_TRANSPORTS)
+    if re.search(r"\b(auto|nccl)\b", wanted) and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(HARDWARE_QUEUES))
-        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
 def positive_setting(name: str, default: int) -> int:
@@ -107,6 +103,19 @@ def versions() -> tuple[str | None, int | None]:
         return str(cupy.__version__), int(library().nccl.get_version())
     except EnvironmentProblem:
         return str(cupy.__version__), None
+
+
+def sharing(nccl: int | None) -> tuple[str, bool]:
+    """Return the machine's name that NCCL is told, and whether it is told to let ranks share a GPU.
+
+    Ranks of one GPU that are told different names are connected by sockets.
+
+    References:
+        NCCL's documentation, "Environment Variables", ``NCCL_HOSTID`` and
+        ``NCCL_MULTI_RANK_GPU_ENABLE``.
+    """
+    asked = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return os.environ.get("NCCL_HOSTID", ""), asked and (nccl or 0) >= _SHARING_VERSION
 
 
 def describe_conflict(nccl: int | None, maps: Path = Path("/proc/self/maps")) -> str:

@@ -32,7 +32,7 @@ _CODES: dict[torch.dtype, tuple[int, int, int]] = {
 }
 """For each dtype: NCCL's type code, how many such make an element, and the reduction."""
 
-_WARM_UP_BYTES = (1 << 4, 1 << 18, 1 << 23)  # bytes: NCCL chooses how to sum by the size
+_WARM_UP_BYTES = (1 << 4, 1 << 18, 1 << 23, 1 << 26)  # bytes: NCCL chooses how to sum by the size
 
 
 def has_sum(dtype: torch.dtype) -> bool:
@@ -164,8 +164,7 @@ class NCCLCollectives:
         """Run each collective once, in several sizes, to set up NCCL's connections; collective.
 
         NCCL can connect ranks in the first call that needs it, for which the calling thread waits:
-        for ever, where they need something of this rank before they come. ``limit_channels`` says
-        from which version a variable spares that.
+        for ever, where they need something of this rank before they come.
         """
         with self._streams.stream_context(StreamRole.COMPUTE):
             for size in _WARM_UP_BYTES:

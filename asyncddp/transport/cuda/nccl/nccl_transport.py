@@ -39,6 +39,7 @@ from asyncddp.transport.cuda.nccl.cupy_bindings import (
     describe_conflict,
     library,
     limit_channels,
+    sharing,
     versions,
 )
 from asyncddp.transport.cuda.nccl.nccl_collectives import NCCLCollectives, has_sum
@@ -88,7 +89,9 @@ class NCCLTransport(CudaStagedTransport):
     @override
     def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
         cupy, nccl = versions()
-        return replace(facts, cupy=cupy, nccl=nccl, doubt=describe_conflict(nccl))
+        host, shares = sharing(nccl)
+        found = replace(facts, cupy=cupy, nccl=nccl, nccl_host=host, nccl_shares_gpu=shares)
+        return replace(found, doubt=describe_conflict(nccl))
 
     @staticmethod
     @override
@@ -104,7 +107,8 @@ class NCCLTransport(CudaStagedTransport):
             return f"cupy finds no NCCL of at least 2.7 at {where}"
         if one.nccl != other.nccl:
             return f"rank {one.rank} has NCCL {one.nccl}, rank {other.rank} has {other.nccl}"
-        if one.gpu == other.gpu != "":
+        shared = one.gpu == other.gpu != "" and one.nccl_host == other.nccl_host
+        if shared and not (one.nccl_shares_gpu and other.nccl_shares_gpu):
             return f"rank {one.rank} and rank {other.rank} share one GPU, which NCCL refuses"
         return unknown_gpu(one, other)
 

@@ -180,7 +180,7 @@ class Answers:
 @pytest.mark.parametrize("answer", [0, 1])
 def test_the_library_is_asked(monkeypatch, name, answer):
     """CUDA support is what the loaded MPI library's query function says."""
-    monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", lambda: ["/lib/libmpi.so.40"])
+    monkeypatch.setattr(mpi_cuda, "_loaded", lambda *names: ["/lib/libmpi.so.40"])
     monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers(name, answer))
     assert query_cuda_support({}) is bool(answer)
 
@@ -188,7 +188,7 @@ def test_the_library_is_asked(monkeypatch, name, answer):
 @pytest.mark.parametrize("name", sorted(mpi_cuda._DISABLING_VARIABLES))
 def test_a_variable_that_turns_it_off_wins(monkeypatch, name):
     """A variable of an MPI library that is 0 wins over a library that says yes; 1 leaves it so."""
-    monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", lambda: ["/lib/libmpi.so.40"])
+    monkeypatch.setattr(mpi_cuda, "_loaded", lambda *names: ["/lib/libmpi.so.40"])
     monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers("MPIX_Query_cuda_support", 1))
     assert query_cuda_support({name: "1"}) is True
     assert query_cuda_support({name: "0"}) is False
@@ -196,10 +196,10 @@ def test_a_variable_that_turns_it_off_wins(monkeypatch, name):
 
 def test_a_library_that_says_nothing_is_not_believed(monkeypatch):
     """CUDA support is None where no loaded library has a function to ask."""
-    monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", lambda: ["/lib/libmpi.so.12"])
+    monkeypatch.setattr(mpi_cuda, "_loaded", lambda *names: ["/lib/libmpi.so.12"])
     monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers("", 0))
     assert query_cuda_support({}) is None
-    monkeypatch.setattr(mpi_cuda, "_loaded_mpi_libraries", list)
+    monkeypatch.setattr(mpi_cuda, "_loaded", lambda *names: [])
     assert query_cuda_support({}) is None
 
 

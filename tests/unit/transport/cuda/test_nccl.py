@@ -70,7 +70,7 @@ def test_what_nccl_has_not_is_staged():
     world = NcclWorld(2)
     assert world.run_bare(short_integers) == [([3] * 4, [6] * 2)] * 2
     warming = [kinds for _, kinds in world.nccl.groups]
-    assert len(warming) == 2 * 3 * 4, "nothing but what connects the ranks"
+    assert len(warming) == 2 * 4 * 4, "nothing but what connects the ranks"
 
 
 def late(transport):
@@ -308,9 +308,7 @@ def test_a_stream_is_nobody_else_s_blocks_nothing_and_is_kept(monkeypatch):
 
 VARIABLES = {
     "NCCL_MAX_P2P_NCHANNELS": "8",
-    "NCCL_RUNTIME_CONNECT": "0",
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    "CUDA_MODULE_LOADING": "EAGER",
 }
 
 
@@ -322,7 +320,7 @@ def test_variables_of_nccl_and_cuda_are_set_unless_the_user_has_set_them(monkeyp
     monkeypatch.setattr(nccl_library.os, "environ", environment)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
     limit_channels()
-    prepare_cuda()
+    prepare_cuda("nccl")
     added = {name: value for name, value in VARIABLES.items() if not used or "NCCL" in name}
     assert environment == {**added, **given}
 
