@@ -92,7 +92,8 @@ class Transport(ABC):
     transport's choice that is the same on all ranks.
     """
 
-    name: ClassVar[str]
+    name: str
+    """Name by which users choose it."""
     scope: ClassVar[Scope] = Scope.ANY
     """Ranks between which it carries tensors itself."""
     messages_by: ClassVar[str | None] = None

@@ -25,6 +25,11 @@ def gpu_streams(base):
     return streams_of_device(torch.device("cuda", base.rank % torch.cuda.device_count()))
 
 
+def parts_of(transport):
+    """A transport, or those to which it forwards."""
+    return getattr(transport, "_delegates", (transport,))
+
+
 def _message(base):
     """The next message of the other rank."""
     deadline = time.monotonic() + _SECONDS
@@ -95,8 +100,8 @@ def comes_and_goes(place, rounds):
         for _ in range(100):
             bf.neighbor_allreduce(small)
     transport = device_transport_for(current().transport, streams_of_device(place.device))
-    memory = getattr(transport, "memory", None)
-    return transport.name, 0 if memory is None else len(memory.retired)
+    memories = [one.memory for one in parts_of(transport) if hasattr(one, "memory")]
+    return transport.name, sum(len(memory.retired) for memory in memories)
 
 
 def gathers_much(place, elements):

@@ -11,53 +11,68 @@ from collections.abc import Iterable, Mapping
 import torch
 from typing_extensions import override
 
-from asyncddp.device.stream_interfaces import DeviceStreams
+from asyncddp.device.stream_interfaces import StreamRole, empty_on
 from asyncddp.transport.base import Request, Transport
-from asyncddp.transport.cuda.device_transport import DeviceTransport, forward_to
+from asyncddp.transport.cuda.device_transport import (
+    DeviceTransport,
+    DirectReadReceiveRequest,
+    DirectReadSendRequest,
+    DirectReadTransport,
+    forward_to,
+)
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
 
-class CompositeTransport(DeviceTransport):
+class _WholeTransfer:
+    """Send or receive of a whole tensor, to or from a peer that reads nothing in place."""
+
+    def __init__(self, transfer: Request, tensor: torch.Tensor) -> None:
+        self.tensor, self.done, self.abandon = tensor, transfer.done, transfer.abandon
+        self.reusable = transfer.done
+
+    def release(self) -> None:
+        """Do nothing: the peer has sent its tensor and waits for nobody."""
+
+
+class CompositeTransport(DeviceTransport, DirectReadTransport):
     """Transport of GPU tensors that forwards each message to the transport chosen for its peer.
 
-    Collectives go to a transport of their own. What has no delegate is staged.
+    Collectives go to a transport of their own. What has no delegate is staged. Peers whose
+    delegate cannot read in place are sent whole tensors.
     """
 
-    name = "per_peer"
-
-    def __init__(self, base: Transport, streams: DeviceStreams) -> None:
-        super().__init__(base, streams)
-        self._staged = CudaStagedTransport(base, streams)
-        self._messages: Mapping[int, DeviceTransport] = {}
-        self._collectives: DeviceTransport = self._staged
+    def __init__(
+        self, opened: Mapping[str, DeviceTransport], peers: Mapping[int, str], collectives: str
+    ) -> None:
+        first = next(iter(opened.values()))
+        super().__init__(first.base, first.streams)
+        self.name = "+".join(opened)
+        self._staged = CudaStagedTransport(self.base, self.streams)
+        self._delegates = (*opened.values(), self._staged)
+        self._messages = {peer: opened[name] for peer, name in peers.items() if name in opened}
+        self._collectives = opened.get(collectives, self._staged)
 
     @classmethod
     def combine(
         cls, opened: Mapping[str, DeviceTransport], peers: Mapping[int, str], collectives: str
     ) -> DeviceTransport:
-        """Combine opened transports into one that chooses by peer; a single one is returned.
+        """Combine opened transports into one that chooses by peer.
 
-        ``peers`` and ``collectives`` name transports; what goes by one not opened is staged.
+        ``peers`` and ``collectives`` name transports; what goes by one not opened is staged. A
+        single one that serves all peers is returned: it stages collectives that it cannot do.
         """
-        every = list(opened.values())
-        if len(every) == 1:
-            return every[0]
-        own = [transport for transport in every if isinstance(transport, cls)]
-        top = own[0] if own else cls(every[0].base, every[0].streams)
-        delegates = {name: transport for name, transport in opened.items() if transport is not top}
-        top._messages = {peer: delegates[name] for peer, name in peers.items() if name in delegates}
-        top._collectives = delegates.get(collectives, top._staged)
-        return top
+        if len(opened) == 1 and opened.keys() >= set(peers.values()):
+            return next(iter(opened.values()))
+        return cls(opened, peers, collectives)
 
-    @property
-    def _delegates(self) -> set[DeviceTransport]:
-        return {*self._messages.values(), self._collectives, self._staged}
+    def transport_to(self, peer: int) -> DeviceTransport:
+        """Return the transport by which messages to a peer go."""
+        return self._messages.get(peer, self._staged)
 
     @override
     def close(self) -> None:
         for transport in self._delegates:
             transport.close()
-        super().close()
 
     @override
     def watch(self, timeout: float) -> object:
@@ -65,16 +80,44 @@ class CompositeTransport(DeviceTransport):
 
     @override
     def connect(self, peers: Iterable[int]) -> None:
-        for peer in self._messages.keys() & set(peers):
-            self._messages[peer].connect([peer])
+        for peer in peers:
+            self.transport_to(peer).connect([peer])
 
     @override
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
-        return self._messages.get(peer, self._staged).isend(data, peer, tag)
+        return self.transport_to(peer).isend(data, peer, tag)
 
     @override
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
-        return self._messages.get(peer, self._staged).irecv(out, peer, tag)
+        return self.transport_to(peer).irecv(out, peer, tag)
+
+    @override
+    def export_tensor(
+        self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
+    ) -> Mapping[int, DirectReadSendRequest]:
+        chosen = {peer: self.transport_to(peer) for peer in tags}
+        if factor != 1.0 and not all(isinstance(t, DirectReadTransport) for t in chosen.values()):
+            with self.streams.stream_context(StreamRole.COMPUTE):
+                data, factor = data * factor, 1.0
+        requests: dict[int, DirectReadSendRequest] = {}
+        for transport in dict.fromkeys(chosen.values()):
+            near = {peer: tag for peer, tag in tags.items() if chosen[peer] is transport}
+            if isinstance(transport, DirectReadTransport):
+                requests.update(transport.export_tensor(data, near, factor))
+                continue
+            for peer, tag in near.items():
+                requests[peer] = _WholeTransfer(transport.isend(data, peer, tag), data)
+        return requests
+
+    @override
+    def import_tensor(
+        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
+    ) -> DirectReadReceiveRequest:
+        transport = self.transport_to(peer)
+        if isinstance(transport, DirectReadTransport):
+            return transport.import_tensor(shape, dtype, peer, tag)
+        whole = empty_on(self.streams, shape, dtype)
+        return _WholeTransfer(transport.irecv(whole, peer, tag), whole)
 
     iallreduce = forward_to("_collectives", Transport.iallreduce)
     ireduce_scatter = forward_to("_collectives", Transport.ireduce_scatter)

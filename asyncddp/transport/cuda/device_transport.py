@@ -137,7 +137,7 @@ class DirectReadTransport(ABC):
     @abstractmethod
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
-    ) -> dict[int, DirectReadSendRequest]:
+    ) -> Mapping[int, DirectReadSendRequest]:
         """Export a copy of a tensor, or its product with a factor, to peers, each under a tag."""
 
     @abstractmethod

@@ -11,7 +11,6 @@ from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.base import Request
 from asyncddp.transport.cuda.ipc.exported_memory import (
     EventPair,
     ExportedMemory,
@@ -126,18 +125,22 @@ class MemoryExporter:
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float, *, wait: bool = False
     ) -> dict[int, SendTask]:
-        """Export a copy of a tensor, or a multiple of one of at most ``MAX_COPY_BYTES``.
+        """Export a copy of a tensor, or of its product with a factor.
 
         Tasks that ``wait`` are done only once the device has made the copy.
         """
+        in_pieces = data.nbytes > MAX_COPY_BYTES
+        if in_pieces and factor != 1.0:
+            with self._streams.stream_context(StreamRole.COMPUTE):
+                data = data * factor
         self._streams.record_stream(data, StreamRole.COMPUTE)
         tasks: dict[int, SendTask] = {}
-        whole = 0 < data.nbytes <= MAX_COPY_BYTES
+        whole = data.nbytes and not in_pieces
         buffer = self._make_copy(data, factor, len(tags)) if whole else None
         for peer, tag in tags.items():
             task = tasks[peer] = SendTask(peer, tag, self._drive_all)
             task.waits_for_copy = wait
-            if data.nbytes > MAX_COPY_BYTES:
+            if in_pieces:
                 task.steps = self._export_in_pieces(task, as_bytes(data))
             else:
                 task.copied = True
@@ -171,15 +174,3 @@ class MemoryExporter:
         yield None
         for read in reads:
             yield from read
-
-
-class HostStagedSendRequest:
-    """Request of a send through host memory, to a rank that CUDA IPC does not reach."""
-
-    def __init__(self, transfer: Request) -> None:
-        self._transfer = transfer
-        self.done, self.abandon = transfer.done, transfer.abandon
-
-    def reusable(self) -> bool:
-        """Return whether the tensor was sent."""
-        return self._transfer.done()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
 import torch
@@ -142,23 +142,11 @@ class MemoryImporter:
         return task
 
     def import_tensor(
-        self,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        peer: int,
-        tag: int,
-        through: Callable[[torch.Tensor], Request] | None,
+        self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
     ) -> ImportTask:
-        """Start to import the tensor that a peer exports; one that comes in pieces is copied.
-
-        Where the peer cannot export it, ``through`` starts to receive it by another transport.
-        """
+        """Start to import the tensor that a peer exports; one that comes in pieces is copied."""
         task = ImportTask(peer, tag, self._drive_all)
-        if through is None:
-            task.steps = self._import_steps(task, shape, dtype)
-        else:
-            whole = empty_on(self._streams, shape, dtype)
-            task.steps = self._staged_import_steps(task, whole, through)
+        task.steps = self._import_steps(task, shape, dtype)
         self._tasks.append(task)
         self._drive_all()
         return task
@@ -179,15 +167,6 @@ class MemoryImporter:
             return
         whole = empty_on(self._streams, shape, dtype)
         yield from self._receive_pieces(task, as_bytes(whole), message)
-        task.set_tensor(whole)
-
-    def _staged_import_steps(
-        self, task: ImportTask, whole: torch.Tensor, through: Callable[[torch.Tensor], Request]
-    ) -> TaskSteps:
-        task.announced = True
-        transfer = through(whole)
-        yield None
-        yield transfer
         task.set_tensor(whole)
 
     def _receive_pieces(

@@ -4,8 +4,8 @@ The sender copies its tensor into a buffer, records an event, and sends a ready 
 of both. The receiver makes its stream wait for that event,
 enqueues the work that reads the memory in place, records an event after it, and sends a done
 message; the sender makes its stream wait for that event before it reuses the memory. The host never
-waits for a GPU. Messages to GPUs without peer access, and collectives, use other transports or are
-staged. Run between processes that share a GPU; where there is none, tests share host memory.
+waits for a GPU. Collectives are staged. Run between processes that share a GPU; where there is
+none, tests share host memory.
 """
 
 from __future__ import annotations
@@ -16,25 +16,21 @@ from contextlib import suppress
 
 import torch
 
-from asyncddp.device.stream_interfaces import DeviceStreams, StreamRole
+from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.errors import PeerError
 from asyncddp.transport.base import Request, Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access, unknown_gpu
-from asyncddp.transport.cuda.composite import CompositeTransport
-from asyncddp.transport.cuda.device_transport import DirectReadSendRequest, DirectReadTransport
-from asyncddp.transport.cuda.ipc.exporter import (
-    MAX_COPY_BYTES,
-    HostStagedSendRequest,
-    MemoryExporter,
-)
+from asyncddp.transport.cuda.device_transport import DirectReadTransport
+from asyncddp.transport.cuda.ipc.exporter import MemoryExporter
 from asyncddp.transport.cuda.ipc.importer import MemoryImporter
 from asyncddp.transport.cuda.ipc.ipc_tasks import ImportTask, IPCResources, SendTask
 from asyncddp.transport.cuda.pending_requests import PendingRequests
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
 _LEAVE_TIMEOUT = 1.0  # seconds for peers to leave too, so that memory can be freed
 
 
-class CudaIPCTransport(CompositeTransport, DirectReadTransport):
+class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
     """Transport of GPU tensors by CUDA IPC, between ranks that can access each other's GPU memory.
 
     References:
@@ -82,45 +78,31 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
         apart = f"rank {one.rank} and rank {other.rank} do not read each other's GPU memory"
         return unknown_gpu(one, other) or apart
 
-    # sending
+    # messages
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
         """Export a copy to the peer; done once it was made and the peer has enqueued its read."""
-        if peer not in self._reachable:
+        if peer == self.rank:
             return super().isend(data, peer, tag)
         return self._exporter.export_tensor(data, {peer: tag}, 1.0, wait=True)[peer]
 
-    def export_tensor(
-        self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
-    ) -> dict[int, DirectReadSendRequest]:
-        """Export a tensor to peers with access, and send it to the others."""
-        near = {peer: tag for peer, tag in tags.items() if peer in self._reachable}
-        far = {peer: tag for peer, tag in tags.items() if peer not in self._reachable}
-        if factor != 1.0 and (far or data.nbytes > MAX_COPY_BYTES):
-            with self.streams.stream_context(StreamRole.COMPUTE):
-                data, factor = data * factor, 1.0
-        requests: dict[int, DirectReadSendRequest] = {}
-        for peer, tag in far.items():
-            requests[peer] = HostStagedSendRequest(super().isend(data, peer, tag))
-        if near:
-            requests |= self._exporter.export_tensor(data, near, factor)
-        return requests
-
-    # receiving
-
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
         """Copy the tensor that the peer exports; done once it has been copied."""
-        if peer not in self._reachable:
+        if peer == self.rank:
             return super().irecv(out, peer, tag)
         return self._importer.copy(out, peer, tag)
+
+    def export_tensor(
+        self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
+    ) -> Mapping[int, SendTask]:
+        """Export a copy of a tensor, or its product with a factor, to peers."""
+        return self._exporter.export_tensor(data, tags, factor)
 
     def import_tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
     ) -> ImportTask:
-        """Import the tensor that the peer exports, or receive it from a peer without access."""
-        irecv = super().irecv
-        through = None if peer in self._reachable else lambda out: irecv(out, peer, tag)
-        return self._importer.import_tensor(shape, dtype, peer, tag, through)
+        """Import the tensor that the peer exports."""
+        return self._importer.import_tensor(shape, dtype, peer, tag)
 
     # progress
 
@@ -131,7 +113,7 @@ class CudaIPCTransport(CompositeTransport, DirectReadTransport):
             self._tasks.advance()
 
     def watch(self, timeout: float) -> object:
-        """Advance all tasks, and those of the transports to other peers."""
+        """Advance all tasks, and staged requests."""
         self._drive_tasks()
         return super().watch(timeout)
 

@@ -48,7 +48,6 @@ def test_the_contract_of_transports_between_processes(world, case):
 def small(monkeypatch):
     """What is large elsewhere has a few hundred bytes."""
     monkeypatch.setattr(cuda_ipc_sending, "MAX_COPY_BYTES", 1 << 12)
-    monkeypatch.setattr("asyncddp.transport.cuda.ipc.ipc_transport.MAX_COPY_BYTES", 1 << 12)
     monkeypatch.setattr(cuda_ipc_sending, "_PIECE", 1 << 10)
 
 

@@ -115,21 +115,6 @@ def test_handles_that_do_not_fit_are_refused():
         DoneMessage(0, b"x" * 600).encode()
 
 
-def test_ranks_whose_gpus_are_out_of_reach_are_staged():
-    """Messages and exports to a rank out of reach are staged and take no export buffer."""
-    both, data = Pair(near=()), torch.randn(10)
-    one, other = both.transports
-    assert torch.equal(both.exchange(data), data)
-    exported, imported = (
-        one.export_tensor(data, {1: 5}, factor=3.0)[1],
-        other.import_tensor((10,), data.dtype, 0, 5),
-    )
-    both.finish(imported, exported)
-    assert exported.reusable()
-    assert torch.equal(imported.tensor, data * 3.0)
-    assert one.memory.buffers.num_allocated == 0
-
-
 def test_a_transport_serves_one_gpu_of_its_rank():
     """``for_device`` serves the device that ``cuda_ipc`` was opened for and refuses others."""
     one, _ = Pair().transports

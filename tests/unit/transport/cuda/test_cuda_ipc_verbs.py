@@ -18,6 +18,7 @@ from asyncddp.context.context import use
 from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.device.stream_registry import use_streams_on_cpu
 from asyncddp.ops import weighted_exchange
+from asyncddp.transport.cuda.composite import CompositeTransport
 from asyncddp.transport.cuda.ipc import ipc_transport
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.loopback import LoopbackTransport
@@ -34,7 +35,12 @@ def on_a_device(base, near=None, laziness=3):
     streams = SimulatedStreams(laziness, pace=1e-4)
     near = [rank for rank in range(base.size) if rank != base.rank] if near is None else near
     transport = CudaIPCTransport.open(base, streams, near, 60.0)
-    base.device_transport_factory = transport.for_device
+    whole = CompositeTransport.combine(
+        {"cuda_ipc": transport},
+        {peer: "cuda_ipc" if peer in near else "cuda_staged" for peer in range(base.size)},
+        "cuda_staged",
+    )
+    base.device_transport_factory = whole.for_device
     combine = weighted_exchange.weighted_sum_on_device
 
     def late(mixing, dtype, own, others, out):

@@ -382,4 +382,4 @@ def test_verbs_between_processes(world, transport, name, dtype):
 def test_verbs_between_machines_and_inside_them_by_transports_of_their_own(world, dtype):
     """Two ranks on each of two GPUs: memory that both read inside, messages by MPI between."""
     told = world.run_bare(verbs_over, "auto", "cuda_ipc+mpi_cuda", dtype, 2)
-    assert told == [{"CudaIPCTransport"}] * 4
+    assert told == [{"CompositeTransport"}] * 4
