@@ -22,12 +22,12 @@ class Device(SimulatedStreams):
     """A device beside others: while one is waited for all of them go on.
 
     It holds its ranks to the rules of CUDA IPC: what was exported is not freed while a peer has it
-    open, and a token is opened once. Memory whose size is in ``long`` has a long token.
+    open, and a token is opened once.
     """
 
     def __init__(self, laziness, beside, exports):
         super().__init__(laziness)
-        self.beside, self.exports, self.long = beside, exports, set()
+        self.beside, self.exports = beside, exports
         beside.append(self)
 
     def go_on(self):
@@ -39,10 +39,10 @@ class Device(SimulatedStreams):
     def export_memory(self, tensor):
         inner, number = super().export_memory(tensor), len(self.exports)
         self.exports[number] = StorageWeakRef(tensor.untyped_storage()), []
-        return pack((number, inner, b"x" * (5000 if tensor.nbytes in self.long else 0)))
+        return pack((number, inner))
 
     def import_memory(self, token):
-        number, inner, _ = unpack(token, tuple[int, bytes, bytes], "a token")
+        number, inner = unpack(token, tuple[int, bytes], "a token")
         assert not self.exports[number][1], f"the token of export {number} was opened before"
         memory = super().import_memory(inner)
         self.exports[number][1].append(StorageWeakRef(memory.untyped_storage()))
@@ -53,14 +53,12 @@ class Pair:
     """Two transports in one thread, each with a device that does something only when it is told."""
 
     def __init__(self, near=(0, 1), laziness=0, size=2):
-        ends, notes, answers = (LoopbackTransport.group(size) for _ in range(3))
+        ends, notes = (LoopbackTransport.group(size) for _ in range(2))
         self.devices, exports = [], {}
         for _ in range(size):
             Device(laziness, self.devices, exports)
         self.transports = [
-            CudaIPCTransport(
-                ends[place], streams, set(near) - {place}, notes[place], answers[place]
-            )
+            CudaIPCTransport(ends[place], streams, set(near) - {place}, notes[place])
             for place, streams in enumerate(self.devices)
         ]
 

@@ -22,7 +22,7 @@ from asyncddp.device.stream_interfaces import (
     StreamRole,
 )
 from asyncddp.tensors.free_list import FreeList
-from asyncddp.transport.cuda.ipc.ipc_messages import ALL_MEMORY, MAX_TOKEN_BYTES
+from asyncddp.transport.cuda.ipc.ipc_messages import ALL_MEMORY
 
 _MIN_BUFFER_BYTES = 1 << 12  # bytes of a buffer
 
@@ -38,13 +38,15 @@ class EventPair:
     number: int  # by which the peer identifies the pair
     ready: InterprocessEvent  # ours, after which the memory can be read
     home: list[EventPair]  # the free pairs, to which it returns
-    read_event: DeviceEvent | None = None  # the peer's, after which the memory has been read
+    answered: bool = False  # True once the done message has come
     handle: bytes = b""  # of the peer's event
+    read_event: DeviceEvent | None = None  # the peer's, after which the memory has been read
 
     def free(self, streams: DeviceStreams) -> None:
         """Make the compute stream wait until the peer has read, and free the pair."""
         if self.read_event is not None:
             streams.wait_event(StreamRole.COMPUTE, self.read_event)
+        self.answered = False
         self.home.append(self)
 
 
@@ -54,20 +56,17 @@ class ExportedMemory:
 
     memory: torch.Tensor  # the bytes of a whole storage
     memory_id: int  # by which peers identify it
-    tokens: dict[int, bytes] = field(default_factory=dict)  # for each peer that may map it
+    importers: set[int] = field(default_factory=set)  # peers that may map it
     reads: list[EventPair] = field(default_factory=list)  # acknowledged, but not waited for yet
     pending_acks: int = 0  # done messages to come
 
     def token(self, peer: int, streams: DeviceStreams) -> bytes:
-        """Return the export token of the memory for one peer; a RuntimeError if there is none."""
-        if peer not in self.tokens:
-            token = streams.export_memory(self.memory)
-            if len(token) > MAX_TOKEN_BYTES:
-                raise RuntimeError(
-                    f"expected a handle of at most {MAX_TOKEN_BYTES} bytes, got {len(token)}"
-                )
-            self.tokens[peer] = token
-        return self.tokens[peer]
+        """Return a token by which a peer imports the memory; empty if it has had one before."""
+        if peer in self.importers:
+            return b""
+        token = streams.export_memory(self.memory)
+        self.importers.add(peer)
+        return token
 
 
 class ExportedMemoryPool:
@@ -112,8 +111,8 @@ class ExportedMemoryPool:
             self.left.add(peer)
         for number, exported in list(self.retired.items()):
             if memory_id in (number, ALL_MEMORY):
-                exported.tokens.pop(peer, None)
-                if not exported.tokens:
+                exported.importers.discard(peer)
+                if not exported.importers:
                     del self.retired[number]
 
     def close(self) -> None:
@@ -128,9 +127,8 @@ class ExportedMemoryPool:
 
     def _retire(self, exported: ExportedMemory) -> None:
         """Have the importers close memory that is not used again, and keep it until they have."""
-        peers = exported.tokens.keys() - self.left
-        exported.tokens = {peer: exported.tokens[peer] for peer in peers}
-        if peers:
+        exported.importers -= self.left
+        if exported.importers:
             self.retired[exported.memory_id] = exported
-        for peer in peers:
+        for peer in exported.importers:
             self._request_close(peer, exported.memory_id)

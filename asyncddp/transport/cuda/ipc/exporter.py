@@ -9,15 +9,25 @@ import torch
 
 from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import PeerError
-from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.transport.cuda.ipc.exported_memory import (
     EventPair,
     ExportedMemory,
     ExportedMemoryPool,
 )
-from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage
-from asyncddp.transport.cuda.ipc.ipc_tasks import IPCResources, SendTask, TaskSteps
+from asyncddp.transport.cuda.ipc.ipc_messages import (
+    NO_MEMORY,
+    CloseMemoryMessage,
+    DoneMessage,
+    MemoryClosedMessage,
+    ReadyMessage,
+)
+from asyncddp.transport.cuda.ipc.ipc_tasks import (
+    IPCResources,
+    MessageCondition,
+    SendTask,
+    TaskSteps,
+)
 
 MAX_COPY_BYTES = 1 << 28
 """Most bytes of a tensor that is copied as a whole; larger ones are copied in pieces."""
@@ -28,17 +38,15 @@ _DEPTH = 2  # most unread pieces
 class MemoryExporter:
     """Exports copies of GPU tensors by CUDA IPC, which peers read in this rank's memory.
 
-    It announces memory to a peer by a ready message and waits for the peer's done message. Both
-    kinds go by a host transport each; control messages beside them name memory to close, and
-    memory that the peer has closed.
+    It announces memory to a peer by a ready message and waits for the peer's done message. Further
+    messages name memory to close, and memory that the peer has closed.
     """
 
     def __init__(self, shared: IPCResources) -> None:
-        self._streams, self._ready_transport, self._done_transport = shared[:3]
+        self._shared, self._streams = shared, shared.streams
         self._tasks, self._drive_all = shared.tasks, shared.drive
         self.memory = ExportedMemoryPool(
-            shared.streams,
-            lambda peer, memory_id: shared.ready_transport.post(peer, pack(memory_id)),
+            shared.streams, lambda peer, number: shared.post(peer, CloseMemoryMessage(number))
         )
         self._event_pairs: dict[int, list[EventPair]] = defaultdict(list)
         self._made: list[EventPair] = []
@@ -71,48 +79,46 @@ class MemoryExporter:
                 "Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
             )
         message = ReadyMessage(
-            event_pair=event_pair.number,
-            ready=event_pair.ready.handle,
-            memory_id=-1 if buffer is None else buffer.memory_id,
-            token=token,
-            size=size,
-            last=last,
+            task.tag,
+            event_pair.number,
+            NO_MEMORY if buffer is None else buffer.memory_id,
+            size,
+            last,
+            event_pair.ready.handle if event_pair.read_event is None else b"",
+            token,
         )
-        answer = DoneMessage.allocate_buffer()
-        sent = self._ready_transport.isend(message.encode(), peer, task.tag)
-        answered = self._done_transport.irecv(answer, peer, task.tag) if problem is None else sent
+        self._shared.post(peer, message)
         yield None
-        yield answered
-        yield sent
         if problem is not None:
             raise problem
+        transport = self._shared.message_transport
+        yield MessageCondition(peer, transport, lambda: event_pair.answered)
         if task.waits_for_copy:
             yield event_pair.ready
-        self._free_read(peer, event_pair, buffer, DoneMessage.decode(answer, peer))
+        self._free_read(peer, event_pair, buffer)
 
-    def _free_read(
-        self, peer: int, event_pair: EventPair, buffer: ExportedMemory | None, message: DoneMessage
-    ) -> None:
+    def _free_read(self, peer: int, event_pair: EventPair, buffer: ExportedMemory | None) -> None:
         """Free the events, and the buffer, of a read that the peer has enqueued."""
-        if event_pair.read_event is None or event_pair.handle != message.read_event:
+        if event_pair.read_event is None:
             try:
-                event_pair.read_event = self._streams.import_event(message.read_event)
+                event_pair.read_event = self._streams.import_event(event_pair.handle)
             except (RuntimeError, OSError) as error:
                 raise PeerError(
                     f"the event after which rank {peer} has read cannot be opened: {error}. "
                     "Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
                 ) from error
-            event_pair.handle = message.read_event
         if buffer is None:
             event_pair.free(self._streams)
         else:
             self.memory.acknowledge(buffer, event_pair)
 
-    def drive(self) -> None:
-        """Handle the messages about memory that peers have closed."""
-        for peer, message in self._done_transport.poll():
-            closed = unpack(message, int, f"what rank {peer} says of memory that it had open")
-            self.memory.confirm_closed(peer, closed)
+    def receive(self, peer: int, message: DoneMessage | MemoryClosedMessage) -> None:
+        """Note that a peer has enqueued its reads, or that it has closed memory."""
+        if isinstance(message, MemoryClosedMessage):
+            self.memory.confirm_closed(peer, message.memory_id)
+            return
+        event_pair = self._made[message.event_pair]
+        event_pair.answered, event_pair.handle = True, message.read or event_pair.handle
 
     def _take_event_pair(self, peer: int) -> EventPair:
         free = self._event_pairs[peer]

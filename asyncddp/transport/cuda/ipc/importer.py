@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
@@ -10,12 +11,23 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from asyncddp.device.stream_interfaces import DeviceEvent, InterprocessEvent, StreamRole, empty_on
 from asyncddp.errors import PeerError
-from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.base import Request, has_ended
-from asyncddp.transport.cuda.ipc.ipc_messages import ALL_MEMORY, DoneMessage, ReadyMessage
-from asyncddp.transport.cuda.ipc.ipc_tasks import ImportTask, IPCResources, ReceiveTask, TaskSteps
+from asyncddp.transport.cuda.ipc.ipc_messages import (
+    ALL_MEMORY,
+    NO_MEMORY,
+    CloseMemoryMessage,
+    DoneMessage,
+    MemoryClosedMessage,
+    ReadyMessage,
+)
+from asyncddp.transport.cuda.ipc.ipc_tasks import (
+    ImportTask,
+    IPCResources,
+    MessageCondition,
+    ReceiveTask,
+    TaskSteps,
+)
 
 
 @dataclass(eq=False)
@@ -46,13 +58,13 @@ class MemoryImporter:
     """
 
     def __init__(self, shared: IPCResources) -> None:
-        self._streams, self._ready_transport, self._done_transport = shared[:3]
+        self._shared, self._streams = shared, shared.streams
         self._tasks, self._drive_all = shared.tasks, shared.drive
         self.imported: dict[tuple[int, int], _ImportedMemory] = {}
         self._retired: list[tuple[int, int]] = []  # by their owners, and not closed yet
-        self._ready: dict[tuple[int, int], tuple[bytes, DeviceEvent]] = {}
+        self._unread: dict[tuple[int, int], deque[ReadyMessage]] = defaultdict(deque)  # by tag
+        self._ready_events: dict[tuple[int, int], DeviceEvent] = {}  # by peer and event pair
         self._read_events: dict[tuple[int, int], InterprocessEvent] = {}
-        self._outgoing: list[Request] = []
 
     def take(self, peer: int, message: ReadyMessage) -> torch.Tensor:
         """Import the bytes of a ready message; the compute stream waits until they are ready."""
@@ -68,36 +80,38 @@ class MemoryImporter:
 
     def acknowledge(self, task: ReceiveTask, message: ReadyMessage) -> None:
         """Tell the peer that the work that reads the bytes is enqueued on the compute stream."""
-        key = task.peer, message.event_pair
+        key, handle = (task.peer, message.event_pair), b""
         read_event = self._read_events.get(key)
         if read_event is None:
             read_event = self._read_events[key] = self._streams.create_interprocess_event()
+            handle = read_event.handle
         read_event.record(StreamRole.COMPUTE)
         imported = self.imported.get((task.peer, message.memory_id))
         if imported is not None:
             imported.users, imported.read = imported.users - 1, read_event
-        answer = DoneMessage(message.event_pair, read_event.handle).encode()
-        self._outgoing.append(self._done_transport.isend(answer, task.peer, task.tag))
+        self._shared.post(task.peer, DoneMessage(message.event_pair, handle))
 
-    def drive(self) -> None:
-        """Advance done messages, and close retired memory that nothing reads any more."""
-        if self._outgoing:
-            self._outgoing = [transfer for transfer in self._outgoing if not has_ended(transfer)]
-        for peer, message in self._ready_transport.poll():
-            memory_id = unpack(message, int, f"what rank {peer} says of its memory")
-            self._retired.append((peer, memory_id))
+    def receive(self, peer: int, message: ReadyMessage | CloseMemoryMessage) -> None:
+        """Keep a ready message for the task that asks for it, or note memory to close."""
+        if isinstance(message, ReadyMessage):
+            self._unread[peer, message.tag].append(message)
+        else:
+            self._retired.append((peer, message.memory_id))
+
+    def close_retired(self) -> None:
+        """Close retired memory that nothing reads any more, and tell its owners."""
         if self._retired:
             self._close(self._retired)
             closed = [key for key in self._retired if key not in self.imported]
             self._retired = [key for key in self._retired if key in self.imported]
             for peer, memory_id in closed:
-                self._done_transport.post(peer, pack(memory_id))
+                self._shared.post(peer, MemoryClosedMessage(memory_id))
 
     def close(self, peers: Collection[int]) -> None:
         """Close all memory that nothing reads any more, and tell peers that nothing is open."""
         self._close(list(self.imported))
         for peer in set(peers) - {peer for peer, _ in self.imported}:
-            self._done_transport.post(peer, pack(ALL_MEMORY))
+            self._shared.post(peer, MemoryClosedMessage(ALL_MEMORY))
 
     def _close(self, keys: Collection[tuple[int, int]]) -> None:
         """Close the memory of keys that nothing reads any more, and forget it."""
@@ -108,11 +122,11 @@ class MemoryImporter:
 
     @property
     def busy(self) -> bool:
-        """True if done messages or reads are pending."""
-        return bool(self._outgoing) or not all(one.reads_ended() for one in self.imported.values())
+        """True if reads are pending."""
+        return not all(one.reads_ended() for one in self.imported.values())
 
     def _bytes(self, peer: int, message: ReadyMessage) -> torch.Tensor:
-        if message.memory_id < 0:
+        if message.memory_id == NO_MEMORY:
             return empty((0,), torch.uint8, self._streams.device)
         key = peer, message.memory_id
         if key not in self.imported:
@@ -126,11 +140,9 @@ class MemoryImporter:
 
     def _ready_event(self, peer: int, message: ReadyMessage) -> DeviceEvent:
         key = peer, message.event_pair
-        handle, event = self._ready.get(key, (b"", None))
-        if event is None or handle != message.ready:
-            event = self._streams.import_event(message.ready)
-            self._ready[key] = message.ready, event
-        return event
+        if key not in self._ready_events:
+            self._ready_events[key] = self._streams.import_event(message.ready)
+        return self._ready_events[key]
 
     def copy(self, out: torch.Tensor, peer: int, tag: int) -> ReceiveTask:
         """Start to copy the tensor that a peer exports; done once it has been copied."""
@@ -188,7 +200,10 @@ class MemoryImporter:
     def _receive_message(
         self, task: ReceiveTask
     ) -> Generator[DeviceEvent | None, None, ReadyMessage]:
-        message_buffer = ReadyMessage.allocate_buffer()
-        yield self._ready_transport.irecv(message_buffer, task.peer, task.tag)
+        key, transport = (task.peer, task.tag), self._shared.message_transport
+        yield MessageCondition(task.peer, transport, lambda: key in self._unread)
         task.announced = True
-        return ReadyMessage.decode(message_buffer, task.peer)
+        message = self._unread[key].popleft()
+        if not self._unread[key]:
+            del self._unread[key]
+        return message

@@ -9,21 +9,42 @@ import torch
 from typing_extensions import override
 
 from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams
+from asyncddp.errors import PeerError
+from asyncddp.serialization import pack
 from asyncddp.transport.base import TRANSFER_ERRORS, Transport
+from asyncddp.transport.cuda.ipc.ipc_messages import IPCMessage
 from asyncddp.transport.cuda.pending_requests import PendingRequest, PendingRequests
 
 TaskSteps: TypeAlias = Generator[DeviceEvent | None, None, None]
-"""Yields events or requests to wait for; None where the next task in its order may start."""
+"""Yields events or conditions to wait for; None where the next task in its order may start."""
 
 
 class IPCResources(NamedTuple):
-    """Streams, host transports and task queue that CUDA IPC's exporter and importer share."""
+    """Streams, host transport and task queue that CUDA IPC's exporter and importer share."""
 
     streams: DeviceStreams
-    ready_transport: Transport  # of ready messages
-    done_transport: Transport  # of done messages
+    message_transport: Transport
     tasks: PendingRequests
     drive: Callable[[], None]  # advances all of the transport
+
+    def post(self, peer: int, message: IPCMessage) -> None:
+        """Post a message to a peer."""
+        self.message_transport.post(peer, pack(message))
+
+
+class MessageCondition(NamedTuple):
+    """Condition that a peer's message has come; a PeerError once the peer is known to be lost."""
+
+    peer: int
+    transport: Transport
+    has_come: Callable[[], bool]
+
+    def done(self) -> bool:
+        """Return whether the message has come."""
+        come = self.has_come()
+        if not come and (reason := self.transport.failed_peers().get(self.peer)):
+            raise PeerError(f"rank {self.peer} is lost: {reason}")
+        return come
 
 
 class TransferTask(PendingRequest):
@@ -84,12 +105,8 @@ class ReceiveTask(TransferTask):
     @override
     def abandon(self) -> None:  # the data is dropped where it was announced already
         self.needed = False
-        if self.announced or self.over:
-            return
-        waits_for = getattr(self._wait, "abandon", None)  # events have no such method
-        if waits_for is not None:
-            waits_for()
-        self._end()
+        if not self.announced:
+            self._end()
 
 
 class ImportTask(ReceiveTask):

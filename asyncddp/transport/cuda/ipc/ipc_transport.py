@@ -1,8 +1,8 @@
 """``cuda_ipc``: transport between processes of one machine that read each other's GPU memory.
 
-The sender copies its tensor into a buffer, records an event, and sends a ready message with handles
-of both. The receiver makes its stream wait for that event,
-enqueues the work that reads the memory in place, records an event after it, and sends a done
+The sender copies its tensor into a buffer, records an event, and posts a ready message that names
+both. The receiver makes its stream wait for that event,
+enqueues the work that reads the memory in place, records an event after it, and posts a done
 message; the sender makes its stream wait for that event before it reuses the memory. The host never
 waits for a GPU. Collectives are staged. Run between processes that share a GPU; where there is
 none, tests share host memory.
@@ -23,6 +23,11 @@ from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_a
 from asyncddp.transport.cuda.device_transport import DirectReadTransport
 from asyncddp.transport.cuda.ipc.exporter import MemoryExporter
 from asyncddp.transport.cuda.ipc.importer import MemoryImporter
+from asyncddp.transport.cuda.ipc.ipc_messages import (
+    CloseMemoryMessage,
+    ReadyMessage,
+    decode_message,
+)
 from asyncddp.transport.cuda.ipc.ipc_tasks import ImportTask, IPCResources, SendTask
 from asyncddp.transport.cuda.pending_requests import PendingRequests
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
@@ -47,18 +52,14 @@ class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
         base: Transport,
         streams: DeviceStreams,
         reachable: Collection[int],
-        ready_transport: Transport,
-        done_transport: Transport,
+        message_transport: Transport,
         timeout: float = 60.0,
     ) -> None:
         super().__init__(base, streams)
         self._timeout = timeout
         self._reachable, self._closed = frozenset(reachable), False
-        self._ready_transport, self._done_transport = ready_transport, done_transport
-        self._tasks = PendingRequests()
-        shared = IPCResources(
-            streams, ready_transport, done_transport, self._tasks, self._drive_tasks
-        )
+        self._message_transport, self._tasks = message_transport, PendingRequests()
+        shared = IPCResources(streams, message_transport, self._tasks, self._drive_tasks)
         self._exporter, self._importer = MemoryExporter(shared), MemoryImporter(shared)
         self.memory = self._exporter.memory
 
@@ -66,9 +67,8 @@ class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
     def open(
         cls, base: Transport, streams: DeviceStreams, reachable: Collection[int], timeout: float
     ) -> CudaIPCTransport:
-        """Open the transport, with two more host transports for its messages; collective."""
-        ready, done = (base.split(0, base.rank) for _ in range(2))
-        return cls(base, streams, reachable, ready, done, timeout)
+        """Open the transport, with one more host transport for its messages; collective."""
+        return cls(base, streams, reachable, base.split(0, base.rank), timeout)
 
     @staticmethod
     def obstacle(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
@@ -107,10 +107,16 @@ class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
     # progress
 
     def _drive_tasks(self) -> None:
-        if not self._closed:
-            self._exporter.drive()
-            self._importer.drive()
-            self._tasks.advance()
+        if self._closed:
+            return
+        for peer, data in self._message_transport.poll():
+            message = decode_message(data, peer)
+            if isinstance(message, (ReadyMessage, CloseMemoryMessage)):
+                self._importer.receive(peer, message)
+            else:
+                self._exporter.receive(peer, message)
+        self._importer.close_retired()
+        self._tasks.advance()
 
     def watch(self, timeout: float) -> object:
         """Advance all tasks, and staged requests."""
@@ -135,8 +141,7 @@ class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
             self._closed = True
             if self._reachable <= self.memory.left:
                 self.memory.close()
-            self._ready_transport.close()
-            self._done_transport.close()
+            self._message_transport.close()
         super().close()
 
     def _drive_until(self, condition: Callable[[], bool], timeout: float) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
+from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage, decode_message
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from tests.conformance import test_transports as transports
 from tests.support import on
@@ -90,6 +91,82 @@ def test_a_tensor_is_copied_each_time_into_buffers_that_are_opened_once():
     assert one.streams.copied == 4 * data.nbytes
     assert len(shown) == len(other._importer.imported) == one.memory.buffers.num_allocated == 1
     assert data.data_ptr() not in shown
+
+
+# messages
+
+
+@pytest.fixture
+def posted(monkeypatch):
+    """Two ranks, and every message that they post, with its length in bytes."""
+    both, messages = Pair(), []
+    for rank, transport in enumerate(both.transports):
+
+        def noted(peer, data, rank=rank, post=transport._message_transport.post):
+            messages.append((decode_message(data, rank), len(data)))
+            post(peer, data)
+
+        monkeypatch.setattr(transport._message_transport, "post", noted)
+    return both, messages
+
+
+def test_tokens_and_handles_are_sent_once(posted):
+    """The first message about memory or an event has what opens it; later ones are numbers."""
+    both, messages = posted
+    for tag in range(3):
+        data = torch.randn(1000)
+        assert torch.equal(both.exchange(data, 32_000 + tag), data)
+    ready = [message for message, _ in messages if isinstance(message, ReadyMessage)]
+    done = [message for message, _ in messages if isinstance(message, DoneMessage)]
+    assert len(ready) == len(done) == 3
+    assert {(message.event_pair, message.memory_id) for message in ready} == {(0, 0)}
+    for message, *later in ([one.token for one in ready], [one.ready for one in ready]):
+        assert message
+        assert later == [b""] * 2
+    assert [bool(message.read) for message in done] == [True, False, False]
+    assert max(length for _, length in messages[2:]) <= 16
+
+
+def test_each_peer_is_sent_a_token_of_its_own():
+    """A buffer that several peers read is exported once to each of them."""
+    three, shown = Pair(near=(0, 1, 2), size=3), []
+    export = three.devices[0].export_memory
+    three.devices[0].export_memory = lambda memory: shown.append(memory) or export(memory)
+    for tag in range(3):
+        data = torch.randn(500)
+        exported = three.transports[0].export_tensor(data, {1: tag, 2: tag})
+        assert all(torch.equal(three.receive(data, tag, rank), data) for rank in (1, 2))
+        three.finish(*exported.values())
+    assert len(shown) == 2
+    assert three.transports[0].memory.buffers.num_allocated == 1
+
+
+def test_tensors_taken_in_another_order_than_they_were_sent_are_opened_by_their_own_tokens(posted):
+    """Each message has the token and handle that it needs, whatever is taken before it."""
+    both, messages = posted
+    data = [torch.randn(100) for _ in range(4)]
+    exported = [both.transports[0].export_tensor(one, {1: tag})[1] for tag, one in enumerate(data)]
+    for tag in (2, 0, 3, 1):
+        assert torch.equal(both.receive(data[tag], tag), data[tag])
+    both.finish(*exported)
+    ready = [message for message, _ in messages if isinstance(message, ReadyMessage)]
+    assert all(message.token and message.ready for message in ready)
+    assert len({message.memory_id for message in ready}) == len(ready) == 4
+
+
+def test_a_message_that_comes_late_holds_up_nothing_else():
+    """While a receive waits for its message, tensors go both ways; it gets what comes then."""
+    both, out, data = Pair(), torch.zeros(50), torch.randn(50)
+    late = both.transports[1].irecv(out, 0, 7)
+    assert torch.equal(both.exchange(data, 8), data)
+    back = torch.empty_like(data)
+    arriving = both.transports[0].irecv(back, 1, 9)
+    both.finish(both.transports[1].isend(data * 2.0, 0, 9), arriving)
+    assert torch.equal(back, data * 2.0)
+    assert not late.done()
+    both.finish(both.transports[0].isend(data * 3.0, 1, 7), late)
+    assert torch.equal(out, data * 3.0)
+    assert not both.transports[1]._importer._unread
 
 
 # order

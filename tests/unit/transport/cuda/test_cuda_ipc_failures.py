@@ -8,7 +8,6 @@ import torch
 from asyncddp.errors import ArgumentError, PeerError
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access
 from asyncddp.transport.cuda.ipc import exporter as cuda_ipc_sending
-from asyncddp.transport.cuda.ipc.ipc_messages import DoneMessage, ReadyMessage
 from asyncddp.transport.cuda.negotiation import negotiate_transport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 from tests.support import on
@@ -57,18 +56,12 @@ def test_the_buffer_exported_to_a_dead_peer_is_not_reused():
     """It may be read yet: nobody else writes there. What goes to others goes on."""
     three = Pair(near=(0, 1, 2), size=3)
     one = three.transports[0]
-
-    class Dead:
-        def done(self):
-            raise PeerError("the peer is gone")
-
-    irecv = one._done_transport.irecv
-    one._done_transport.irecv = lambda paper, peer, tag: (
-        Dead() if peer == 1 else irecv(paper, peer, tag)
-    )
     lost = one.export_tensor(torch.ones(30), {1: 0})[1]
-    with pytest.raises(PeerError, match="the peer is gone"):
-        three.finish(lost)
+    one._message_transport.failed_peers = lambda: {1: "its process has failed"}
+    for transfer in (lost, one.irecv(torch.zeros(3), 1, 0)):
+        with pytest.raises(PeerError, match="rank 1 is lost: its process has failed"):
+            three.finish(transfer)
+    assert not one._exporter.busy
     for tag in range(3):
         data = torch.randn(30)
         exported = one.export_tensor(data, {2: tag})[2]
@@ -105,14 +98,6 @@ def test_an_answer_that_cannot_be_opened_fails_its_own_transfer(monkeypatch):
     both.receive(torch.empty(3), 0)
     with pytest.raises(PeerError, match="after which rank 1 has read cannot be opened: invalid"):
         both.finish(exported)
-
-
-def test_handles_that_do_not_fit_are_refused():
-    """A message that exceeds its fixed size is refused with that size."""
-    with pytest.raises(RuntimeError, match="fit in 4096 bytes, got 5"):
-        ReadyMessage(0, b"", 0, b"x" * 5000, 0, True).encode()
-    with pytest.raises(RuntimeError, match="fit in 512 bytes"):
-        DoneMessage(0, b"x" * 600).encode()
 
 
 def test_a_transport_serves_one_gpu_of_its_rank():

@@ -193,11 +193,9 @@ def test_after_a_mismatch_nothing_stays_exported_and_the_world_goes_on(world):
 
 
 def transports():
-    ends, notes, answers = (LoopbackTransport.group(2) for _ in range(3))
+    ends, notes = (LoopbackTransport.group(2) for _ in range(2))
     return [
-        CudaIPCTransport(
-            ends[rank], SimulatedStreams(pace=0.01), [1 - rank], notes[rank], answers[rank]
-        )
+        CudaIPCTransport(ends[rank], SimulatedStreams(pace=0.01), [1 - rank], notes[rank])
         for rank in range(2)
     ]
 
