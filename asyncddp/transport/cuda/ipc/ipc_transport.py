@@ -1,11 +1,10 @@
 """``cuda_ipc``: transport between processes of one machine that read each other's GPU memory.
 
 The sender copies its tensor into a buffer, records an event, and posts a ready message that names
-both. The receiver makes its stream wait for that event,
-enqueues the work that reads the memory in place, records an event after it, and posts a done
-message; the sender makes its stream wait for that event before it reuses the memory. The host never
-waits for a GPU. Collectives are staged. Run between processes that share a GPU; where there is
-none, tests share host memory.
+both. The receiver makes its stream wait for that event, enqueues the work that reads the memory in
+place, records an event after it, and posts a done message; the sender makes its stream wait for
+that event before it reuses the memory. The host never waits for a GPU. Collectives are staged. Run
+between processes that share a GPU; where there is none, tests share host memory.
 """
 
 from __future__ import annotations
