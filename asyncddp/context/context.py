@@ -49,6 +49,10 @@ class MachineLayout:
         before = hosts[:rank].count(host)
         return cls(tuple(map(tuple, members.values())), recording, before, all(gpus))
 
+    def machine_of(self, rank: int) -> int:
+        """Return the number of a rank's machine."""
+        return next(m for m, ranks in enumerate(self.members) if rank in ranks)
+
     def restricted_to(self, ranks: Sequence[int]) -> MachineLayout:
         """Return the layout of some of the ranks, which are numbered anew from 0.
 
@@ -101,7 +105,7 @@ class Context:
         self.machines = found if machines is None else machines
         members, recording = self.machines.members, self.machines.recording
         self.machine_size = len(members)
-        self.machine_rank = next(m for m, ranks in enumerate(members) if self.rank in ranks)
+        self.machine_rank = self.machines.machine_of(self.rank)
         self.local_ranks = members[self.machine_rank]
         self.local_size = len(self.local_ranks)
         self.local_rank = self.local_ranks.index(self.rank)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import ClassVar, Protocol
 
@@ -196,6 +197,16 @@ class StreamOrdering:
     def stream_context(self) -> AbstractContextManager[None]:
         """Make the compute stream this thread's current stream."""
         return self._streams.stream_context(StreamRole.COMPUTE)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the operation, or another part of it, on the compute stream, and record its end."""
+        self.begin()
+        try:
+            with self.stream_context():
+                yield
+        finally:
+            self.end()
 
     def end(self) -> None:
         """Record that the operation has enqueued all its work."""

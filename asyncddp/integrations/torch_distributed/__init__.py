@@ -30,9 +30,10 @@ monitored_barrier                                     keys of torch's store
 ====================================================  ==========================================
 
 Collectives of a group run in the order of their calls: a blocking one on the thread of the caller
-where nothing is under way, all others on the group's own thread. Tensors that are strided or on a
-GPU pass through contiguous memory of the host. Errors are raised by ``wait()``, ``value()`` and
-every later verb of the group.
+where nothing is under way, all others on the group's own thread. Strided tensors pass through
+contiguous memory of their device. Tensors on a GPU go by the group's device transport in the order
+of torch's streams, as in the library's own verbs, and ``send`` and ``recv`` are staged. Errors are
+raised by ``wait()``, ``value()`` and every later verb of the group.
 """
 
 from __future__ import annotations

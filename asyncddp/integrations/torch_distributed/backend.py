@@ -61,11 +61,11 @@ def create_process_group(options: Any, backend_options: Any = None) -> AsyncDDPP
     title = f"process group {options.group_id!r}" if members else "the default process group"
     meet_in_store(options.store, f"creating {title}", ranks, rank, timeout)
     groups = create_other_groups(others, options, backend_options)
-    world = TorchWorld.open(timeout)
+    world, on_gpus = TorchWorld.open(timeout), "cuda" not in others
     if members:
-        transport = world.part(members, rank, options.group_id)
+        transport = world.part(members, rank, options.group_id, on_gpus=on_gpus)
     else:
-        transport = world.default_group(rank, options.group_size)
+        transport = world.default_group(rank, options.group_size, on_gpus=on_gpus)
     if groups:
         return MixedProcessGroup(transport, options.store, ranks, timeout, title, groups)
     return AsyncDDPProcessGroup(transport, options.store, ranks, timeout, title)

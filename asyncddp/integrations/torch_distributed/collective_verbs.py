@@ -1,4 +1,4 @@
-"""Programs of collectives: from a verb's tensors to contiguous host memory and back."""
+"""Programs of collectives: from a verb's tensors to contiguous memory and back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import torch
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.torch_distributed import collectives
 from asyncddp.integrations.torch_distributed.group_channel import GroupChannel
-from asyncddp.integrations.torch_distributed.host_buffers import (
-    OutputBuffer,
-    store_all,
-)
+from asyncddp.integrations.torch_distributed.output_buffers import OutputBuffer, store_all
 from asyncddp.integrations.torch_distributed.reductions import GroupReduction
-from asyncddp.tensors.byte_views import on_host
+from asyncddp.tensors.byte_views import dense
 
 Program = Callable[[], None]
 Tensors = Sequence[torch.Tensor]
@@ -35,7 +32,7 @@ def allreduce(channel: GroupChannel, tensors: Tensors, reduction: GroupReduction
         collectives.allreduce(channel, buffer.data, reduction)
         buffer.store()
         return
-    flat = torch.cat([on_host(tensor).view(-1) for tensor in tensors])
+    flat = torch.cat([dense(tensor).view(-1) for tensor in tensors])
     collectives.allreduce(channel, flat, reduction)
     for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         tensor.detach().copy_(part.view(tensor.shape))
@@ -50,7 +47,7 @@ def reduce(
         collectives.reduce(channel, buffer.data, reduction, root)
         buffer.store()
     else:
-        collectives.reduce(channel, on_host(tensor), reduction, root)
+        collectives.reduce(channel, dense(tensor), reduction, root)
 
 
 def broadcast(channel: GroupChannel, tensors: Tensors, root: int) -> None:
@@ -65,14 +62,14 @@ def broadcast(channel: GroupChannel, tensors: Tensors, root: int) -> None:
 def allgather(channel: GroupChannel, outs: Tensors, own: torch.Tensor) -> None:
     """Gather the tensors of all ranks into a list of tensors."""
     buffers = [OutputBuffer(out) for out in outs]
-    collectives.allgather(channel, on_host(own), [buffer.data for buffer in buffers])
+    collectives.allgather(channel, dense(own), [buffer.data for buffer in buffers])
     store_all(buffers)
 
 
 def allgather_whole(channel: GroupChannel, out: torch.Tensor, own: torch.Tensor) -> None:
     """Gather the tensors of all ranks into one tensor."""
     buffer = OutputBuffer(out)
-    source = on_host(own)
+    source = dense(own)
     first = buffer.data.view(-1)[channel.rank * own.numel() :]
     if own.numel() and first.data_ptr() == source.data_ptr():
         source = source.clone()  # a part of the result
@@ -84,14 +81,14 @@ def gather(channel: GroupChannel, outs: Tensors, own: torch.Tensor, root: int) -
     """Gather the tensors of all ranks on the root."""
     buffers = [OutputBuffer(out) for out in outs]
     data = [buffer.data for buffer in buffers]
-    collectives.gather(channel, on_host(own), data, root)
+    collectives.gather(channel, dense(own), data, root)
     store_all(buffers)
 
 
 def scatter(channel: GroupChannel, out: torch.Tensor, parts: Tensors, root: int) -> None:
     """Send part r of the root to rank r."""
     buffer = OutputBuffer(out)
-    collectives.scatter(channel, buffer.data, [on_host(part) for part in parts], root)
+    collectives.scatter(channel, buffer.data, [dense(part) for part in parts], root)
     buffer.store()
 
 
@@ -100,7 +97,7 @@ def reduce_scatter(
 ) -> None:
     """Reduce part r of all ranks on rank r."""
     buffer = OutputBuffer(out)
-    collectives.reduce_scatter(channel, buffer.data, [on_host(p) for p in parts], reduction)
+    collectives.reduce_scatter(channel, buffer.data, [dense(p) for p in parts], reduction)
     buffer.store()
 
 
@@ -108,7 +105,7 @@ def reduce_scatter_whole(
     channel: GroupChannel, out: torch.Tensor, whole: torch.Tensor, reduction: GroupReduction
 ) -> None:
     """Reduce the parts of one tensor, of equal length, each on its rank."""
-    buffer, flat = OutputBuffer(out), on_host(whole).view(-1)
+    buffer, flat = OutputBuffer(out), dense(whole).view(-1)
     target = buffer.data
     aliased = flat.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()
     if aliased:  # the result is a part of what is reduced
@@ -121,7 +118,7 @@ def reduce_scatter_whole(
 def alltoall(channel: GroupChannel, outs: Tensors, parts: Tensors) -> None:
     """Send part r to rank r, and receive into the tensors of a list."""
     buffers = [OutputBuffer(out) for out in outs]
-    sources = [on_host(part) for part in parts]
+    sources = [dense(part) for part in parts]
     collectives.alltoall(channel, [buffer.data for buffer in buffers], sources)
     store_all(buffers)
 
@@ -134,7 +131,7 @@ def alltoall_whole(
     rows: Sequence[int],
 ) -> None:
     """Send rows of one tensor to each rank, and receive rows into another; equal parts if none."""
-    buffer, source = OutputBuffer(out), on_host(whole)
+    buffer, source = OutputBuffer(out), dense(whole)
     outs = _split_rows(buffer.data, out_rows, channel.size)
     collectives.alltoall(channel, outs, _split_rows(source, rows, channel.size))
     buffer.store()

@@ -1,4 +1,4 @@
-"""Collectives on contiguous host tensors, by a group's transport; each call blocks."""
+"""Collectives on contiguous tensors, by the transport of their device; each call blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from asyncddp.integrations.torch_distributed.group_channel import TAG, GroupChannel
 from asyncddp.integrations.torch_distributed.reductions import GroupReduction
-from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.allocation import empty, empty_like
 from asyncddp.transport.base import Request
 
 _GATHERED_BYTES = 1 << 14  # tensors of all ranks that are gathered, and reduced by each of them
@@ -17,13 +17,13 @@ _COUNTABLE_BYTES = 1 << 30  # in all, that one allgather of the transport counts
 
 def barrier(channel: GroupChannel) -> None:
     """Wait for all ranks."""
-    channel.finish(channel.transport.ibarrier())
+    channel.finish([channel.transport.ibarrier()])
 
 
 def broadcast(channel: GroupChannel, tensor: torch.Tensor, root: int) -> None:
     """Replace a tensor by the root's."""
     if channel.size > 1 and tensor.numel():
-        channel.finish(channel.transport.ibroadcast(tensor, root))
+        channel.run(tensor, lambda transport: transport.ibroadcast(tensor, root))
 
 
 def allreduce(channel: GroupChannel, tensor: torch.Tensor, reduction: GroupReduction) -> None:
@@ -36,8 +36,8 @@ def allreduce(channel: GroupChannel, tensor: torch.Tensor, reduction: GroupReduc
     elif reduction.is_sum:
         wide = reduction.prepare(flat)
         if channel.size > 1:
-            request = channel.transport.iallreduce(wide, None, reduction.divisor(channel.size))
-            channel.finish(request)
+            divisor = reduction.divisor(channel.size)
+            channel.run(wide, lambda transport: transport.iallreduce(wide, None, divisor))
         reduction.finish_sum(wide, channel.size)
     elif channel.size <= 2:
         wide = reduction.of(exchange_copies(channel, reduction.prepare(flat)))
@@ -58,7 +58,7 @@ def reduce(
         return
     flat, here = tensor.view(-1), channel.rank == root
     if tensor.nbytes * channel.size <= _GATHERED_BYTES:
-        terms = [empty(flat.shape, flat.dtype) for _ in range(channel.size)] if here else []
+        terms = [empty_like(flat) for _ in range(channel.size)] if here else []
         gather(channel, flat, terms, root)
         if here:
             flat.copy_(reduction.of([reduction.prepare(term) for term in terms]))
@@ -74,9 +74,9 @@ def _reduce_gathered(
     """Reduce what all ranks send to all: one message each way, where MPI's sum takes several."""
     if channel.size == 1:
         return reduction.of([own])
-    every = empty((channel.size * own.numel(),), own.dtype)
+    every = empty((channel.size * own.numel(),), own.dtype, own.device)
     counts = [own.numel()] * channel.size
-    channel.finish(channel.transport.iallgather(own, every, counts))
+    channel.run(own, lambda transport: transport.iallgather(own, every, counts))
     return reduction.of(every.view(channel.size, -1).unbind())
 
 
@@ -84,7 +84,7 @@ def _reduce_own_part(
     channel: GroupChannel, parts: Sequence[torch.Tensor], reduction: GroupReduction
 ) -> torch.Tensor:
     """Reduce part r of all ranks on rank r."""
-    terms = [empty(parts[channel.rank].shape, parts[0].dtype) for _ in range(channel.size)]
+    terms = [empty_like(parts[channel.rank]) for _ in range(channel.size)]
     alltoall(channel, terms, parts)
     return reduction.of([reduction.prepare(term) for term in terms])
 
@@ -107,9 +107,9 @@ def reduce_scatter(
     given = reduction.prepare(joined)
     total = out.view(-1)
     if total.dtype != given.dtype:
-        total = empty(total.shape, given.dtype)
+        total = empty(total.shape, given.dtype, total.device)
     divisor = reduction.divisor(channel.size)
-    channel.finish(channel.transport.ireduce_scatter(given, total, divisor))
+    channel.run(given, lambda transport: transport.ireduce_scatter(given, total, divisor))
     reduction.finish_sum(total, channel.size)
     if total.data_ptr() != out.data_ptr():
         out.view(-1).copy_(total)
@@ -127,13 +127,13 @@ def allgather_whole(channel: GroupChannel, own: torch.Tensor, out: torch.Tensor)
     if out.nbytes > _COUNTABLE_BYTES or channel.size == 1:
         allgather(channel, own.view(-1), list(out.view(-1).chunk(channel.size)))
         return
-    counts = [own.numel()] * channel.size
-    channel.finish(channel.transport.iallgather(own.view(-1), out.view(-1), counts))
+    given, into, counts = own.view(-1), out.view(-1), [own.numel()] * channel.size
+    channel.run(given, lambda transport: transport.iallgather(given, into, counts))
 
 
 def exchange_copies(channel: GroupChannel, own: torch.Tensor) -> list[torch.Tensor]:
     """Send a tensor to all ranks, and return those of all ranks, new but for the own one."""
-    outs = [own if r == channel.rank else empty(own.shape, own.dtype) for r in range(channel.size)]
+    outs = [own if r == channel.rank else empty_like(own) for r in range(channel.size)]
     alltoall(channel, outs, [own] * channel.size)
     return outs
 
@@ -146,15 +146,16 @@ def alltoall(
     order = [(own + distance) % channel.size for distance in range(1, channel.size)]
     requests: list[Request] = []
     with channel.messages_lock:
+        transport = channel.transport_for(parts[own])
         for peer in reversed(order):
             if outs[peer].numel():
-                requests.append(channel.transport.irecv(outs[peer], peer, TAG))
+                requests.append(transport.irecv(outs[peer], peer, TAG))
         for peer in order:
             if parts[peer].numel():
-                requests.append(channel.transport.isend(parts[peer], peer, TAG))
+                requests.append(transport.isend(parts[peer], peer, TAG))
     if parts[own].data_ptr() != outs[own].data_ptr():
         outs[own].view(-1).copy_(parts[own].view(-1))
-    channel.finish_messages(requests)
+    channel.finish(requests)
 
 
 def gather(
@@ -163,14 +164,15 @@ def gather(
     """Send a tensor to the root, where ``outs`` get those of all ranks."""
     here = channel.rank == root
     with channel.messages_lock:
+        transport = channel.transport_for(own)
         if here:
             peers = [peer for peer in range(channel.size) if peer != root and outs[peer].numel()]
-            requests = [channel.transport.irecv(outs[peer], peer, TAG) for peer in peers]
+            requests = [transport.irecv(outs[peer], peer, TAG) for peer in peers]
         else:
-            requests = [channel.transport.isend(own, root, TAG)] if own.numel() else []
+            requests = [transport.isend(own, root, TAG)] if own.numel() else []
     if here and outs[root].data_ptr() != own.data_ptr():
         outs[root].view(-1).copy_(own.view(-1))
-    channel.finish_messages(requests)
+    channel.finish(requests)
 
 
 def scatter(
@@ -179,11 +181,12 @@ def scatter(
     """Send part r from the root to rank r, into ``out``."""
     here = channel.rank == root
     with channel.messages_lock:
+        transport = channel.transport_for(out)
         if here:
             peers = [peer for peer in range(channel.size) if peer != root and parts[peer].numel()]
-            requests = [channel.transport.isend(parts[peer], peer, TAG) for peer in peers]
+            requests = [transport.isend(parts[peer], peer, TAG) for peer in peers]
         else:
-            requests = [channel.transport.irecv(out, root, TAG)] if out.numel() else []
+            requests = [transport.irecv(out, root, TAG)] if out.numel() else []
     if here and parts[root].data_ptr() != out.data_ptr():
         out.view(-1).copy_(parts[root].view(-1))
-    channel.finish_messages(requests)
+    channel.finish(requests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -12,16 +13,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.errors import PeerError
 from asyncddp.integrations.torch_distributed.arguments import VerbOptions, as_list
 from asyncddp.integrations.torch_distributed.group_channel import GroupChannel
-from asyncddp.integrations.torch_distributed.host_buffers import (
+from asyncddp.integrations.torch_distributed.monitored_barrier import wait_monitored
+from asyncddp.integrations.torch_distributed.output_buffers import (
     DEVICES,
     OutputBuffer,
     check_tensors,
-    streams_done,
 )
-from asyncddp.integrations.torch_distributed.monitored_barrier import wait_monitored
 from asyncddp.integrations.torch_distributed.point_to_point import (
     AnySourceRequest,
     MessageProgress,
@@ -30,7 +31,6 @@ from asyncddp.integrations.torch_distributed.point_to_point import (
 )
 from asyncddp.integrations.torch_distributed.work import GroupWork
 from asyncddp.integrations.torch_distributed.work_queue import QueuedWork, WorkQueue
-from asyncddp.tensors.byte_views import on_host
 from asyncddp.torch_modes import uncompiled
 from asyncddp.transport import Transport
 from asyncddp.transport.base import Request
@@ -74,20 +74,19 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         options: VerbOptions,
         program: Callable[[], None],
         outputs: Sequence[torch.Tensor],
-        value: Callable[[], Any] | None = None,
         inputs: Sequence[torch.Tensor] = (),
+        value: Callable[[], Any] | None = None,
     ) -> dist.Work:
         """Run a collective, or queue it; return its work, which a blocking one has ended."""
         self.channel.require_working(verb)
-        ready = streams_done([*outputs, *inputs])
 
         def run() -> None:
             with self.channel.collective(verb, options.timeout):
-                if ready is not None:
-                    ready()
                 program()
 
-        work = QueuedWork(verb, outputs, value)
+        tensors = [*outputs, *inputs]
+        ordering = stream_ordering_of(*tensors) if tensors else None
+        work = QueuedWork(verb, outputs, value, ordering)
         blocking = options.blocking and self._batch is None
         self._queue.submit(work, run, blocking=blocking)
         return self._batched(work)
@@ -102,30 +101,26 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         """Start sending a tensor to a rank of the group."""
         tensor = as_list(tensors)[0]
         self._check_message("send", tensor, dstRank, tag)
-        data = on_host(tensor)
-        with self.channel.messages_lock:
-            request = self.channel.transport.isend(data, dstRank, tag)
-        return self._message(f"send to {self._name_of(dstRank)}, tag {tag}", request, tensor)
+        isend = self.channel.message_transport_for(tensor).isend
+        title = f"send to {self._name_of(dstRank)}, tag {tag}"
+        return self._message(title, tensor, lambda data: isend(data, dstRank, tag), sends=True)
 
     @uncompiled
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> dist.Work:  # noqa: N803
         """Start receiving a tensor from a rank of the group."""
         tensor = as_list(tensors)[0]
         self._check_message("recv", tensor, srcRank, tag)
-        buffer = OutputBuffer(tensor)
-        with self.channel.messages_lock:
-            request = self.channel.transport.irecv(buffer.data, srcRank, tag)
+        irecv = self.channel.message_transport_for(tensor).irecv
         title = f"recv from {self._name_of(srcRank)}, tag {tag}"
-        return self._message(title, request, tensor, buffer)
+        return self._message(title, tensor, lambda data: irecv(data, srcRank, tag))
 
     @uncompiled
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
         """Start receiving a tensor from whichever rank sends first."""
         tensor = as_list(tensors)[0]
         self._check_message("recv_anysource", tensor, None, tag)
-        buffer = OutputBuffer(tensor)
-        request = AnySourceRequest(self.channel.transport, buffer.data, tag)
-        return self._message(f"recv from any rank, tag {tag}", request, tensor, buffer)
+        title = f"recv from any rank, tag {tag}"
+        return self._message(title, tensor, lambda data: AnySourceRequest(self.channel, data, tag))
 
     def _check_message(self, verb: str, tensor: torch.Tensor, peer: int | None, tag: int) -> None:
         self.channel.require_working(verb)
@@ -136,11 +131,21 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         return f"rank {self.channel.ranks[rank]}"
 
     def _message(
-        self, title: str, request: Request, tensor: torch.Tensor, buffer: OutputBuffer | None = None
+        self,
+        title: str,
+        tensor: torch.Tensor,
+        start: Callable[[torch.Tensor], Request],
+        *,
+        sends: bool = False,
     ) -> dist.Work:
-        finish = buffer.store if buffer is not None else _nothing
-        work = MessageWork(title, self.channel, request, tensor, finish, self._progress)
-        return self._batched(work)
+        ordering = stream_ordering_of(tensor)
+        with nullcontext() if ordering is None else ordering.running(), self.channel.messages_lock:
+            buffer = OutputBuffer(tensor, read=sends)
+            request = start(buffer.data)
+        finish = _nothing if sends else buffer.store
+        return self._batched(
+            MessageWork(title, self.channel, request, tensor, finish, self._progress, ordering)
+        )
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -173,7 +178,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
             self._queue.close()
             self._progress.close()
             self.channel.failure = PeerError("it was destroyed")
-            self.channel.transport.close()
+            self.channel.close()
 
     def abort(self) -> None:
         """Let verbs that are under way fail, and close the group."""

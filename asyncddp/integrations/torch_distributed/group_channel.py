@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch._C._distributed_c10d import Store
 
+from asyncddp.device.stream_interfaces import DeviceStreams
+from asyncddp.device.stream_registry import streams_of
 from asyncddp.errors import PeerError, WaitTimeoutError
 from asyncddp.integrations.torch_distributed.store_meeting import WaitAnnouncements
 from asyncddp.transport import Transport
 from asyncddp.transport.base import Request
+from asyncddp.transport.cuda.negotiation import close_device_transports
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport, device_transport_for
 
 _LOOK_AT_CLOCK = 64  # attempts
 TAG = 32767
@@ -31,19 +37,10 @@ class RunningCollective:
     announced: bool = False
 
 
-class _LockedRequest:
-    """Request of a message, which is tested by one thread at a time."""
+class WholeMessageTransport(CudaStagedTransport):
+    """Staged transport of messages in one piece, as tensors on the host travel."""
 
-    def __init__(self, request: Request, lock: threading.Lock) -> None:
-        self._request, self._lock = request, lock
-
-    def done(self) -> bool:
-        with self._lock:
-            return self._request.done()
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._request.abandon()
+    max_piece = sys.maxsize
 
 
 class GroupChannel:
@@ -55,7 +52,7 @@ class GroupChannel:
         timeout: Seconds after which a wait raises, unless the verb has its own.
         title: The group's name in messages.
         failure: The error after which no verb of the group can run; None while all is well.
-        messages_lock: Held in calls of the transport that start or test messages.
+        messages_lock: Held in calls of the transports that start or test requests.
         is_patient: Tells whether what runs is beside a computation, and should poll less often.
     """
 
@@ -70,6 +67,7 @@ class GroupChannel:
         self._announcements = WaitAnnouncements(store, ranks, transport.rank)
         self._count = 0
         self._running = RunningCollective(0, "", timeout, 0.0)
+        self._message_transports: dict[DeviceStreams, Transport] = {}
 
     def require_working(self, verb: str) -> None:
         """Raise a PeerError if an earlier verb of the group has failed."""
@@ -92,8 +90,31 @@ class GroupChannel:
             self.failure = error
             raise
 
-    def finish(self, *requests: Request) -> None:
-        """Wait for requests of the running collective.
+    def transport_for(self, tensor: torch.Tensor) -> Transport:
+        """Return the transport of collectives on a tensor: that of its device."""
+        streams = streams_of(tensor)
+        return self.transport if streams is None else device_transport_for(self.transport, streams)
+
+    def message_transport_for(self, tensor: torch.Tensor) -> Transport:
+        """Return the transport of ``send`` and ``recv``: for a tensor on a device, a staged one.
+
+        A receive from any rank looks for messages on the host, and finds each once.
+        """
+        streams = streams_of(tensor)
+        if streams is None:
+            return self.transport
+        if streams not in self._message_transports:
+            self._message_transports[streams] = WholeMessageTransport(self.transport, streams)
+        return self._message_transports[streams]
+
+    def run(self, tensor: torch.Tensor, start: Callable[[Transport], Request]) -> None:
+        """Start a request on a tensor, by the transport of its device, and :meth:`finish` it."""
+        with self.messages_lock:
+            request = start(self.transport_for(tensor))
+        self.finish([request])
+
+    def finish(self, requests: Sequence[Request]) -> None:
+        """Wait for requests of the running collective, which are tested by one thread at a time.
 
         Raises:
             WaitTimeoutError: Its deadline has passed; the message tells which ranks are missing.
@@ -101,15 +122,20 @@ class GroupChannel:
         """
         backoff, attempt = self.transport.backoff, 0
         for request in requests:
-            while not request.done():
+            while not self._is_done(request):
                 attempt += 1
                 if attempt % _LOOK_AT_CLOCK == 0:
                     self._check(requests)
                 backoff(attempt, background=self.is_patient())
 
-    def finish_messages(self, requests: Sequence[Request]) -> None:
-        """Wait for messages of the running collective; it raises what :meth:`finish` does."""
-        self.finish(*(_LockedRequest(request, self.messages_lock) for request in requests))
+    def _is_done(self, request: Request) -> bool:
+        with self.messages_lock:
+            return request.done()
+
+    def close(self) -> None:
+        """Close the transports."""
+        close_device_transports(self.transport)
+        self.transport.close()
 
     def _check(self, requests: Sequence[Request]) -> None:
         running = self._running
@@ -118,10 +144,14 @@ class GroupChannel:
         if not running.announced and waited > delay:
             running.announced = True
             self._announcements.announce(running.number, running.verb)
+        with self.messages_lock:
+            for watch in self.transport.device_watches or ():
+                watch(running.timeout)
         if self.failure is None and waited <= running.timeout + delay:
             return
-        for request in requests:
-            request.abandon()
+        with self.messages_lock:
+            for request in requests:
+                request.abandon()
         self.require_working(running.verb)
         raise WaitTimeoutError(
             f"rank {self.ranks[self.rank]}: {running.verb} (collective {running.number} of "

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from asyncddp.errors import ArgumentError
-from asyncddp.integrations.torch_distributed.host_buffers import DEVICES
+from asyncddp.integrations.torch_distributed.output_buffers import DEVICES
 from asyncddp.integrations.torch_distributed.process_group import AsyncDDPProcessGroup
 from asyncddp.transport import Transport
 

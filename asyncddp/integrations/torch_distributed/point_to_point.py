@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.futures import Future
 
+from asyncddp.device.stream_interfaces import StreamOrdering, mark_library_thread
 from asyncddp.errors import ArgumentError, PeerError, WaitTimeoutError
 from asyncddp.integrations.torch_distributed.group_channel import TAG, GroupChannel
 from asyncddp.integrations.torch_distributed.work import GroupWork
-from asyncddp.transport import Transport
 from asyncddp.transport.base import TRANSFER_ERRORS, Request
 
 _LOOK_AT_CLOCK = 64  # attempts
@@ -33,8 +33,9 @@ def check_message(verb: str, channel: GroupChannel, peer: int | None, tag: int) 
 class AnySourceRequest:
     """Request of a receive from whichever rank sends first; ``source`` is that rank."""
 
-    def __init__(self, transport: Transport, out: torch.Tensor, tag: int) -> None:
-        self._transport, self._out, self._tag = transport, out, tag
+    def __init__(self, channel: GroupChannel, out: torch.Tensor, tag: int) -> None:
+        self._transport, self._out, self._tag = channel.transport, out, tag
+        self._irecv = channel.message_transport_for(out).irecv
         self._request: Request | None = None
         self.source = -1
 
@@ -45,7 +46,7 @@ class AnySourceRequest:
             if source is None:
                 return False
             self.source = source
-            self._request = self._transport.irecv(self._out, source, self._tag)
+            self._request = self._irecv(self._out, source, self._tag)
         return self._request.done()
 
     def abandon(self) -> None:
@@ -65,11 +66,14 @@ class MessageWork(GroupWork):
         tensor: torch.Tensor,
         finish: Callable[[], None],
         progress: MessageProgress,
+        ordering: StreamOrdering | None,
     ) -> None:
-        super().__init__(title, [tensor])
+        super().__init__(title, [tensor], ordering=ordering)
         self._channel, self._request, self._finish = channel, request, finish
         self._progress, self._timeout, self._started = progress, channel.timeout, time.monotonic()
         self._testing = threading.Lock()
+        if ordering is not None:
+            progress.watch(self)  # its copies go on though nobody waits
 
     def test(self) -> bool:
         """Test the message, and complete the work if it has come; return True if it has ended."""
@@ -119,7 +123,7 @@ class MessageWork(GroupWork):
             self._channel.transport.backoff(attempt)
         return True
 
-    def is_completed(self) -> bool:
+    def has_ended(self) -> bool:
         """Test the message, and return True if it has come or failed."""
         return self.test()
 
@@ -170,6 +174,7 @@ class MessageProgress:
 
     def _loop(self) -> None:
         torch.set_grad_enabled(False)
+        mark_library_thread()
         while True:
             with self._changed:
                 while not self._pending and not self._closed:

@@ -19,7 +19,7 @@ from asyncddp.integrations.torch_distributed.arguments import (
     verb_options,
 )
 from asyncddp.integrations.torch_distributed.group_base import ProcessGroupBase
-from asyncddp.integrations.torch_distributed.host_buffers import check_tensors
+from asyncddp.integrations.torch_distributed.output_buffers import check_tensors
 from asyncddp.integrations.torch_distributed.reductions import reduction_for
 from asyncddp.torch_modes import uncompiled
 
@@ -102,12 +102,12 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         programs = []
         for outs, own in zip(lists, inputs, strict=True):
             verbs.check_count(verb, "a list", outs, self.channel.size)
-            check_tensors(verb, [*outs, own])
             programs.append(partial(verbs.allgather, self.channel, outs, own))
         every = [out for outs in lists for out in outs]
+        check_tensors(verb, [*every, *inputs])
         alike = all(len({out.shape for out in outs}) == 1 for outs in lists)
         value = (lambda: [torch.stack(outs) for outs in lists]) if alike else None
-        return self._submit(verb, options, verbs.sequence(programs), every, value)
+        return self._submit(verb, options, verbs.sequence(programs), every, inputs, value)
 
     @uncompiled
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002
@@ -142,7 +142,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
                     f"{own.dtype}, got {out.numel()} of {out.dtype}"
                 )
             programs.append(partial(verbs.allgather_whole, self.channel, out, own))
-        return self._submit(verb, options, verbs.sequence(programs), outputs)
+        return self._submit(verb, options, verbs.sequence(programs), outputs, inputs)
 
     @uncompiled
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
@@ -154,7 +154,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
             verbs.check_count("gather", "a list", outs, self.channel.size)
         check_tensors("gather", [*outs, own])
         program = partial(verbs.gather, self.channel, outs, own, root)
-        return self._submit("gather", options, program, outs, inputs=[own])
+        return self._submit("gather", options, program, outs, [own])
 
     @uncompiled
     def scatter(
@@ -168,7 +168,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
             verbs.check_count("scatter", "a list", parts, self.channel.size)
         check_tensors("scatter", [*parts, out])
         program = partial(verbs.scatter, self.channel, out, parts, root)
-        return self._submit("scatter", options, program, [out])
+        return self._submit("scatter", options, program, [out], parts)
 
     @uncompiled
     def reduce_scatter(
@@ -176,13 +176,14 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
     ) -> dist.Work:
         """Reduce part r of the lists of all ranks into the tensor of rank r."""
         options = verb_options(opts, timeout=timeout)
-        outs, programs = as_list(outputs), []
-        for out, parts in zip(outs, as_lists(inputs), strict=True):
+        outs, lists, programs = as_list(outputs), as_lists(inputs), []
+        every = [part for parts in lists for part in parts]
+        check_tensors("reduce_scatter", [*outs, *every])
+        for out, parts in zip(outs, lists, strict=True):
             verbs.check_count("reduce_scatter", "a list", parts, self.channel.size)
-            check_tensors("reduce_scatter", [out, *parts])
             reduction = reduction_for("reduce_scatter", options.op, out)
             programs.append(partial(verbs.reduce_scatter, self.channel, out, parts, reduction))
-        return self._submit("reduce_scatter", options, verbs.sequence(programs), outs)
+        return self._submit("reduce_scatter", options, verbs.sequence(programs), outs, every)
 
     @uncompiled
     def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002
@@ -197,9 +198,9 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
     ) -> dist.Work:
         """Reduce the parts of several tensors, each into the tensor of its rank."""
         verb, options = "reduce_scatter_single", verb_options(opts)
-        outs, programs = as_list(outputs), []
-        for out, whole in zip(outs, as_list(inputs), strict=True):
-            check_tensors(verb, [out, whole])
+        outs, given, programs = as_list(outputs), as_list(inputs), []
+        check_tensors(verb, [*outs, *given])
+        for out, whole in zip(outs, given, strict=True):
             if whole.numel() != out.numel() * self.channel.size or out.dtype != whole.dtype:
                 raise ArgumentError(
                     f"{verb}: expected an input of {out.numel() * self.channel.size} elements of "
@@ -208,7 +209,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
             reduction = reduction_for(verb, options.op, out)
             arguments = self.channel, out, whole, reduction
             programs.append(partial(verbs.reduce_scatter_whole, *arguments))
-        return self._submit(verb, options, verbs.sequence(programs), outs)
+        return self._submit(verb, options, verbs.sequence(programs), outs, given)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -218,9 +219,9 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         outs, parts = as_list(outputs), as_list(inputs)
         for tensors in (outs, parts):
             verbs.check_count("alltoall", "a list", tensors, self.channel.size)
-            check_tensors("alltoall", tensors)
+        check_tensors("alltoall", [*outs, *parts])
         program = partial(verbs.alltoall, self.channel, outs, parts)
-        return self._submit("alltoall", verb_options(opts), program, outs)
+        return self._submit("alltoall", verb_options(opts), program, outs, parts)
 
     @uncompiled
     def alltoall_base(
@@ -238,7 +239,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         verbs.check_rows(verb, input, input_split_sizes, size)
         splits = tuple(output_split_sizes), tuple(input_split_sizes)
         program = partial(verbs.alltoall_whole, self.channel, output, input, *splits)
-        return self._submit(verb, verb_options(opts), program, [output])
+        return self._submit(verb, verb_options(opts), program, [output], [input])
 
     all_to_all_single = alltoall_base
 

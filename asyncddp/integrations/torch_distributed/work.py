@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch.distributed import Work
 from torch.futures import Future
 
+from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.errors import WaitTimeoutError
 from asyncddp.torch_modes import inference_mode
 
@@ -51,6 +53,7 @@ class GroupWork(Work):
     Attributes:
         title: The verb, for messages.
         outputs: What ``result()`` returns.
+        ordering: Of the work on its device; None on the host.
     """
 
     def __init__(
@@ -58,9 +61,10 @@ class GroupWork(Work):
         title: str,
         outputs: Sequence[torch.Tensor],
         value: Callable[[], Any] | None = None,
+        ordering: StreamOrdering | None = None,
     ) -> None:
         super().__init__()
-        self.title, self.outputs, self._value = title, outputs, value
+        self.title, self.outputs, self._value, self.ordering = title, outputs, value, ordering
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._error: BaseException | None = None
         self._future: WorkFuture | None = None
@@ -79,12 +83,15 @@ class GroupWork(Work):
         """Run what the work consists of, and complete it; return the error, if there is one."""
         problem: BaseException | None = None
         try:
-            with torch.no_grad(), inference_mode(enabled=self._inference):
+            with torch.no_grad(), inference_mode(enabled=self._inference), self._running():
                 program()
         except BaseException as error:  # noqa: BLE001 - raised by wait(), whatever it is
             problem = error
         self.complete(problem)
         return problem
+
+    def _running(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.ordering is None else self.ordering.running()
 
     def raise_error(self) -> None:
         """Raise the error of the work, if it has ended with one."""
@@ -99,6 +106,8 @@ class GroupWork(Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the work has ended, and raise its error.
 
+        The thread's current stream of the device waits for what the work has queued there.
+
         Raises:
             WaitTimeoutError: It has not ended in ``timeout``, which is unlimited if zero; the
                 verb has a deadline of its own.
@@ -108,7 +117,12 @@ class GroupWork(Work):
             if not self._wait_until_ended(seconds if seconds > 0 else None):
                 raise WaitTimeoutError(f"wait: {self.title} was not done in {seconds:g} s")
         self.raise_error()
+        self._arrive()
         return True
+
+    def _arrive(self) -> None:
+        if self.ordering is not None:
+            self.ordering.arrive(list(self.outputs))
 
     def _wait_until_ended(self, seconds: float | None) -> bool:
         return self.wait_until_completed(seconds)
@@ -118,7 +132,14 @@ class GroupWork(Work):
         return self._ended.wait(seconds)
 
     def is_completed(self) -> bool:
-        """Return True if the work has ended, with success or an error."""
+        """Return True if the work has ended; what the current stream is given next follows it."""
+        ended = self.has_ended()
+        if ended:
+            self._arrive()
+        return ended
+
+    def has_ended(self) -> bool:
+        """Return True if the work has ended on the host, with success or an error."""
         return self._ended.is_set()
 
     def is_success(self) -> bool:
@@ -135,7 +156,7 @@ class GroupWork(Work):
         return list(self.outputs)
 
     def synchronize(self) -> None:
-        """Wait for the work: what it has written is in place on every stream of the device."""
+        """Do what :meth:`wait` does."""
         self.wait()
 
     def source_rank(self) -> int:
@@ -160,4 +181,5 @@ class GroupWork(Work):
         return future
 
     def _fill(self, future: WorkFuture) -> None:
-        future.set_result(list(self.outputs) if self._value is None else self._value())
+        with self._running():  # on whose stream the future records its events
+            future.set_result(list(self.outputs) if self._value is None else self._value())

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 
+from asyncddp.device.stream_interfaces import mark_library_thread
 from asyncddp.integrations.torch_distributed.work import GroupWork
 
 _ALIVE = 256  # works that are kept after their end: torch's C++ may still hold the object
@@ -75,11 +76,11 @@ class WorkQueue:
         With ``seconds`` it only waits, and returns False if that was not enough.
         """
         if self._runner == threading.get_ident():  # within a callback, where the turn is taken
-            while not work.is_completed() and self._waiting:
+            while not work.has_ended() and self._waiting:
                 _run_program(self._waiting.popleft())
         self._waiters += 1
         try:
-            while seconds is None and not work.is_completed() and self._turn.acquire(False):
+            while seconds is None and not work.has_ended() and self._turn.acquire(False):
                 if not self._run_next(background=False):
                     break
             return work.wait_until_completed(seconds)
@@ -127,6 +128,7 @@ class WorkQueue:
 
     def _loop(self) -> None:
         torch.set_grad_enabled(False)
+        mark_library_thread()
         while self._wait_for_work():
             self._turn.acquire()
             self._run_next(background=True)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from asyncddp.config import Config
 from asyncddp.context import crash_handler, launcher_environment
-from asyncddp.context.context import current, in_local_world
+from asyncddp.context.context import MachineLayout, current, in_local_world
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.transport import Transport
+from asyncddp.transport.cuda.negotiation import negotiate_from_config
 from asyncddp.transport.selection import open_transport
 from asyncddp.transport.startup_deadline import StartupDeadline
 
@@ -20,12 +21,18 @@ _EXTENSION = "world of torch.distributed"
 
 
 class TorchWorld:
-    """Transports of this rank: between all ranks of MPI, and that of torch's default group."""
+    """Transports of this rank: between all ranks of MPI, and that of torch's default group.
+
+    Args:
+        every: Between all ranks of MPI.
+        config: Its settings.
+        machines: Which of its ranks are on which machine.
+    """
 
     process: TorchWorld | None = None
 
-    def __init__(self, every: Transport) -> None:
-        self.every = every
+    def __init__(self, every: Transport, config: Config, machines: MachineLayout) -> None:
+        self.every, self._config, self._machines = every, config, machines
         self.default: Transport | None = None
 
     @classmethod
@@ -41,11 +48,12 @@ class TorchWorld:
         if in_local_world():
             context = current()
             if _EXTENSION not in context.extensions:
-                context.extensions[_EXTENSION] = cls(context.transport)
+                world = cls(context.transport, context.config, context.machines)
+                context.extensions[_EXTENSION] = world
             found: TorchWorld = context.extensions[_EXTENSION]
             return found
         if cls.process is None:
-            cls.process = cls(_open_transport(timeout))
+            cls.process = cls(*_open_transport(timeout))
         return cls.process
 
     @classmethod
@@ -61,8 +69,10 @@ class TorchWorld:
                 "ranks first, by new_group(backend='asyncddp')"
             )
 
-    def default_group(self, rank: int, size: int) -> Transport:
+    def default_group(self, rank: int, size: int, *, on_gpus: bool = True) -> Transport:
         """Make the transport of the group of all ranks, numbered as torch does; collective.
+
+        It serves tensors ``on_gpus`` by what its ranks agree on, unless another backend does.
 
         Raises:
             EnvironmentProblem: Torch has another number of ranks than MPI; the message has both.
@@ -73,24 +83,38 @@ class TorchWorld:
                 f"WORLD_SIZE), but MPI's has {self.every.size}: the two contradict each other. "
                 "Leave world_size away, unset WORLD_SIZE, or start as many ranks by MPI"
             )
-        self.default = self.every.split(0, rank)
-        self.default.machine_id()  # tells it which peers are near; collective
+        self.default = self._prepared(self.every.split(0, rank), on_gpus=on_gpus)
         return self.default
 
-    def part(self, ranks: Sequence[int], place: int, name: str) -> Transport:
+    def part(
+        self, ranks: Sequence[int], place: int, name: str, *, on_gpus: bool = True
+    ) -> Transport:
         """Make the transport of some ranks of the default group; collective over these alone.
 
         Raises:
             EnvironmentProblem: The default group is another backend's, and these are not all ranks.
         """
         if self.default is None:
-            return self.default_group(place, len(ranks))
+            return self.default_group(place, len(ranks), on_gpus=on_gpus)
         transport = self.default.split_members(ranks, zlib.crc32(name.encode()) % _TAGS)
-        transport.machine_id()
+        return self._prepared(transport, on_gpus=on_gpus)
+
+    def _prepared(self, transport: Transport, *, on_gpus: bool) -> Transport:
+        """Let a new transport's ranks agree on one for tensors on GPUs; collective."""
+        transport.machine_id()  # tells it which peers are near; collective
+        transport.device_watches, machines = [], self._machines
+        if on_gpus:
+            negotiate_from_config(
+                transport,
+                self._config,
+                machine=machines.machine_of(self.every.rank),
+                rank_on_host=machines.rank_on_host,
+                all_see_gpus=machines.all_see_gpus,
+            )
         return transport
 
 
-def _open_transport(timeout: float) -> Transport:
+def _open_transport(timeout: float) -> tuple[Transport, Config, MachineLayout]:
     config = Config.from_environment(timeout=timeout)
     default = launcher_environment.select_default_transport(os.environ)  # of this launcher
     rank, size = launcher_environment.launcher_rank_and_size(os.environ)
@@ -101,5 +125,4 @@ def _open_transport(timeout: float) -> Transport:
         opened = open_transport(config.transport, deadline, default=default)
     if opened.started_by_mpi:
         launcher_environment.check_size(opened.size, os.environ)
-    opened.machine_id()
-    return opened
+    return opened, config, MachineLayout.of(opened, config)

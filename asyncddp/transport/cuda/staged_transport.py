@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -35,6 +36,8 @@ class CudaStagedTransport(DeviceTransport):
     """
 
     name = "cuda_staged"
+    max_piece: ClassVar[int | None] = None
+    """Bytes of a piece at most, the same on all ranks; None for the default."""
     local_path = "in pieces through pinned host memory, mixed on the GPU"
 
     def __init__(self, base: Transport, streams: DeviceStreams) -> None:
@@ -140,7 +143,8 @@ class CudaStagedTransport(DeviceTransport):
             if parts:
                 streams.wait_event(role, preceding)
                 streams.record_stream(parts[0], role)  # holds the memory of all of them
-        room = _PIECE // (len(read) + len(write)) if apart else _PIECE
+        largest = self.max_piece or _PIECE
+        room = largest // (len(read) + len(write)) if apart else largest
         piece_bytes = max(_PIECE_ALIGNMENT, room - room % _PIECE_ALIGNMENT)
         plan = StagingPlan(read, write, piece_bytes, start_transfer, order_key, must_finish, apart)
         staged = StagedRequest(

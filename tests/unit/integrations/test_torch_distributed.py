@@ -12,8 +12,8 @@ import torch.distributed as dist
 from asyncddp.errors import ArgumentError, WaitTimeoutError
 from asyncddp.integrations.torch_distributed.arguments import as_lists, verb_options
 from asyncddp.integrations.torch_distributed.collective_verbs import check_rows
-from asyncddp.integrations.torch_distributed.host_buffers import OutputBuffer
 from asyncddp.integrations.torch_distributed.monitored_barrier import monitored_barrier
+from asyncddp.integrations.torch_distributed.output_buffers import OutputBuffer
 from asyncddp.integrations.torch_distributed.reductions import reduction_for
 from asyncddp.integrations.torch_distributed.store_meeting import WaitAnnouncements, meet_in_store
 from asyncddp.integrations.torch_distributed.work_queue import QueuedWork, WorkQueue
