@@ -89,6 +89,26 @@ def use_stream(stream: torch.cuda.Stream) -> Iterator[None]:
         yield
 
 
+def private_stream(device: torch.device) -> torch.cuda.Stream:
+    """Make a stream that no user's stream shares, for the process's life.
+
+    torch gives the 32 streams of its pool to everybody in turn. This one is made by CUDA's driver,
+    as those are: it does not wait for the default stream. Without the driver it is one of torch's.
+    """
+    pointer = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        pooled = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        pooled.query()  # the runtime makes the device's context this thread's current one
+        try:
+            problem = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(pointer), 1)
+        except (OSError, AttributeError) as error:
+            problem = error
+    if problem:
+        logger.debug("streams of %s are of torch's pool: %s", device, problem)
+        return pooled
+    return torch.cuda.ExternalStream(pointer.value, device)  # type: ignore[no-untyped-call]
+
+
 class CudaStreams(DeviceStreams):
     """Streams of a CUDA device: the library's own side streams, and the caller's current stream.
 
@@ -103,11 +123,8 @@ class CudaStreams(DeviceStreams):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._side = {
-            role: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            for role in StreamRole
-            if role is not StreamRole.CALLER
-        }
+        side = [role for role in StreamRole if role is not StreamRole.CALLER]
+        self._side = {role: private_stream(device) for role in side}
 
     def bind_thread(self) -> None:
         """Make the device the thread's current one, and let its calls invalidate no stream capture.

@@ -12,6 +12,8 @@ import torch
 
 from asyncddp.cli.doctor.machine_checks import list_gpus
 from asyncddp.cli.doctor.mpi_checks import query_cuda_awareness
+from asyncddp.device.stream_interfaces import StreamRole
+from asyncddp.device.stream_registry import streams_of_device
 from asyncddp.transport.cuda.nccl.cupy_bindings import describe_conflict, library, versions
 
 PREFIXES = ("ASYNCDDP_", "CUDA_", "NCCL_", "NVIDIA_", "OMPI_MCA_", "PYTORCH_", "UCX_")
@@ -55,6 +57,14 @@ def test_every_gpu_computes_and_has_a_name_of_its_own(tell):
         for dtype in (torch.float64, torch.bfloat16):
             assert torch.ones(256, dtype=dtype, device=index).sum().item() == 256
     assert len({str(torch.cuda.get_device_properties(k).uuid) for k in gpus()}) == len(gpus())
+
+
+def test_no_stream_of_torch_s_pool_is_the_library_s():
+    """64 streams, twice as many as the pool has, are none of the library's three."""
+    streams = streams_of_device(torch.device("cuda", 0))
+    own = {streams.stream_pointer(role) for role in StreamRole if role is not StreamRole.CALLER}
+    assert len(own) == 3
+    assert not own & {torch.cuda.Stream().cuda_stream for _ in range(64)}
 
 
 def test_memory_is_seen_from_both_sides(tell):

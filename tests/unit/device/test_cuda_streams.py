@@ -21,6 +21,9 @@ class FakeStream:
 
     cuda_stream, device = 4711, torch.device("cuda", 0)
 
+    def query(self):
+        return True
+
     def wait_event(self, event):
         self.log.append((self.name, "waits for", event.place))
 
@@ -100,6 +103,41 @@ def test_cuda_s_copies_do_not_block(cuda):
     assert len(cuda) == 3, "memory of the host has no stream"
 
 
+def test_cuda_s_streams_are_the_library_s_own(cuda, driver, monkeypatch):
+    """The driver makes each, with cudaStreamNonBlocking, while the device is the current one."""
+    made, current = [], []
+
+    @contextmanager
+    def entered(device):
+        current.append(device)
+        yield
+        current.pop()
+
+    def create(pointer, flags):
+        assert current == [DEVICE]
+        made.append(flags)
+        pointer._obj.value = 1000 + len(made)
+        return 0
+
+    def external(pointer, device):
+        return SimpleNamespace(cuda_stream=pointer, device=device)
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", external)
+    driver.cuStreamCreate = create
+    streams = CudaStreams(DEVICE)
+    roles = [role for role in StreamRole if role is not StreamRole.CALLER]
+    assert {streams.stream_pointer(role) for role in roles} == {1001, 1002, 1003}
+    assert {streams.stream(role).device for role in roles} == {DEVICE}
+    assert made == [1, 1, 1]
+
+
+def test_what_the_driver_refuses_comes_from_torch_s_pool(cuda, driver):
+    """An error of cuStreamCreate leaves the streams that torch gives."""
+    driver.cuStreamCreate = lambda pointer, flags: 201
+    assert CudaStreams(DEVICE).stream(StreamRole.COMPUTE).name == "work"
+
+
 class Storage:
     """Of a tensor on a GPU, as far as showing it to another process goes."""
 
@@ -162,11 +200,10 @@ def test_cuda_s_events_are_shown_without_being_recorded_first(cuda, monkeypatch)
         cuda.append(("on", device))
         return nullcontext()
 
-    create = Shared
+    create, streams = Shared, CudaStreams(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "device", entered)
     monkeypatch.setattr(torch.cuda, "Event", lambda **flags: create(cuda, **flags))
     torch.cuda.Event.from_ipc_handle = Shared.from_ipc_handle
-    streams = CudaStreams(torch.device("cuda", 0))
     event = streams.create_interprocess_event()
     assert event.handle == b"handle"
     event.record(StreamRole.COMPUTE)
@@ -251,7 +288,8 @@ def test_without_the_driver_s_function_a_thread_is_bound_all_the_same(
     with caplog.at_level("DEBUG", "asyncddp"):
         CudaStreams(DEVICE).bind_thread()
     assert cuda == [("set", DEVICE)]
-    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+    told = [record for record in caplog.records if "captures" in record.message]
+    assert [record.levelname for record in told] == ["DEBUG"]
 
 
 def test_a_stream_is_left_within_its_own_device(cuda, monkeypatch):
@@ -263,9 +301,10 @@ def test_a_stream_is_left_within_its_own_device(cuda, monkeypatch):
         yield
         cuda.append(("leave", kind))
 
+    streams = CudaStreams(DEVICE)
     monkeypatch.setattr(torch.cuda, "device", lambda device: noted(device))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: noted(stream.name))
-    with CudaStreams(DEVICE).stream_context(StreamRole.COMPUTE):
+    with streams.stream_context(StreamRole.COMPUTE):
         pass
     device = FakeStream.device
     assert cuda == [("enter", device), ("enter", "work"), ("leave", "work"), ("leave", device)]
