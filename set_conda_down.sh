@@ -148,7 +148,7 @@ look_for_cuda_in_ucx() {
         printf 'UCX takes GPU memory, by %s\n' "${found% }"
     else
         printf 'ucx_info -d shows no transport for CUDA. Without a GPU that is so everywhere: ask again on a machine with one. '
-        printf 'There it means that messages out of GPU memory cannot go by UCX: leave mpi_cuda out of ASYNCDDP_DEVICE_WIRES\n'
+        printf 'There it means that messages out of GPU memory cannot go by UCX: leave mpi_cuda out of ASYNCDDP_DEVICE_TRANSPORTS\n'
     fi
 }
 

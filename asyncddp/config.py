@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -86,8 +87,10 @@ def _text(text: str) -> str | None:
     return text or None
 
 
-def _env(name: str, parse: Callable[[str], Any], default: Any, **more: Any) -> Any:
-    return field(default=default, metadata={"name": name, "parse": parse}, **more)
+def _env(
+    name: str, parse: Callable[[str], Any], default: Any, *, was: str = "", **more: Any
+) -> Any:
+    return field(default=default, metadata={"name": name, "parse": parse, "was": was}, **more)
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,10 @@ class Config:
             nothing is lost.
         check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it completes.
         transport: ``ASYNCDDP_TRANSPORT``: name of the transport to use instead of the default.
-        device_wires: ``ASYNCDDP_DEVICE_WIRES``: transports that may carry tensors on GPUs, the
-            preferred one first, separated by commas, or ``auto``; default ``cuda_ipc``, where ranks
-            can read each other's memory, and ``cuda_staged`` elsewhere.
+        device_transports: ``ASYNCDDP_DEVICE_TRANSPORTS``: transports that may carry tensors on
+            GPUs, the preferred one first, separated by commas; default ``auto``: ``cuda_ipc``
+            inside a machine, ``mpi_cuda`` or ``nccl`` between machines, and ``nccl`` for sums, as
+            far as they are there, and ``cuda_staged`` elsewhere.
         ranks_per_machine: ``ASYNCDDP_RANKS_PER_MACHINE``: simulate machines of so many ranks.
         report_dir: ``ASYNCDDP_REPORT_DIR``: folder in which a failing rank writes its report;
             set by ``asyncddp run``.
@@ -119,7 +123,9 @@ class Config:
     network_timeout: float = _env("ASYNCDDP_NETWORK_TIMEOUT", _positive, 30.0)
     check: bool = _env("ASYNCDDP_CHECK", _flag, False)
     transport: str | None = _env("ASYNCDDP_TRANSPORT", str, None)
-    device_wires: str | None = _env("ASYNCDDP_DEVICE_WIRES", _text, None)
+    device_transports: str | None = _env(
+        "ASYNCDDP_DEVICE_TRANSPORTS", _text, None, was="ASYNCDDP_DEVICE_WIRES"
+    )
     ranks_per_machine: int | None = _env("ASYNCDDP_RANKS_PER_MACHINE", _count, None)
     report_dir: str | None = _env("ASYNCDDP_REPORT_DIR", str, None)
     timeline: str | None = _env("ASYNCDDP_TIMELINE", _text, None)
@@ -144,7 +150,10 @@ class Config:
             if value is not None
         }
         for item in fields(cls):
-            name, parse = item.metadata["name"], item.metadata["parse"]
+            name, parse, was = (item.metadata[key] for key in ("name", "parse", "was"))
+            if was in environ and name not in environ:
+                warnings.warn(f"the variable {was} is called {name} now", FutureWarning, 2)
+                name = was
             if item.name in values or name not in environ:
                 continue
             try:

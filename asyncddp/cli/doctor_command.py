@@ -34,7 +34,7 @@ _RUN = ("asyncddp", "run")
 _RUN_ERROR_PREFIX = "asyncddp run: "
 _TABLES = {
     "routes": "What carries a tensor",
-    "device_wires": "Transports for tensors on GPUs",
+    "device_transports": "Transports for tensors on GPUs",
     "ranks": "Ranks",
     "pairs": "What carries a tensor between these ranks",
     "self_test": "Self-test",

@@ -64,8 +64,8 @@ def init(
             ranks than the launcher has announced, or a rank has started this process; the message
             says why.
         WaitTimeoutError: Some ranks have not called it by the deadline.
-        MismatchError: A setting that all ranks must share differs, or ``ASYNCDDP_DEVICE_WIRES`` is
-            set, and some ranks see GPUs and others none.
+        MismatchError: A setting that all ranks must share differs, or
+            ``ASYNCDDP_DEVICE_TRANSPORTS`` is set, and some ranks see GPUs and others none.
 
     Example:
         >>> import asyncddp as bf

@@ -34,11 +34,10 @@ _PREFERRED = {
 DEVICE_TRANSPORTS: PluginRegistry[type[DeviceTransport]] = PluginRegistry(
     "transport for device tensors",
     {"cuda_staged": "asyncddp.transport.cuda.staged_transport:CudaStagedTransport", **_PREFERRED},
-    group="asyncddp.device_wires",
+    group="asyncddp.device_transports",
 )
 
-DEFAULT_DEVICE_TRANSPORTS = ("cuda_ipc",)
-"""Names of the transports that are tried where the user names none, and every rank sees a GPU."""
-
 PREFERRED_DEVICE_TRANSPORTS = tuple(_PREFERRED)
-"""Names of the transports for which ``ASYNCDDP_DEVICE_WIRES=auto`` stands, the best first."""
+"""Names of the transports for which ``ASYNCDDP_DEVICE_TRANSPORTS=auto`` stands, the best first.
+
+They are tried as well where the user names none, and every rank sees a GPU."""

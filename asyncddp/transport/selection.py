@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport import (
-    DEFAULT_DEVICE_TRANSPORTS,
     DEFAULT_TRANSPORT,
     DEVICE_TRANSPORTS,
+    PREFERRED_DEVICE_TRANSPORTS,
     TRANSPORTS,
 )
 from asyncddp.transport.base import Scope, Transport
@@ -38,7 +38,7 @@ def open_transport(
     """
     startup = startup or StartupDeadline.for_single_process()
     name = default if transport is None else transport
-    prepare_cuda(startup.config.device_wires)
+    prepare_cuda(startup.config.device_transports)
     return TRANSPORTS[name].join(startup, required=transport is not None)
 
 
@@ -108,7 +108,7 @@ def list_device_transports(
     """List the status of each GPU transport between this rank and similar ones.
 
     The others are on this machine, with a GPU of their own or this rank's, or on another machine.
-    ``wanted`` are the transports in ``ASYNCDDP_DEVICE_WIRES``, or of the default.
+    ``wanted`` are the transports in ``ASYNCDDP_DEVICE_TRANSPORTS``, or of the default.
     """
     other = replace(mine, rank=mine.rank + 1, gpu=f"{mine.gpu}, the next one" if mine.gpu else "")
     sharing, far = replace(other, gpu=mine.gpu), replace(other, machine=mine.machine + 1)
@@ -123,10 +123,10 @@ def list_device_transports(
         if obstacle is not None and transport.obstacle(mine, sharing) is not None:
             state, why = "cannot be used", obstacle
         elif name not in used:
-            state, why = "can be asked for", f"ASYNCDDP_DEVICE_WIRES={name}{doubt}"
+            state, why = "can be asked for", f"ASYNCDDP_DEVICE_TRANSPORTS={name}{doubt}"
         elif name in wanted:
-            default = name in DEFAULT_DEVICE_TRANSPORTS
-            reason = "by default" if default else "asked for by ASYNCDDP_DEVICE_WIRES"
+            default = tuple(wanted) == PREFERRED_DEVICE_TRANSPORTS
+            reason = "by default" if default else "asked for by ASYNCDDP_DEVICE_TRANSPORTS"
             state, why = "in use", f"{reason}{doubt}"
         else:
             state, why = "in use", "needs nothing of MPI or of the peer's GPU"

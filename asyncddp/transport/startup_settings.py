@@ -17,7 +17,7 @@ def shared_settings(config: Config, default_transport: str) -> Settings:
     return {
         "the version of asyncddp": asyncddp.__version__,
         "ASYNCDDP_TRANSPORT": config.transport or default_transport,
-        "ASYNCDDP_DEVICE_WIRES": config.device_wires,
+        "ASYNCDDP_DEVICE_TRANSPORTS": config.device_transports,
         "ASYNCDDP_RANKS_PER_MACHINE": config.ranks_per_machine,
         "ASYNCDDP_CHECK": config.check,
     }

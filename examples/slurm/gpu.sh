@@ -16,7 +16,7 @@ set -euo pipefail
 source "${VENV:-.venv}/bin/activate"
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 export ASYNCDDP_TIMEOUT=300
-export ASYNCDDP_DEVICE_WIRES=${ASYNCDDP_DEVICE_WIRES:-nccl,mpi_cuda}
+export ASYNCDDP_DEVICE_TRANSPORTS=${ASYNCDDP_DEVICE_TRANSPORTS:-nccl,mpi_cuda}
 
 asyncddp doctor --check -np "$SLURM_NTASKS"
 asyncddp run "${@:?usage: sbatch examples/slurm/gpu.sh train.py}"

@@ -41,7 +41,9 @@ def agreement(place, wanted):
 
 @functools.cache
 def _agreement(world, transport):
-    return world.run(agreement, GPU(), transport, settings={"device_wires": transport}, limit=LIMIT)
+    return world.run(
+        agreement, GPU(), transport, settings={"device_transports": transport}, limit=LIMIT
+    )
 
 
 class StagedWorld(LoopbackWorld):
@@ -73,5 +75,8 @@ def runner(world, transport):
 
 def _run(world, transport, case, *args, **settings):
     """A case, which is given the rank's GPU first; further settings by keyword."""
-    given = {"settings": {"device_wires": transport, "timeout": 60.0, **settings}, "limit": LIMIT}
+    given = {
+        "settings": {"device_transports": transport, "timeout": 60.0, **settings},
+        "limit": LIMIT,
+    }
     return world.run(on_transport, GPU(), transport, case, GPU(), *args, **given)

@@ -12,7 +12,7 @@ from tests.support import on
 
 pytestmark = on("mpi-4")
 LIMIT = 100.0
-MACHINES = {"device_wires": "auto", "ranks_per_machine": 2, "timeout": 60.0}
+MACHINES = {"device_transports": "auto", "ranks_per_machine": 2, "timeout": 60.0}
 
 
 def choice(place):

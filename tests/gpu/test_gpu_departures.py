@@ -50,7 +50,7 @@ except (bf.PeerError, bf.WaitTimeoutError) as problem:
 
 def _started(rank, port, folder, how):
     given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
-    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ASYNCDDP_DEVICE_WIRES": "nccl"}
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ASYNCDDP_DEVICE_TRANSPORTS": "nccl"}
     path = folder / "script.py"
     path.write_text(SCRIPT.format(timeout=TIMEOUT), encoding="utf-8")
     with (folder / f"{rank}.out").open("wb") as out:

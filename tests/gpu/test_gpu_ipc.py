@@ -32,7 +32,7 @@ def test_event_and_memory_handles_between_two_processes(world):
 @on("mpi-2", "mpi-4")
 def test_tensors_are_freed_and_segments_released_between_averages(world):
     """Averages are exact, and nothing that was freed stays open with the neighbours."""
-    settings = {"device_wires": "cuda_ipc"}
+    settings = {"device_transports": "cuda_ipc"}
     found = world.run(ipc_cases.comes_and_goes, GPU(), 3, settings=settings, limit=LIMIT)
     assert found == [("cuda_ipc", 0)] * world.size
 
@@ -40,7 +40,7 @@ def test_tensors_are_freed_and_segments_released_between_averages(world):
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_expandable_segments(variable, tmp_path):
     """Ranks agree whether to open such memory or to stage, and averages are exact."""
-    environ = {variable: "expandable_segments:True", "ASYNCDDP_DEVICE_WIRES": "cuda_ipc"}
+    environ = {variable: "expandable_segments:True", "ASYNCDDP_DEVICE_TRANSPORTS": "cuda_ipc"}
     run = run_on_mpirun(2, EXPANDABLE, tmp_path, environ=environ, timeout=LIMIT, warm=False)
     assert run.code == 0, run
     lines = [line for line in run.stdout.splitlines() if line.startswith("went by")]

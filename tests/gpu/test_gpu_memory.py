@@ -47,4 +47,4 @@ def runs_out(place):
 @on("mpi-2")
 def test_a_receive_without_memory_fails_on_both_ranks_and_the_next_average_works(world):
     """Both ranks raise PeerError that names the receiver, and averages after it are right."""
-    world.run(runs_out, GPU(), settings={"device_wires": "cuda_staged"}, limit=240.0)
+    world.run(runs_out, GPU(), settings={"device_transports": "cuda_staged"}, limit=240.0)

@@ -10,7 +10,7 @@ from tests.gpu.places import GPU
 from tests.support import on
 
 pytestmark = on("mpi-2", "mpi-4")
-SETTINGS = {"device_wires": "nccl", "timeout": 60.0}
+SETTINGS = {"device_transports": "nccl", "timeout": 60.0}
 LIMIT = 100.0
 
 

@@ -31,7 +31,7 @@ def chosen(place):
 
 def ask(world, transport, **more):
     """What all ranks have chosen, and their GPUs."""
-    found = world.run(chosen, GPU(), settings={"device_wires": transport, **more}, limit=LIMIT)
+    found = world.run(chosen, GPU(), settings={"device_transports": transport, **more}, limit=LIMIT)
     assert all(told[1:] == found[0][1:] for told in found)
     return found[0][1:], [gpu for gpu, *_ in found]
 
@@ -122,7 +122,7 @@ bf.shutdown()
 
 def test_a_rank_whose_nccl_fails_leaves_none_waiting(tmp_path):
     """Where one rank's network for NCCL is missing, ``init()`` succeeds and names that rank."""
-    asked = {"ASYNCDDP_DEVICE_WIRES": "nccl"}
+    asked = {"ASYNCDDP_DEVICE_TRANSPORTS": "nccl"}
     done = run_on_mpirun(2, STRANGE_NETWORK, tmp_path, environ=asked, timeout=LIMIT, warm=False)
     assert done.code == 0, done
     if "cannot import cupy" in done.stdout:

@@ -34,7 +34,7 @@ def test_a_rank_has_a_context_on_its_own_gpu_alone(tmp_path, transport):
     """After a run without torch.cuda.set_device no rank has a context on another rank's GPU."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU, which is every rank's own: the test needs two")
-    environ = {"ASYNCDDP_DEVICE_WIRES": transport}
+    environ = {"ASYNCDDP_DEVICE_TRANSPORTS": transport}
     done = run_on_mpirun(2, CONTEXTS, tmp_path, environ=environ, timeout=LIMIT, warm=False)
     assert done.code == 0, done
     told = re.findall(r"^rank (\d) by (\S+) on (\d+): contexts on (.*)$", done.stdout, re.MULTILINE)
@@ -62,7 +62,7 @@ def test_a_thread_of_the_user_keeps_its_device_and_capture_mode(world, transport
 @pytest.mark.parametrize("transports", ["cuda_staged", "auto"])
 def test_a_default_device_before_init(tmp_path, transports):
     """With a GPU as default device from before init on, a whole run gives the host's results."""
-    environ = {"ASYNCDDP_DEVICE_WIRES": transports}
+    environ = {"ASYNCDDP_DEVICE_TRANSPORTS": transports}
     done = run_on_mpirun(2, program("cuda"), tmp_path, environ=environ, timeout=LIMIT, warm=False)
     assert done.code == 0, done
     assert {"rank 0 is done", "rank 1 is done"} <= set(done.stdout.splitlines()), done

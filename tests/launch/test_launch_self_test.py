@@ -33,7 +33,7 @@ class Ranks:
 
     def __call__(self, words, environment, seconds):
         device = words[-1]
-        name = "ASYNCDDP_TRANSPORT" if device == "cpu" else "ASYNCDDP_DEVICE_WIRES"
+        name = "ASYNCDDP_TRANSPORT" if device == "cpu" else "ASYNCDDP_DEVICE_TRANSPORTS"
         transport = environment[name]
         self.started.append((transport, list(words), environment, seconds))
         return {**GOOD, "device_transport": transport, **self.answers.get(transport, {})}

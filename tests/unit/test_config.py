@@ -88,3 +88,11 @@ def test_a_configuration_cannot_be_changed():
     """Assigning to a field of ``Config`` raises FrozenInstanceError."""
     with pytest.raises(FrozenInstanceError):
         Config().timeout = 3.0
+
+
+def test_a_variable_s_former_name_is_read_with_a_warning():
+    """The new name wins where both are set."""
+    former, new = {"ASYNCDDP_DEVICE_WIRES": "nccl"}, {"ASYNCDDP_DEVICE_TRANSPORTS": "cuda_ipc"}
+    with pytest.warns(FutureWarning, match="ASYNCDDP_DEVICE_WIRES is called ASYNCDDP_DEVICE_TRANS"):
+        assert Config.from_environment(former).device_transports == "nccl"
+    assert Config.from_environment(former | new).device_transports == "cuda_ipc"

@@ -57,7 +57,7 @@ def _report_machine() -> None:
             for device in devices
             for same_machine in (True, False)
         ]
-        answer["device_wires"] = rows
+        answer["device_transports"] = rows
     print_answer(answer)
 
 
@@ -86,7 +86,7 @@ def _list_device_transports() -> list[dict[str, Any]]:
     from asyncddp.transport.cuda.negotiation import detect_capabilities
     from asyncddp.transport.selection import list_device_transports
 
-    names = parse_transport_names(Config.from_environment().device_wires)
+    names = parse_transport_names(Config.from_environment().device_transports)
     rows = list_device_transports(detect_capabilities(0, 0, 0), names)
     return [dataclasses.asdict(row) for row in rows]
 

@@ -31,7 +31,7 @@ def self_test(
     and ``what`` (details in words).
     """
     tests = [(name, "cpu", "ASYNCDDP_TRANSPORT") for name in HOST_TRANSPORTS]
-    tests += [(name, "cuda", "ASYNCDDP_DEVICE_WIRES") for name in DEVICE_TRANSPORTS]
+    tests += [(name, "cuda", "ASYNCDDP_DEVICE_TRANSPORTS") for name in DEVICE_TRANSPORTS]
     rows = []
     for transport, device, variable in tests:
         if device == "cuda" and not has_gpus:
@@ -73,6 +73,6 @@ def summarise_self_test(rows: Sequence[Mapping[str, Any]]) -> CheckResult:
     advice = (
         f"The table of the self-test says what {' and '.join(failed)} did. asyncddp run -np 2 "
         f"{' '.join(_PROGRAM)} cpu (or cuda) shows all that the ranks wrote; ASYNCDDP_TRANSPORT "
-        "and ASYNCDDP_DEVICE_WIRES choose another transport."
+        "and ASYNCDDP_DEVICE_TRANSPORTS choose another transport."
     )
     return CheckResult("Self-test", "transports", f"failed: {', '.join(failed)}", advice, "bad")

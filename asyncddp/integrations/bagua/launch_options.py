@@ -33,7 +33,7 @@ _INSTEAD = {
     "autotune_warmup_time": _TUNING,
     "is_output_autotune_log": _TUNING,
     "report_metrics": "asyncddp.monitor reports speed and consensus",
-    "enable_bagua_net": "MPI's transports and ASYNCDDP_DEVICE_WIRES",
+    "enable_bagua_net": "MPI's transports and ASYNCDDP_DEVICE_TRANSPORTS",
 }
 """What takes the place of options that have no effect."""
 _FLAGS = {

@@ -97,7 +97,7 @@ class DeviceTransport(Transport):
         raise ArgumentError(
             f"rank {self.rank}: expected tensors on {self.streams.device}, for which {self.name} "
             f"was opened, got one on {streams.device}; use that GPU, whose number is this rank's "
-            "on its host modulo the visible ones, or set ASYNCDDP_DEVICE_WIRES=cuda_staged"
+            "on its host modulo the visible ones, or set ASYNCDDP_DEVICE_TRANSPORTS=cuda_staged"
         )
 
 

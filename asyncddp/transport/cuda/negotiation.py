@@ -1,6 +1,6 @@
 """Agreement of all ranks on the transports for GPU tensors, from those that the user allows.
 
-Without ``ASYNCDDP_DEVICE_WIRES`` those of the default are tried where every rank sees a GPU.
+Without ``ASYNCDDP_DEVICE_TRANSPORTS`` all of them are tried where every rank sees a GPU.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def negotiate_from_config(
     else uses the transports meanwhile. Raises the same as :func:`negotiate_transport`, and
     UnknownNameError where there is no transport of that name.
     """
-    wanted, asked = parse_transport_names(config.device_wires), config.device_wires is not None
+    wanted, asked = (
+        parse_transport_names(config.device_transports),
+        config.device_transports is not None,
+    )
     if transport.scope is Scope.PROCESS or not (asked or all_see_gpus):
         return TransportChoice(FALLBACK, {})
     mine = detect_capabilities(transport.rank, machine, rank_on_host, wanted)

@@ -23,10 +23,12 @@ TRANSPORT_NAMES = ("cuda_ipc", "cuda_staged", "mpi_cuda", "nccl")
 _NO_GPU = 2
 
 
-def _runs(options: BenchOptions, *, pretend: bool) -> Iterator[tuple[int, str]]:
+def _runs(
+    options: BenchOptions, names: Sequence[str], *, pretend: bool
+) -> Iterator[tuple[int, str]]:
     """Numbers of ranks and transports, the cheapest first."""
     for ranks in (2,) if options.quick or pretend else (2, 4):
-        for transport in ("cuda_staged",) if pretend else TRANSPORT_NAMES:
+        for transport in ("cuda_staged",) if pretend else names or TRANSPORT_NAMES:
             yield ranks, transport
 
 
@@ -39,13 +41,10 @@ def _measured(
     pretend: bool,
 ) -> dict[str, Any]:
     """Measure one transport in a run of its own."""
-    if transport == "nccl" and gpus() < ranks:
-        why = f"NCCL has a GPU for each of {ranks} ranks, or does not run"
-        return {"missing": [f"nccl was not measured: {why}"]}
     words = ["--transport", transport]
     words += ["--rounds", str(options.rounds or (2 if pretend else 5 if options.quick else 30))]
     words += ["--quick"] * options.quick + ["--stand-in"] * pretend
-    environ = {} if pretend else {"ASYNCDDP_DEVICE_WIRES": transport}
+    environ = {} if pretend else {"ASYNCDDP_DEVICE_TRANSPORTS": transport}
     try:
         return run_for_json(on_this_machine(ranks, "gpu.gpu_rank", *words), advance, environ)
     except RunFailedError as problem:
@@ -106,12 +105,12 @@ def _not_callable(nbytes: int) -> Any:
 
 
 def figures(
-    options: BenchOptions, advance: Callable[[str], None], *, pretend: bool
+    options: BenchOptions, advance: Callable[[str], None], names: Sequence[str], *, pretend: bool
 ) -> BenchFigures:
     """Everything that this bench shows."""
     facts: dict[str, Any] = {}
     figure_tables, rows, missing = [], [], []
-    for ranks, transport in _runs(options, pretend=pretend):
+    for ranks, transport in _runs(options, names, pretend=pretend):
         advance(f"{transport}, {ranks} ranks")
         found = _measured(ranks, transport, options, advance, pretend=pretend)
         facts = facts or found.get("header", {})
@@ -133,15 +132,18 @@ def figures(
     )
 
 
-def _made(*, pretend: bool) -> click.Command:
-    return command("gpu", lambda options, advance: figures(options, advance, pretend=pretend))
+def _made(names: Sequence[str], *, pretend: bool) -> click.Command:
+    return command(
+        "gpu", lambda options, advance: figures(options, advance, names, pretend=pretend)
+    )
 
 
 @click.command("gpu", context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.option("--stand-in", "pretend", is_flag=True)
+@click.option("--transport", "names", multiple=True, type=click.Choice(TRANSPORT_NAMES))
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
-def main(pretend: bool, rest: tuple[str, ...]) -> None:
-    """Measure where there is a GPU; with ``--stand-in`` on the host, to see that it runs."""
+def main(pretend: bool, names: tuple[str, ...], rest: tuple[str, ...]) -> None:
+    """Measure where there is a GPU, all transports or some; ``--stand-in`` runs on the host."""
     if not pretend and gpus() == 0:
         click.echo(
             "bench: gpu needs a GPU that torch can use, and torch sees none here; "
@@ -149,7 +151,7 @@ def main(pretend: bool, rest: tuple[str, ...]) -> None:
             err=True,
         )
         sys.exit(_NO_GPU)
-    _made(pretend=pretend).main(args=list(rest), prog_name="gpu")
+    _made(names, pretend=pretend).main(args=list(rest), prog_name="gpu")
 
 
 if __name__ == "__main__":

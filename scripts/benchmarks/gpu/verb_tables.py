@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -130,11 +131,17 @@ def _group(world: RankGroup, backend: str) -> Any:
         raise RivalUnavailableError(world.gloo)
     if backend == "gloo":
         return None
-    if gpus() < world.size:
+    if gpus() < world.size and "NCCL_HOSTID" not in os.environ:
         raise RivalUnavailableError(
-            f"NCCL has a GPU for each of {world.size} ranks, or does not run"
+            f"NCCL has a GPU for each of {world.size} ranks, or does not run; "
+            "scripts/gpu --share hosts has ranks share one"
         )
     return distributed.new_group(backend=backend)
+
+
+def own_gpus(world: RankGroup) -> bool:
+    """Whether no ranks share a GPU: for what those cannot reach there is no aim."""
+    return gpus() >= world.size or gpus() == 0
 
 
 def mixing_table(setup: GpuTableSetup, transport: str, sizes: Sequence[int]) -> TimingTable:
@@ -167,7 +174,7 @@ def mixing_table(setup: GpuTableSetup, transport: str, sizes: Sequence[int]) -> 
         rivals,
         expected=setup.average,
         begin=setup.begin,
-        targets=[targets[transport]] if transport in targets else [],
+        targets=[targets[transport]] if transport in targets and own_gpus(setup.world) else [],
         compare=(transport, COPY),
         note="All ranks at once, each call until the device is through with it.",
     )

@@ -98,7 +98,7 @@ def test_ranks_that_are_threads():
 @pytest.mark.parametrize("transports", [None, "auto"], ids=["default", "negotiated"])
 def test_ranks_that_are_processes(tmp_path, transports):
     """Under another default device from before init on, a whole run gives the host's results."""
-    environ = {} if transports is None else {"ASYNCDDP_DEVICE_WIRES": transports}
+    environ = {} if transports is None else {"ASYNCDDP_DEVICE_TRANSPORTS": transports}
     done = run_on_mpirun(2, program("meta"), tmp_path, environ=environ, timeout=120.0)
     assert done.code == 0, done
     assert {"rank 0 is done", "rank 1 is done"} <= set(done.stdout.splitlines()), done

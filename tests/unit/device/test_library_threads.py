@@ -112,6 +112,6 @@ def test_transports_are_opened_on_the_rank_s_own_device(monkeypatch):
     }.items():
         monkeypatch.setattr(negotiation, name, value)
     monkeypatch.setattr(torch.cuda, "device", Entered)
-    config = Config.from_environment({"ASYNCDDP_DEVICE_WIRES": "auto"})
+    config = Config.from_environment({"ASYNCDDP_DEVICE_TRANSPORTS": "auto"})
     negotiation.negotiate_from_config(Transport(), config, machine=0, rank_on_host=1)
     assert log == [("enter", 1), "negotiated", ("leave", 1)]

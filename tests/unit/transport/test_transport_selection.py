@@ -199,7 +199,7 @@ def test_the_doctor_says_of_each_transport_whether_it_serves_and_why():
     aware = GOOD
     rows = {row.transport: row for row in list_device_transports(aware)}
     assert (rows["cuda_staged"].state, rows["mpi_cuda"].state) == ("in use", "can be asked for")
-    assert rows["mpi_cuda"].why == "ASYNCDDP_DEVICE_WIRES=mpi_cuda"
+    assert rows["mpi_cuda"].why == "ASYNCDDP_DEVICE_TRANSPORTS=mpi_cuda"
     rows = {row.transport: row for row in list_device_transports(aware, ["mpi_cuda"])}
     assert rows["mpi_cuda"].state == "in use"
     assert rows["cuda_staged"].state == "can be asked for"
@@ -237,7 +237,7 @@ def test_a_new_transport_is_one_class_and_one_line_of_the_registry(monkeypatch):
     assert routing.transport_between(*group[:2]) == routing.collectives == "one_more"
     assert routing.transport_between(*group[1:]) == "cuda_staged"
     rows = {row.transport: row.why for row in list_device_transports(GOOD)}
-    assert rows["one_more"] == "ASYNCDDP_DEVICE_WIRES=one_more"
+    assert rows["one_more"] == "ASYNCDDP_DEVICE_TRANSPORTS=one_more"
     (alone,) = LoopbackTransport.group(1)
     streams = SimulatedStreams()
     choice = negotiate_transport(alone, ["one_more"], GOOD, streams, 10.0)
@@ -274,7 +274,7 @@ def test_the_probe_of_a_machine_with_gpus_tells_of_its_transports(monkeypatch, a
     """The probe lists every GPU transport; where the one asked for cannot be used, it stages."""
     found = DeviceCapabilities(0, device="cuda", gpu="a", mpi_cuda=aware)
     monkeypatch.setattr(negotiation, "detect_capabilities", lambda *_: found)
-    monkeypatch.setenv("ASYNCDDP_DEVICE_WIRES", "mpi_cuda")
+    monkeypatch.setenv("ASYNCDDP_DEVICE_TRANSPORTS", "mpi_cuda")
     rows = {row["transport"]: row["state"] for row in probe._list_device_transports()}
     assert set(rows) == set(DEVICE_TRANSPORTS)
     used = {name for name, state in rows.items() if state == "in use"}

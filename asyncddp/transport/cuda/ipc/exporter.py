@@ -76,7 +76,7 @@ class MemoryExporter:
         except (RuntimeError, OSError) as error:
             problem = PeerError(
                 f"GPU memory cannot be exported to rank {peer}: {error}. "
-                "Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
+                "Leave cuda_ipc out of ASYNCDDP_DEVICE_TRANSPORTS"
             )
         message = ReadyMessage(
             task.tag,
@@ -105,7 +105,7 @@ class MemoryExporter:
             except (RuntimeError, OSError) as error:
                 raise PeerError(
                     f"the event after which rank {peer} has read cannot be opened: {error}. "
-                    "Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
+                    "Leave cuda_ipc out of ASYNCDDP_DEVICE_TRANSPORTS"
                 ) from error
         if buffer is None:
             event_pair.free(self._streams)

@@ -74,7 +74,7 @@ class MemoryImporter:
         except (RuntimeError, OSError) as error:
             raise PeerError(
                 f"the memory that rank {peer} shows on its device cannot be opened: {error}. "
-                "Leave cuda_ipc out of ASYNCDDP_DEVICE_WIRES"
+                "Leave cuda_ipc out of ASYNCDDP_DEVICE_TRANSPORTS"
             ) from error
         return source
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from asyncddp.device.cuda_streams import use_stream
+from asyncddp.device.cuda_streams import private_stream, use_stream
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import needed_package
-from asyncddp.transport import DEFAULT_DEVICE_TRANSPORTS
 
 CHANNELS = 8
 """Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
@@ -30,7 +29,6 @@ which it has no names."""
 
 _SHARING_VERSION = 23000
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-_KEPT_STREAMS: list[Any] = []
 
 StreamContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
 """Makes a context in which a stream is this thread's current one."""
@@ -47,7 +45,7 @@ def library() -> CupyBindings:
     """Import NCCL through cupy; an EnvironmentProblem if cupy or its NCCL is missing."""
     need = "NCCL is reached through cupy, which cannot be imported"
     with needed_package(need, "cuda12", "cuda13"), warnings.catch_warnings(record=True) as said:
-        from cupy.cuda import Stream, nccl
+        from cupy.cuda import nccl
     if not nccl.available:
         why = "".join(f" ({warning.message})" for warning in said)
         raise EnvironmentProblem(
@@ -56,12 +54,8 @@ def library() -> CupyBindings:
         )
 
     def stream(device: torch.device) -> StreamContext:
-        """Create a stream; torch's own come from a pool of 32, where two users may share one."""
-        with torch.cuda.device(device):
-            made = Stream(non_blocking=True)
-        _KEPT_STREAMS.append(made)  # torch's allocator may use it after its communicator's end
-        wrapped = torch.cuda.ExternalStream(made.ptr, device)  # type: ignore[no-untyped-call]
-        return lambda: use_stream(wrapped)
+        made = private_stream(device)
+        return lambda: use_stream(made)
 
     return CupyBindings(nccl, stream)
 
@@ -82,8 +76,9 @@ def prepare_cuda(transports: str | None) -> None:
     A CUDA-aware MPI starts CUDA as it starts itself, so this is called before. What the user has
     set stays, and so does what CUDA has read already.
     """
-    wanted = transports or ",".join(DEFAULT_DEVICE_TRANSPORTS)
-    if re.search(r"\b(auto|nccl)\b", wanted) and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.version.cuda is None or not re.search(r"\b(auto|nccl)\b", transports or "auto"):
+        return
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(HARDWARE_QUEUES))
 
 

@@ -242,7 +242,7 @@ class PairChannel(ABC):
         self.failure = problem = PeerError(
             f"messages between rank {self._resources.rank} and rank {self._peer} by NCCL "
             f"cannot go on: {why}. End and restart the run, or leave nccl out of "
-            "ASYNCDDP_DEVICE_WIRES."
+            "ASYNCDDP_DEVICE_TRANSPORTS."
         )
         for request in (*self._waiting.values(), *chain(*self._launches)):
             request.problem = problem

@@ -194,6 +194,33 @@ def test_a_variable_that_turns_it_off_wins(monkeypatch, name):
     assert query_cuda_support({name: "0"}) is False
 
 
+@pytest.mark.parametrize(
+    ("pml", "loaded", "expected"),
+    [
+        ("ucx", ["/lib/ucx/libuct_cuda.so.0"], True),
+        ("ucx", [], False),
+        ("ob1", ["/lib/ucx/libuct_cuda.so.0"], False),
+        (None, ["/lib/ucx/libuct_cuda.so.0"], False),
+    ],
+)
+def test_ucx_takes_gpu_memory_of_an_open_mpi_without_cuda(monkeypatch, pml, loaded, expected):
+    """Where UCX sends the messages, and has loaded what it needs for CUDA."""
+
+    def found(*names):
+        return loaded if names == ("libuct_cuda",) else ["/lib/libmpi.so.40"]
+
+    monkeypatch.setattr(mpi_cuda, "_loaded", found)
+    monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers("MPIX_Query_cuda_support", 0))
+    assert query_cuda_support({} if pml is None else {"OMPI_MCA_pml": pml}) is expected
+
+
+def test_libraries_of_the_process_are_found_by_name():
+    """Every program has libc, and none a library of no such name."""
+    assert all("/libc" in path for path in mpi_cuda._loaded("libc"))
+    assert mpi_cuda._loaded("libc")
+    assert mpi_cuda._loaded("libnone_of_that_name") == []
+
+
 def test_a_library_that_says_nothing_is_not_believed(monkeypatch):
     """CUDA support is None where no loaded library has a function to ask."""
     monkeypatch.setattr(mpi_cuda, "_loaded", lambda *names: ["/lib/libmpi.so.12"])
@@ -281,7 +308,9 @@ def test_transports_are_named_with_commas_or_all_at_once():
 @pytest.mark.parametrize("text", ["mpi-cuda", "cuda_staged,tcp", "", ","])
 def test_a_transport_that_there_is_not_is_told_with_those_that_there_are(text):
     """An unknown or empty name raises UnknownNameError with the variable and all names."""
-    known = "ASYNCDDP_DEVICE_WIRES: expected auto, or some of cuda_ipc, cuda_staged, mpi_cuda, nc"
+    known = (
+        "ASYNCDDP_DEVICE_TRANSPORTS: expected auto, or some of cuda_ipc, cuda_staged, mpi_cuda, nc"
+    )
     with pytest.raises(UnknownNameError, match=re.escape(known)):
         parse_transport_names(text)
 
@@ -326,21 +355,21 @@ def in_a_world():
 @on("mpi-2")
 def test_a_world_without_gpus_comes_up_whatever_is_asked_for(world):
     """A world without GPUs comes up with ``cuda_staged`` though ``mpi_cuda`` is asked for."""
-    told = world.run(in_a_world, settings={"device_wires": "mpi_cuda"})
+    told = world.run(in_a_world, settings={"device_transports": "mpi_cuda"})
     assert told == [("cuda_staged", "cuda_staged")] * 2
 
 
 @on("mpi-2")
 def test_a_transport_that_there_is_not_ends_init_on_all_ranks(world):
     """``init`` with an unknown transport name raises UnknownNameError on every rank."""
-    for outcome in world.outcomes(in_a_world, settings={"device_wires": "smoke"}):
+    for outcome in world.outcomes(in_a_world, settings={"device_transports": "smoke"}):
         assert outcome.error == "UnknownNameError"
         assert "expected auto, or some of cuda_ipc, cuda_staged, mpi_cuda" in outcome.message
 
 
 def test_ranks_that_are_threads_stage():
     """Ranks that are threads use ``cuda_staged`` whatever is asked for, with no refusals."""
-    config = Config.from_environment({"ASYNCDDP_DEVICE_WIRES": "mpi_cuda"})
+    config = Config.from_environment({"ASYNCDDP_DEVICE_TRANSPORTS": "mpi_cuda"})
     choice = negotiate_from_config(LoopbackTransport.group(2)[0], config, machine=0, rank_on_host=0)
     assert (choice.transport, dict(choice.refused)) == ("cuda_staged", {})
 

@@ -13,6 +13,7 @@ import torch
 import asyncddp as bf
 from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import ArgumentError, EnvironmentProblem, PeerError
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.nccl import cupy_bindings as nccl_library
 from asyncddp.transport.cuda.nccl.cupy_bindings import (
     describe_conflict,
@@ -275,35 +276,13 @@ def test_versions_are_those_of_cupy_and_of_the_nccl_that_it_has_loaded(monkeypat
             library()
 
 
-def test_a_stream_is_nobody_else_s_blocks_nothing_and_is_kept(monkeypatch):
-    """cupy makes it on the right device; torch only wraps it."""
-    cuda, seen, kept = with_cupy(monkeypatch), [], []
-
-    class Device:
-        def __init__(self, device):
-            self.device = device
-
-        def __enter__(self):
-            seen.append(self.device)
-
-        def __exit__(self, *_):
-            seen.append("left")
-
-    class Stream:
-        def __init__(self, *, non_blocking):
-            seen.append(("made", non_blocking))
-            self.ptr = 77
-
-    cuda.Stream = Stream
-    monkeypatch.setattr(nccl_library, "_KEPT_STREAMS", kept)
-    monkeypatch.setattr(torch.cuda, "device", Device)
-    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda *given: given)
+def test_a_stream_is_nobody_else_s(monkeypatch):
+    """It is one of the library's private streams, on the communicator's device."""
+    with_cupy(monkeypatch)
+    monkeypatch.setattr(nccl_library, "private_stream", lambda device: ("private", device))
     monkeypatch.setattr(nccl_library, "use_stream", lambda given: ("current", given))
     device = torch.device("cuda", 3)
-    current = library().stream(device)
-    assert seen == [device, ("made", True), "left"]
-    assert current() == ("current", (77, device))
-    assert [stream.ptr for stream in kept] == [77]
+    assert library().stream(device)() == ("current", ("private", device))
 
 
 VARIABLES = {
@@ -319,10 +298,69 @@ def test_variables_of_nccl_and_cuda_are_set_unless_the_user_has_set_them(monkeyp
     environment = dict(given)
     monkeypatch.setattr(nccl_library.os, "environ", environment)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     limit_channels()
     prepare_cuda("nccl")
     added = {name: value for name, value in VARIABLES.items() if not used or "NCCL" in name}
     assert environment == {**added, **given}
+
+
+@pytest.mark.parametrize(
+    ("transports", "cuda", "sets"),
+    [
+        (None, "13.0", True),
+        ("auto", "13.0", True),
+        ("cuda_ipc, nccl", "12.8", True),
+        ("cuda_ipc,cuda_staged", "13.0", False),
+        (None, None, False),
+    ],
+)
+def test_hardware_queues_are_asked_for_where_nccl_may_serve(monkeypatch, transports, cuda, sets):
+    """Not where the user leaves NCCL out, and not by a torch that was built without CUDA."""
+    environment = {}
+    monkeypatch.setattr(nccl_library.os, "environ", environment)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    prepare_cuda(transports)
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS" in environment) is sets
+
+
+@pytest.mark.parametrize(
+    ("variables", "nccl", "expected"),
+    [
+        ({}, 22809, ("", False)),
+        ({"NCCL_HOSTID": "rank-1"}, 22809, ("rank-1", False)),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, 23007, ("", True)),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, 22907, ("", False)),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "0"}, 23007, ("", False)),
+        ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, None, ("", False)),
+    ],
+)
+def test_what_nccl_is_told_of_ranks_that_share_a_gpu(monkeypatch, variables, nccl, expected):
+    """The name of the machine, and whether an NCCL that can share GPUs is to."""
+    monkeypatch.setattr(nccl_library.os, "environ", variables)
+    assert nccl_library.sharing(nccl) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "refused"),
+    [
+        ({}, {}, True),
+        ({"nccl_host": "a"}, {"nccl_host": "a"}, True),
+        ({"nccl_host": "a"}, {"nccl_host": "b"}, False),
+        ({"nccl_host": "a"}, {}, False),
+        ({"nccl_shares_gpu": True}, {}, True),
+        ({"nccl_shares_gpu": True}, {"nccl_shares_gpu": True}, False),
+    ],
+)
+def test_ranks_share_a_gpu_where_nccl_lets_them(one, other, refused):
+    """Where it takes them to be on two machines, and where both are told to share."""
+    both = [
+        DeviceCapabilities(rank, device="cuda", gpu="GPU-0", cupy="14", nccl=23007, **more)
+        for rank, more in enumerate((one, other))
+    ]
+    problem = NCCLTransport.obstacle(*both)
+    expected = "rank 0 and rank 1 share one GPU, which NCCL refuses" if refused else None
+    assert problem == expected
 
 
 MAPS = """

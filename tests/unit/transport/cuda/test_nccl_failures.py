@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from types import SimpleNamespace
@@ -167,7 +168,7 @@ def test_messages_that_the_device_does_not_end_break_the_pair_with_words(rank, m
     words = (
         f"by NCCL cannot go on: rank {rank}: a group of 1 messages, which all its ranks had "
         "posted, has not ended in 0.05 s. End and restart the run, or leave nccl out of "
-        "ASYNCDDP_DEVICE_WIRES."
+        "ASYNCDDP_DEVICE_TRANSPORTS."
     )
     assert f"messages between rank {1 - rank} and rank {rank} {words}" == told(waiting)
     for side in (0, 1):
@@ -238,7 +239,9 @@ def test_a_communicator_that_nccl_does_not_open_is_told_on_both_sides():
     arriving, sending = two.receive(1, torch.zeros(3)), two.send(0, torch.ones(3))
     two.until(lambda: sending.problem is not None and arriving.problem is not None)
     assert "NCCL opens no communicator of the two (NCCL_ERROR_SYSTEM_ERROR" in told(sending)
-    assert "End and restart the run, or leave nccl out of ASYNCDDP_DEVICE_WIRES" in told(arriving)
+    assert "End and restart the run, or leave nccl out of ASYNCDDP_DEVICE_TRANSPORTS" in told(
+        arriving
+    )
 
 
 @pytest.mark.parametrize("rooms", [(0, 1), (1, 0), (0, 0)])
@@ -330,3 +333,31 @@ def test_pairs_take_no_more_streams_than_there_are_hardware_queues(
         f"CUDA_DEVICE_MAX_CONNECTIONS is {queues or 8}, so messages go by NCCL to {expected} peers"
     )
     assert (told in caplog.text) == (expected < 8)
+
+
+class Nameless:
+    """cupy's communicator where NCCL gives a result for which cupy has no name."""
+
+    def __init__(self):
+        self.aborted = 0
+
+    def check_async_error(self):
+        raise KeyError(7)
+
+    def abort(self):
+        self.aborted += 1
+
+
+def test_a_result_of_nccl_without_a_name_breaks_the_communicator():
+    """cupy raises KeyError for ncclInProgress and ncclTimeout, as RuntimeError for the others."""
+    streams, handle = HostStreams(), Nameless()
+    made = communicator.NCCLCommunicator(streams, contextlib.nullcontext, handle)
+    assert made.failed() == "NCCL reports: 7"
+    made = communicator.NCCLCommunicator(streams, contextlib.nullcontext, handle)
+
+    def call(given, stream):
+        raise KeyError(8)
+
+    with pytest.raises(PeerError, match="a sum could not be started: 8"):
+        made.enter("a sum", call, [], [])
+    assert handle.aborted == 2

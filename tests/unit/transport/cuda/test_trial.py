@@ -157,6 +157,6 @@ def test_an_error_of_the_device_while_data_are_compared_is_a_failed_trial(monkey
         return equal(one, other)
 
     monkeypatch.setattr(trial.torch, "equal", fails)
-    choice, _ = ask(monkeypatch, timeout=1.0)
+    choice, _ = ask(monkeypatch)
     assert (choice.transport, choice.failed) == ("cuda_staged", ("nccl",))
     assert "rank 1: CUDA error: an illegal" in choice.refused["nccl"]
