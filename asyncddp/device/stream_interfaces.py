@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 import torch
 from typing_extensions import override
 
 from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.free_list import FreeList
 
 _this_thread = threading.local()
 
@@ -79,6 +81,21 @@ class DeviceStreams(ABC):
     def copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
         """Enqueue a copy between pinned host memory and the device, or within the device."""
 
+    def begin_copies(self, parts: Sequence[torch.Tensor], role: StreamRole) -> None:
+        """Let copies of parts of one tensor follow what COMPUTE was given, and keep its memory."""
+        if parts:
+            self.wait_event(role, self.record_event(StreamRole.COMPUTE))
+            self.record_stream(parts[0], role)
+
+    def enqueue_copies(
+        self, outs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], role: StreamRole
+    ) -> DeviceEvent:
+        """Enqueue copies between pinned host memory and the device; return an event after them."""
+        for out, source in zip(outs, sources, strict=True):
+            if out.nbytes:
+                self.copy(out, source, role)
+        return self.record_event(role)
+
     @abstractmethod
     def record_stream(self, tensor: torch.Tensor, role: StreamRole) -> None:
         """Keep a tensor's memory from being reused before a stream's work on it has ended."""
@@ -90,6 +107,11 @@ class DeviceStreams(ABC):
     @abstractmethod
     def allocate_pinned(self, size: int) -> torch.Tensor:
         """Allocate ``size`` bytes of pinned host memory, for asynchronous copies."""
+
+    @cached_property
+    def pinned(self) -> FreeList[torch.Tensor]:
+        """Pinned host memory that is reused."""
+        return FreeList(self.allocate_pinned)
 
     def allocate_exportable(self, size: int) -> torch.Tensor:
         """Allocate ``size`` bytes on the device that can be exported to other processes."""

@@ -32,7 +32,6 @@ from asyncddp.kernels.cpu_weighted_sum import WeightedTensor, mean_divisor, uses
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import dense
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
-from asyncddp.tensors.free_list import FreeList
 from asyncddp.tensors.means import split_divisor
 from asyncddp.torch_modes import normal_mode
 from asyncddp.windows.staging import (
@@ -45,13 +44,6 @@ from asyncddp.windows.staging import (
 )
 
 _MAX_QUEUED = 4  # copies of a window under way each way, before a caller waits for the device
-
-
-class DeviceStagingResources(NamedTuple):
-    """Streams and pinned host memory of one device, shared by all windows on it."""
-
-    streams: DeviceStreams
-    pinned: FreeList[torch.Tensor]
 
 
 class _ActionAfterEvent(NamedTuple):
@@ -72,13 +64,13 @@ class DeviceStaging(SynchronousTensorStaging):
     def __init__(
         self,
         pool: BufferPool,
-        device: DeviceStagingResources,
+        streams: DeviceStreams,
         engine: ProgressEngine,
         lock: threading.RLock,
         what: str,
     ) -> None:
         super().__init__(pool)
-        self._streams, self._pinned = device.streams, device.pinned
+        self._streams = streams
         self._engine, self._lock, self._what = engine, lock, what
         self._queued: deque[_ActionAfterEvent] = deque()
         self._copies_in: deque[tuple[DeviceEvent, torch.Tensor]] = deque()
@@ -103,11 +95,8 @@ class DeviceStaging(SynchronousTensorStaging):
                 if not tensor.is_contiguous() or tensor.is_neg():
                     with order.stream_context():
                         values = dense(tensor)
-                    made = streams.record_event(StreamRole.COMPUTE)
-                    streams.wait_event(StreamRole.DEVICE_TO_HOST, made)
-                    streams.record_stream(values, StreamRole.DEVICE_TO_HOST)
-                streams.copy(here, values, StreamRole.DEVICE_TO_HOST)
-                event = streams.record_event(StreamRole.DEVICE_TO_HOST)
+                    streams.begin_copies([values], StreamRole.DEVICE_TO_HOST)
+                event = streams.enqueue_copies([here], [values], StreamRole.DEVICE_TO_HOST)
                 streams.wait_event(StreamRole.COMPUTE, event)
                 if factor != 1.0:
                     with order.stream_context():
@@ -153,7 +142,7 @@ class DeviceStaging(SynchronousTensorStaging):
             except (AsyncDDPError, RuntimeError, OSError, MemoryError) as error:
                 pending.problem = self._problem = error
             if pinned is not None:
-                self._pinned.give(pinned, pinned.nbytes)
+                self._streams.pinned.give(pinned, pinned.nbytes)
         return not self._queued
 
     # reading
@@ -210,11 +199,8 @@ class DeviceStaging(SynchronousTensorStaging):
         pinned, here = self._pinned_tensor(shape, dtype)
         weighted_sum(here, terms)
         there = empty_on(streams, tuple(shape), dtype)
-        in_use = streams.record_event(StreamRole.COMPUTE)  # its memory may be, until then
-        streams.wait_event(StreamRole.HOST_TO_DEVICE, in_use)
-        streams.record_stream(there, StreamRole.HOST_TO_DEVICE)
-        streams.copy(there, here, StreamRole.HOST_TO_DEVICE)
-        arrived = streams.record_event(StreamRole.HOST_TO_DEVICE)
+        streams.begin_copies([there], StreamRole.HOST_TO_DEVICE)  # its memory is in use until then
+        arrived = streams.enqueue_copies([there], [here], StreamRole.HOST_TO_DEVICE)
         streams.wait_event(StreamRole.COMPUTE, arrived)
         self._copies_in.append((arrived, pinned))
         return there
@@ -226,7 +212,7 @@ class DeviceStaging(SynchronousTensorStaging):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._reclaim()
         size = shape.numel() * dtype.itemsize
-        pinned = self._pinned.take(size)
+        pinned = self._streams.pinned.take(size)
         with normal_mode():
             return pinned, pinned[:size].view(dtype).view(shape)
 
@@ -234,7 +220,7 @@ class DeviceStaging(SynchronousTensorStaging):
         """Take back pinned memory that the device has read."""
         while self._copies_in and self._copies_in[0][0].done():
             staging = self._copies_in.popleft()[1]
-            self._pinned.give(staging, staging.nbytes)
+            self._streams.pinned.give(staging, staging.nbytes)
 
     @override
     def throttle(self) -> None:

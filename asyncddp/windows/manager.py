@@ -11,14 +11,10 @@ import torch
 
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
-from asyncddp.device.stream_interfaces import DeviceStreams
-from asyncddp.device.stream_registry import streams_of
 from asyncddp.errors import ArgumentError, PeerError, UnknownNameError
 from asyncddp.shm.arena import SharedMemoryHandle
-from asyncddp.tensors.free_list import FreeList
 from asyncddp.topology import Schedule
 from asyncddp.torch_modes import refuse_transforms
-from asyncddp.windows.device_staging import DeviceStagingResources
 from asyncddp.windows.get_requests import GET, LOOK, GetRequests
 from asyncddp.windows.message_edge import (
     ADD,
@@ -53,7 +49,6 @@ class WindowManager:
         self._by_number: dict[int, Window] = {}
         self._group = context.transport.window_group
         self._gets = GetRequests(self._engine, self._group, self._send)
-        self._devices: dict[DeviceStreams, DeviceStagingResources] = {}
         self._made = 0
         self._pause = self._engine.idle_interval
         self._message_handlers = {
@@ -100,20 +95,10 @@ class WindowManager:
         """Create a window, which :meth:`connect` gives its edges."""
         number = self._made
         self._made += 1
-        facts = self._context, name, number, tensor, schedule, self._device_of(tensor)
+        facts = self._context, name, number, tensor, schedule
         if self._context.tracer is None:
             return Window(*facts, zero_init=zero_init, codec=codec)
         return TracedWindow(self._context.tracer, *facts, zero_init=zero_init, codec=codec)
-
-    def _device_of(self, tensor: torch.Tensor) -> DeviceStagingResources | None:
-        streams = streams_of(tensor)
-        if streams is None:
-            return None
-        if streams not in self._devices:
-            self._devices[streams] = DeviceStagingResources(
-                streams, FreeList(streams.allocate_pinned)
-            )
-        return self._devices[streams]
 
     def reserve(self, targets: Iterable[int]) -> ControlWords:
         """Reserve shared memory for the control words of edges to ranks of this machine."""

@@ -11,6 +11,7 @@ import torch
 
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
+from asyncddp.device.stream_registry import streams_of
 from asyncddp.errors import AsyncDDPError, PeerLeftError
 from asyncddp.kernels.cpu_weighted_sum import WeightedTensor
 from asyncddp.kernels.weight_row import WeightRow
@@ -18,7 +19,7 @@ from asyncddp.tensors.allocation import detached_copy
 from asyncddp.topology import Neighbors, Schedule
 from asyncddp.windows.compressed_staging import CompressedStaging, StoredForm
 from asyncddp.windows.departure_detector import CONCLUDED
-from asyncddp.windows.device_staging import DeviceStaging, DeviceStagingResources
+from asyncddp.windows.device_staging import DeviceStaging
 from asyncddp.windows.edge import PublishedSnapshot, RefCountedBuffer
 from asyncddp.windows.mutex import WindowMutex
 from asyncddp.windows.nonblocking_handle import WindowHandle
@@ -54,7 +55,6 @@ class Window:
         number: int,
         tensor: torch.Tensor,
         schedule: Schedule,
-        device: DeviceStagingResources | None = None,
         *,
         zero_init: bool,
         codec: TensorCompressor | None = None,
@@ -75,8 +75,8 @@ class Window:
         self._staging = SynchronousTensorStaging(self._pool)
         if codec is not None:
             self._staging = CompressedStaging(self._pool, codec)
-        elif device is not None:
-            self._staging = DeviceStaging(self._pool, device, context.engine, self.lock, what)
+        elif (streams := streams_of(tensor)) is not None:
+            self._staging = DeviceStaging(self._pool, streams, context.engine, self.lock, what)
         self._zero_init = zero_init
         self._unconfirmed: dict[int, UndeliveredMessage] = {}
         self._receive_buffers = partial(

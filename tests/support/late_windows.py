@@ -9,7 +9,7 @@ import torch
 
 import asyncddp as bf
 from asyncddp.context import current
-from asyncddp.windows import device_staging, manager, windows_of
+from asyncddp.windows import device_staging, windows_of
 from tests.support.lazy_streams import LazyStreams
 from tests.support.worlds import LoopbackWorld
 
@@ -31,7 +31,7 @@ class LateWorld(LoopbackWorld):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device_staging, "streams_of", of)
-            patch.setattr(manager, "streams_of", of)
+            patch.setattr("asyncddp.windows.window.streams_of", of)
             return super().run(lambda: case(self.devices[bf.rank()], *args), **more)
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams, StreamRole
+from asyncddp.device.stream_interfaces import DeviceStreams, StreamRole
 from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import TRANSFER_ERRORS, Request
 from asyncddp.transport.cuda.pending_requests import PendingRequest
@@ -78,12 +78,11 @@ class StagedRequest(PendingRequest):
         self,
         plan: StagingPlan,
         streams: DeviceStreams,
-        pool: FreeList[torch.Tensor],
         drive: Callable[[], None],
         on_abandon: Callable[[StagedRequest], None] = lambda _: None,
     ) -> None:
         super().__init__(plan.order_key, drive)
-        self._plan, self._streams, self._pool, self._on_abandon = plan, streams, pool, on_abandon
+        self._plan, self._streams, self._on_abandon = plan, streams, on_abandon
         self._pieces = plan.pieces
         self._in_flight: list[Iterator[None]] = []
         self._transfers: dict[int, Request] = {}
@@ -135,11 +134,11 @@ class StagedRequest(PendingRequest):
 
     def _move_piece(self, number: int) -> Iterator[None]:
         """Move a piece through its stages; yields where it cannot go on without waiting."""
-        plan = self._plan
-        piece = StagedPiece(plan, number, self._pool)
+        plan, streams = self._plan, self._streams
+        piece = StagedPiece(plan, number, streams.pinned)
         if plan.read:
             rooms = torch.split(piece.send_buffer, [part.nbytes for part in piece.read])
-            read = self._copy(rooms, piece.read, StreamRole.DEVICE_TO_HOST)
+            read = streams.enqueue_copies(rooms, piece.read, StreamRole.DEVICE_TO_HOST)
             while not read.done():
                 yield
         while not self._first or self._num_transferred < number:
@@ -151,16 +150,8 @@ class StagedRequest(PendingRequest):
         del self._transfers[number]
         if plan.write:
             rooms = torch.split(piece.receive_buffer, [part.nbytes for part in piece.write])
-            written = self._copy(piece.write, rooms, StreamRole.HOST_TO_DEVICE)
+            written = streams.enqueue_copies(piece.write, rooms, StreamRole.HOST_TO_DEVICE)
             while not written.done():
                 yield
-        self._pool.give(piece.buffer, piece.buffer.nbytes)
+        streams.pinned.give(piece.buffer, piece.buffer.nbytes)
         self._num_ended += 1
-
-    def _copy(
-        self, to: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], role: StreamRole
-    ) -> DeviceEvent:
-        for out, part in zip(to, parts, strict=True):
-            if part.nbytes:
-                self._streams.copy(out, part, role)
-        return self._streams.record_event(role)

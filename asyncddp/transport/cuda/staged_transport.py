@@ -14,7 +14,6 @@ import torch
 
 from asyncddp.device.stream_interfaces import DeviceStreams, StreamRole
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.pending_requests import PendingRequests
@@ -42,7 +41,6 @@ class CudaStagedTransport(DeviceTransport):
 
     def __init__(self, base: Transport, streams: DeviceStreams) -> None:
         super().__init__(base, streams)
-        self.pool = FreeList(streams.allocate_pinned)
         self._requests = PendingRequests()
 
     def watch(self, timeout: float) -> object:
@@ -137,19 +135,13 @@ class CudaStagedTransport(DeviceTransport):
     ) -> Request:
         if order_key == "collective":
             self.require_collectives()
-        streams = self.streams
-        preceding = streams.record_event(StreamRole.COMPUTE)
-        for parts, role in ((read, StreamRole.DEVICE_TO_HOST), (write, StreamRole.HOST_TO_DEVICE)):
-            if parts:
-                streams.wait_event(role, preceding)
-                streams.record_stream(parts[0], role)  # holds the memory of all of them
+        self.streams.begin_copies(read, StreamRole.DEVICE_TO_HOST)
+        self.streams.begin_copies(write, StreamRole.HOST_TO_DEVICE)
         largest = self.max_piece or _PIECE
         room = largest // (len(read) + len(write)) if apart else largest
         piece_bytes = max(_PIECE_ALIGNMENT, room - room % _PIECE_ALIGNMENT)
         plan = StagingPlan(read, write, piece_bytes, start_transfer, order_key, must_finish, apart)
-        staged = StagedRequest(
-            plan, streams, self.pool, self._requests.advance, self._note_abandoned
-        )
+        staged = StagedRequest(plan, self.streams, self._requests.advance, self._note_abandoned)
         self._requests.append(staged)
         self._requests.advance()
         return staged

@@ -25,12 +25,12 @@ def freed_meanwhile(streams):
     bf.win_free("x")
     with pytest.raises(bf.ArgumentError, match="was freed by win_free"):
         handle.wait()
-    waiting = side._pinned.free_bytes
+    waiting = side._streams.pinned.free_bytes
     with idle(streams):
         deadline = threading.Event()
         while side._queued and not deadline.wait(0.01):
             current().engine.progress_unthreaded()
-    assert side._pinned.free_bytes >= waiting + x.nbytes, "its memory is there again"
+    assert side._streams.pinned.free_bytes >= waiting + x.nbytes, "its memory is there again"
     assert side._pool.buffers == [], "no other was needed"
     bf.barrier()
 

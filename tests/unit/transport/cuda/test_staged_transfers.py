@@ -14,7 +14,6 @@ from asyncddp.device.stream_interfaces import DeviceStreams, StreamRole
 from asyncddp.device.stream_registry import streams_of, use_streams_on_cpu
 from asyncddp.errors import PeerError, WaitTimeoutError
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.tensors.free_list import FreeList
 from asyncddp.transport.cuda import staged_transport as cuda_staged
 from asyncddp.transport.cuda.staged_pipeline import (
     MAX_PIECES_IN_FLIGHT,
@@ -102,7 +101,6 @@ def staged(log, *, read=None, write=None, step=100, free=True):
     transfer = StagedRequest(
         StagingPlan(parts_of(read), parts_of(write), step, carry, "line"),
         streams,
-        FreeList(streams.allocate_pinned),
         lambda: transfer.advance(first=free),
     )
     return transfer, streams, carried
@@ -219,9 +217,7 @@ def transferred(read, write, carry):
         return happened
 
     plan = StagingPlan(read, write, 40, carried, "line", apart=True)
-    transfer = StagedRequest(
-        plan, streams, FreeList(streams.allocate_pinned), lambda: transfer.advance(first=True)
-    )
+    transfer = StagedRequest(plan, streams, lambda: transfer.advance(first=True))
     for _ in range(10):
         for happening in (
             *streams.events[StreamRole.DEVICE_TO_HOST],
@@ -293,7 +289,7 @@ def test_buffers_of_what_was_given_up_are_not_used_again():
     log = []
     transfer, _, carried = staged(log, write=torch.zeros(200, dtype=torch.uint8))
     transfer.done()
-    assert len(carried) == transfer._pool.num_allocated == 2
+    assert len(carried) == transfer._streams.pinned.num_allocated == 2
     transfer.abandon()
     assert all(happening.dropped for happening in carried)
     assert transfer.over
@@ -301,7 +297,7 @@ def test_buffers_of_what_was_given_up_are_not_used_again():
         happening.ended = True
     assert not transfer.done()
     assert not any(entry[0] == "copy" for entry in log)
-    assert transfer._pool.free_bytes == 0
+    assert transfer._streams.pinned.free_bytes == 0
 
 
 def test_buffers_of_what_has_ended_are_used_again():
@@ -311,8 +307,8 @@ def test_buffers_of_what_has_ended_are_used_again():
     while not transfer.done():
         for happening in (*carried, *streams.events[StreamRole.HOST_TO_DEVICE]):
             happening.ended = True
-    assert transfer._pool.num_allocated <= MAX_PIECES_IN_FLIGHT
-    assert transfer._pool.free_bytes > 0
+    assert transfer._streams.pinned.num_allocated <= MAX_PIECES_IN_FLIGHT
+    assert transfer._streams.pinned.free_bytes > 0
 
 
 # the transport
@@ -356,7 +352,7 @@ def test_memory_that_is_received_into_is_not_written_before_the_work_queue_has_d
 
 
 def test_pinned_buffers_are_used_again():
-    """Ten transfers of five pieces each take no more buffers than one has under way."""
+    """Ten transfers of five pieces each take no more buffers than two ends have under way."""
     streams = SimulatedStreams()
     one, other = pair(streams)
     before, cuda_staged._PIECE = cuda_staged._PIECE, 4096
@@ -369,8 +365,7 @@ def test_pinned_buffers_are_used_again():
             assert torch.equal(data, out)
     finally:
         cuda_staged._PIECE = before
-    assert one.pool.num_allocated <= MAX_PIECES_IN_FLIGHT
-    assert other.pool.num_allocated <= MAX_PIECES_IN_FLIGHT
+    assert streams.pinned.num_allocated <= 2 * MAX_PIECES_IN_FLIGHT
 
 
 def test_collectives_after_one_that_was_given_up_before_it_began_fail_in_words():
