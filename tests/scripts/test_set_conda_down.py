@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.scripts.stand_in_conda import CONDA
+from tests.support import run_on_mpirun, run_to_end
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "set_conda_down.sh"
-SETTINGS = "OMPI_MCA_opal_cuda_support=true OMPI_MCA_pml=ucx UCX_MEMTYPE_CACHE=n"
+SETTINGS = (
+    "OMPI_MCA_opal_cuda_support=true UCX_MEMTYPE_CACHE=n OMPI_MCA_pml=ucx "
+    "OMPI_MCA_opal_common_ucx_tls=any OMPI_MCA_opal_common_ucx_devices=any"
+)
+MEET = """
+from mpi4py import MPI
+print("sum", MPI.COMM_WORLD.allreduce(1), flush=True)
+"""
 
 NVIDIA = '[[ "$1" == -L ]] && echo "GPU 0: stand-in"'
 
@@ -71,6 +80,18 @@ def test_the_self_test_is_shown_and_runs_with_the_settings(down):
 def test_a_setting_of_the_users_own_stays(down):
     """Activation keeps a variable that the caller has set, and sets the others."""
     assert "doctor: OMPI_MCA_pml=ob1 UCX_MEMTYPE_CACHE=n" in down(OMPI_MCA_pml="ob1").stdout
+
+
+def test_mpi_starts_with_the_settings_on_a_machine_without_infiniband_and_cuda(down, tmp_path):
+    """Open MPI's default list of UCX's transports would leave it without any for messages."""
+    if "pml: ucx" not in run_to_end([str(Path(sys.executable).parent / "ompi_info")]).stdout:
+        pytest.skip("the MPI of this environment is no Open MPI with UCX")
+    shown = re.search("then (.*) are stored", down("--dry-run").stdout)[1]
+    settings = dict(word.split("=") for word in shown.split())
+    del settings["OMPI_MCA_opal_cuda_support"]  # which a build without CUDA refuses
+    ended = run_on_mpirun(2, MEET, tmp_path, environ=settings, warm=False)
+    assert ended.code == 0, ended
+    assert ended.stdout.count("sum 2") == 2, ended
 
 
 @pytest.mark.parametrize("own", ["", "UCX_MEMTYPE_CACHE=y", "OMPI_MCA_pml="])
