@@ -9,7 +9,7 @@ set -euo pipefail
 repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 settings=(
     OMPI_MCA_opal_cuda_support=true UCX_MEMTYPE_CACHE=n
-    # without the second and third, Open MPI refuses UCX where it finds neither InfiniBand nor CUDA
+    # without the last two, Open MPI refuses UCX where it finds neither InfiniBand nor CUDA
     OMPI_MCA_pml=ucx OMPI_MCA_opal_common_ucx_tls=any OMPI_MCA_opal_common_ucx_devices=any
 )
 name=asyncddp python=3.12 cuda="" cpu="" dry_run=""

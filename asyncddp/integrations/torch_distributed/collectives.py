@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -142,51 +142,36 @@ def alltoall(
     channel: GroupChannel, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]
 ) -> None:
     """Send part r to rank r; ``outs`` get what the ranks send to this one."""
-    own = channel.rank
-    order = [(own + distance) % channel.size for distance in range(1, channel.size)]
-    requests: list[Request] = []
-    with channel.messages_lock:
-        transport = channel.transport_for(parts[own])
-        for peer in reversed(order):
-            if outs[peer].numel():
-                requests.append(transport.irecv(outs[peer], peer, TAG))
-        for peer in order:
-            if parts[peer].numel():
-                requests.append(transport.isend(parts[peer], peer, TAG))
-    if parts[own].data_ptr() != outs[own].data_ptr():
-        outs[own].view(-1).copy_(parts[own].view(-1))
-    channel.finish(requests)
+    _exchange(channel, dict(enumerate(outs)), dict(enumerate(parts)))
 
 
 def gather(
     channel: GroupChannel, own: torch.Tensor, outs: Sequence[torch.Tensor], root: int
 ) -> None:
     """Send a tensor to the root, where ``outs`` get those of all ranks."""
-    here = channel.rank == root
-    with channel.messages_lock:
-        transport = channel.transport_for(own)
-        if here:
-            peers = [peer for peer in range(channel.size) if peer != root and outs[peer].numel()]
-            requests = [transport.irecv(outs[peer], peer, TAG) for peer in peers]
-        else:
-            requests = [transport.isend(own, root, TAG)] if own.numel() else []
-    if here and outs[root].data_ptr() != own.data_ptr():
-        outs[root].view(-1).copy_(own.view(-1))
-    channel.finish(requests)
+    _exchange(channel, dict(enumerate(outs)) if channel.rank == root else {}, {root: own})
 
 
 def scatter(
     channel: GroupChannel, out: torch.Tensor, parts: Sequence[torch.Tensor], root: int
 ) -> None:
     """Send part r from the root to rank r, into ``out``."""
-    here = channel.rank == root
+    _exchange(channel, {root: out}, dict(enumerate(parts)) if channel.rank == root else {})
+
+
+def _exchange(
+    channel: GroupChannel, outs: Mapping[int, torch.Tensor], parts: Mapping[int, torch.Tensor]
+) -> None:
+    """Send parts to their ranks, and receive ``outs`` from theirs; this rank's own is copied."""
+    own, distances = channel.rank, range(1, channel.size)
+    requests: list[Request] = []
     with channel.messages_lock:
-        transport = channel.transport_for(out)
-        if here:
-            peers = [peer for peer in range(channel.size) if peer != root and parts[peer].numel()]
-            requests = [transport.isend(parts[peer], peer, TAG) for peer in peers]
-        else:
-            requests = [transport.irecv(out, root, TAG)] if out.numel() else []
-    if here and parts[root].data_ptr() != out.data_ptr():
-        out.view(-1).copy_(parts[root].view(-1))
+        for peer in [(own - distance) % channel.size for distance in distances]:
+            if peer in outs and (out := outs[peer]).numel():
+                requests.append(channel.transport_for(out).irecv(out, peer, TAG))
+        for peer in [(own + distance) % channel.size for distance in distances]:
+            if peer in parts and (part := parts[peer]).numel():
+                requests.append(channel.transport_for(part).isend(part, peer, TAG))
+    if own in outs and parts[own].data_ptr() != outs[own].data_ptr():
+        outs[own].view(-1).copy_(parts[own].view(-1))
     channel.finish(requests)

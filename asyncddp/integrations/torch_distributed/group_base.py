@@ -72,7 +72,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         self,
         verb: str,
         options: VerbOptions,
-        program: Callable[[], None],
+        programs: Sequence[Callable[[], None]],
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor] = (),
         value: Callable[[], Any] | None = None,
@@ -82,7 +82,8 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
 
         def run() -> None:
             with self.channel.collective(verb, options.timeout):
-                program()
+                for program in programs:
+                    program()
 
         tensors = [*outputs, *inputs]
         ordering = stream_ordering_of(*tensors) if tensors else None

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch._C._distributed_c10d import Store
 
-from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.errors import PeerError, WaitTimeoutError
 from asyncddp.integrations.torch_distributed.store_meeting import WaitAnnouncements
@@ -67,7 +67,7 @@ class GroupChannel:
         self._announcements = WaitAnnouncements(store, ranks, transport.rank)
         self._count = 0
         self._running = RunningCollective(0, "", timeout, 0.0)
-        self._message_transports: dict[DeviceStreams, Transport] = {}
+        self._staged = cache(partial(WholeMessageTransport, transport))
 
     def require_working(self, verb: str) -> None:
         """Raise a PeerError if an earlier verb of the group has failed."""
@@ -101,11 +101,7 @@ class GroupChannel:
         A receive from any rank looks for messages on the host, and finds each once.
         """
         streams = streams_of(tensor)
-        if streams is None:
-            return self.transport
-        if streams not in self._message_transports:
-            self._message_transports[streams] = WholeMessageTransport(self.transport, streams)
-        return self._message_transports[streams]
+        return self.transport if streams is None else self._staged(streams)
 
     def run(self, tensor: torch.Tensor, start: Callable[[Transport], Request]) -> None:
         """Start a request on a tensor, by the transport of its device, and :meth:`finish` it."""

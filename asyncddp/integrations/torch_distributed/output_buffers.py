@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,7 +58,12 @@ class OutputBuffer:
             self._tensor.copy_(self.data)
 
 
-def store_all(buffers: Sequence[OutputBuffer]) -> None:
-    """Copy all buffers into their tensors."""
+@contextmanager
+def contiguous(
+    tensors: Sequence[torch.Tensor], *, read: bool = False
+) -> Iterator[list[torch.Tensor]]:
+    """Yield contiguous memory for each tensor, and then copy it into the tensor."""
+    buffers = [OutputBuffer(tensor, read=read) for tensor in tensors]
+    yield [buffer.data for buffer in buffers]
     for buffer in buffers:
         buffer.store()

@@ -47,7 +47,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
             same = [tensor for tensor in tensors if tensor.dtype == dtype]
             reduction = reduction_for(verb, options.op, same[0])
             programs.append(partial(verbs.allreduce, self.channel, same, reduction))
-        return self._submit(verb, options, verbs.sequence(programs), tensors)
+        return self._submit(verb, options, programs, tensors)
 
     @uncompiled
     def reduce(
@@ -57,17 +57,11 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         options, given = verb_options(opts, op=op, timeout=timeout), as_list(tensors)
         check_tensors("reduce", given)
         root = self._root("reduce", options)
-        programs = [
-            partial(
-                verbs.reduce,
-                self.channel,
-                tensor,
-                reduction_for("reduce", options.op, tensor),
-                root,
-            )
-            for tensor in given
-        ]
-        return self._submit("reduce", options, verbs.sequence(programs), given)
+        programs = []
+        for tensor in given:
+            reduction = reduction_for("reduce", options.op, tensor)
+            programs.append(partial(verbs.reduce, self.channel, tensor, reduction, root))
+        return self._submit("reduce", options, programs, given)
 
     @uncompiled
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
@@ -75,9 +69,8 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         options, given = verb_options(opts, timeout=timeout), as_list(tensors)
         check_tensors("broadcast", given)
         root = self._root("broadcast", options)
-        return self._submit(
-            "broadcast", options, partial(verbs.broadcast, self.channel, given, root), given
-        )
+        program = partial(verbs.broadcast, self.channel, given, root)
+        return self._submit("broadcast", options, [program], given)
 
     @uncompiled
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
@@ -107,12 +100,12 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         check_tensors(verb, [*every, *inputs])
         alike = all(len({out.shape for out in outs}) == 1 for outs in lists)
         value = (lambda: [torch.stack(outs) for outs in lists]) if alike else None
-        return self._submit(verb, options, verbs.sequence(programs), every, inputs, value)
+        return self._submit(verb, options, programs, every, inputs, value)
 
     @uncompiled
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002
         """Gather the tensors of all ranks into one tensor."""
-        return self._allgather_whole("all_gather_single", [output], [input], verb_options(opts))
+        return self.allgather_into_tensor_coalesced([output], [input], opts)
 
     all_gather_single = _allgather_base
 
@@ -121,28 +114,18 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> dist.Work:
         """Gather several tensors of all ranks into one tensor each."""
-        verb = "all_gather_single_coalesced"
-        return self._allgather_whole(verb, as_list(outputs), as_list(inputs), verb_options(opts))
-
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
-
-    def _allgather_whole(
-        self,
-        verb: str,
-        outputs: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        options: VerbOptions,
-    ) -> dist.Work:
-        check_tensors(verb, [*outputs, *inputs])
-        programs = []
-        for out, own in zip(outputs, inputs, strict=True):
+        verb, outs, given, programs = "all_gather_single", as_list(outputs), as_list(inputs), []
+        check_tensors(verb, [*outs, *given])
+        for out, own in zip(outs, given, strict=True):
             if out.numel() != own.numel() * self.channel.size or out.dtype != own.dtype:
                 raise ArgumentError(
                     f"{verb}: expected a result of {own.numel() * self.channel.size} elements of "
                     f"{own.dtype}, got {out.numel()} of {out.dtype}"
                 )
             programs.append(partial(verbs.allgather_whole, self.channel, out, own))
-        return self._submit(verb, options, verbs.sequence(programs), outputs, inputs)
+        return self._submit(verb, verb_options(opts), programs, outs, given)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     @uncompiled
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
@@ -154,7 +137,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
             verbs.check_count("gather", "a list", outs, self.channel.size)
         check_tensors("gather", [*outs, own])
         program = partial(verbs.gather, self.channel, outs, own, root)
-        return self._submit("gather", options, program, outs, [own])
+        return self._submit("gather", options, [program], outs, [own])
 
     @uncompiled
     def scatter(
@@ -168,7 +151,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
             verbs.check_count("scatter", "a list", parts, self.channel.size)
         check_tensors("scatter", [*parts, out])
         program = partial(verbs.scatter, self.channel, out, parts, root)
-        return self._submit("scatter", options, program, [out], parts)
+        return self._submit("scatter", options, [program], [out], parts)
 
     @uncompiled
     def reduce_scatter(
@@ -183,7 +166,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
             verbs.check_count("reduce_scatter", "a list", parts, self.channel.size)
             reduction = reduction_for("reduce_scatter", options.op, out)
             programs.append(partial(verbs.reduce_scatter, self.channel, out, parts, reduction))
-        return self._submit("reduce_scatter", options, verbs.sequence(programs), outs, every)
+        return self._submit("reduce_scatter", options, programs, outs, every)
 
     @uncompiled
     def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002
@@ -209,7 +192,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
             reduction = reduction_for(verb, options.op, out)
             arguments = self.channel, out, whole, reduction
             programs.append(partial(verbs.reduce_scatter_whole, *arguments))
-        return self._submit(verb, options, verbs.sequence(programs), outs, given)
+        return self._submit(verb, options, programs, outs, given)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -221,7 +204,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
             verbs.check_count("alltoall", "a list", tensors, self.channel.size)
         check_tensors("alltoall", [*outs, *parts])
         program = partial(verbs.alltoall, self.channel, outs, parts)
-        return self._submit("alltoall", verb_options(opts), program, outs, parts)
+        return self._submit("alltoall", verb_options(opts), [program], outs, parts)
 
     @uncompiled
     def alltoall_base(
@@ -239,7 +222,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         verbs.check_rows(verb, input, input_split_sizes, size)
         splits = tuple(output_split_sizes), tuple(input_split_sizes)
         program = partial(verbs.alltoall_whole, self.channel, output, input, *splits)
-        return self._submit(verb, verb_options(opts), program, [output], [input])
+        return self._submit(verb, verb_options(opts), [program], [output], [input])
 
     all_to_all_single = alltoall_base
 
@@ -247,7 +230,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
     def barrier(self, opts: Any = None, timeout: Any = None) -> dist.Work:
         """Wait for all ranks."""
         options = verb_options(opts, timeout=timeout)
-        return self._submit("barrier", options, partial(collectives.barrier, self.channel), [])
+        return self._submit("barrier", options, [partial(collectives.barrier, self.channel)], [])
 
     def _root(self, verb: str, options: VerbOptions) -> int:
         if not 0 <= options.root < self.channel.size:

@@ -56,9 +56,9 @@ class GroupReduction:
     def _divides_exactly(self) -> bool:
         return self.reduction.dtype.is_floating_point or self.reduction.dtype.is_complex
 
-    def prepare(self, term: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
-        """Return a term in the dtype of the reduction, scaled; with ``copy`` always a new one."""
-        wide = term.to(self.reduction.dtype, copy=copy)
+    def prepare(self, term: torch.Tensor) -> torch.Tensor:
+        """Return a term in the dtype of the reduction, scaled."""
+        wide = term.to(self.reduction.dtype)
         if self.factor is None:
             return wide
         return wide.mul_(self.factor) if wide is not term else wide * self.factor
