@@ -10,11 +10,13 @@ import torch
 
 import asyncddp as bf
 from asyncddp.device.stream_interfaces import StreamOrdering
+from asyncddp.device.stream_registry import streams_of_device
+from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 from tests.gpu import torch_distributed_cases as cases
-from tests.gpu.places import PretendedGPU
+from tests.gpu.places import PretendedGPU, on_a_pretended_gpu
 from tests.gpu.pretended import pretended_gpu, waits
-from tests.support import LoopbackWorld, RanksFailedError
+from tests.support import LoopbackWorld, RanksFailedError, on
 
 pytestmark = pytest.mark.training
 
@@ -105,3 +107,29 @@ def test_tensors_of_one_verb_on_two_devices_are_refused(place):
     """The message names both devices, before anything is sent."""
     with pytest.raises(RanksFailedError, match="on one device, got some on cuda:0 and on cpu"):
         LoopbackWorld(2).run(mixed, place)
+
+
+def over_cuda_ipc(place, wanted):
+    """The group's verbs, where its ranks read each other's memory."""
+
+    def agree(transport, config, **facts):
+        near = {rank for rank in range(transport.size) if rank != transport.rank}
+        streams = streams_of_device(place.device)
+        streams._pace = 1e-4  # others wait for what it is asked to do
+        opened = CudaIPCTransport.open(transport, streams, near, 20.0)
+        transport.device_transport_factory = opened.for_device
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncddp.integrations.torch_distributed.world.negotiate_from_config", agree)
+        patch.setattr(cases, "SHAPES", cases.SHAPES[:-1])
+        if wanted == "values":
+            cases.agrees_with_the_host(place, torch.float32)
+        else:
+            cases.races(place, 2, False)
+
+
+@on("mpi-2", "mpi-4")
+@pytest.mark.parametrize("wanted", ["values", "order"])
+def test_verbs_between_processes_that_read_each_other_s_memory(world, wanted):
+    """Over cuda_ipc the group's verbs give what they give on the host, and keep to the order."""
+    world.run(on_a_pretended_gpu, over_cuda_ipc, wanted)
