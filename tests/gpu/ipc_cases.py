@@ -105,12 +105,19 @@ def comes_and_goes(place, rounds):
 
 
 def gathers_much(place, elements):
-    """An allgather of unequal parts; how many pinned buffers it took, and of how many allowed."""
+    """An allgather of unequal parts; how many pinned buffers it took, and of how many allowed.
+
+    The ranks are threads, which share the free list of their device.
+    """
+    pinned = streams_of_device(place.device).pinned
+    pinned.clear()
+    before = pinned.num_allocated
+    bf.barrier()
     counts = [elements * (rank + 1) for rank in range(bf.size())]
     with place.there():
         mine = torch.full((counts[bf.rank()],), float(bf.rank()), device=place.device)
         got = bf.allgather(mine)
         for rank, part in enumerate(got.split(counts)):
             assert bool((part == rank).all())
-    transport = device_transport_for(current().transport, streams_of_device(place.device))
-    return transport.pool.num_allocated, MAX_PIECES_IN_FLIGHT
+    bf.barrier()
+    return pinned.num_allocated - before, bf.size() * MAX_PIECES_IN_FLIGHT
