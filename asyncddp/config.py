@@ -105,9 +105,9 @@ class Config:
         check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it completes.
         transport: ``ASYNCDDP_TRANSPORT``: name of the transport to use instead of the default.
         device_transports: ``ASYNCDDP_DEVICE_TRANSPORTS``: transports that may carry tensors on
-            GPUs, the preferred one first, separated by commas; default ``auto``: ``cuda_ipc``
-            inside a machine, ``mpi_cuda`` or ``nccl`` between machines, and ``nccl`` for sums, as
-            far as they are there, and ``cuda_staged`` elsewhere.
+            GPUs, the preferred one first, separated by commas, or ``auto``; default ``cuda_ipc``
+            where ranks can read each other's memory, ``nccl`` between machines and for sums where
+            cupy is installed, and ``cuda_staged`` elsewhere.
         ranks_per_machine: ``ASYNCDDP_RANKS_PER_MACHINE``: simulate machines of so many ranks.
         report_dir: ``ASYNCDDP_REPORT_DIR``: folder in which a failing rank writes its report;
             set by ``asyncddp run``.

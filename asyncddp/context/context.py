@@ -111,6 +111,8 @@ class Context:
         self.local_rank = self.local_ranks.index(self.rank)
         self.local_transport = transport.split(self.machine_rank, self.rank)
         transport.device_watches = self.local_transport.device_watches = []
+        self.default_gpu = default_device_index(self.machines.rank_on_host)
+        """Index of the GPU that this rank uses by default; None where torch sees none."""
         self.device_choice = negotiate_from_config(
             transport,
             config,
@@ -132,11 +134,6 @@ class Context:
         self.parts: list[tuple[Sequence[int], Context]] = []  # of groups, with their ranks here
         # of higher layers, which wait for pending messages before this rank leaves
         self.exit_callbacks: list[Callable[[], None]] = []
-
-    @property
-    def default_gpu(self) -> int | None:
-        """Index of the GPU that this rank uses by default; None where torch sees none."""
-        return default_device_index(self.machines.rank_on_host, torch.cuda.device_count())
 
     def connect_neighbors(self) -> None:
         """Start to connect with the neighbours of all rounds, where GPU transports need to."""

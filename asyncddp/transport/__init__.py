@@ -37,7 +37,8 @@ DEVICE_TRANSPORTS: PluginRegistry[type[DeviceTransport]] = PluginRegistry(
     group="asyncddp.device_transports",
 )
 
-PREFERRED_DEVICE_TRANSPORTS = tuple(_PREFERRED)
-"""Names of the transports for which ``ASYNCDDP_DEVICE_TRANSPORTS=auto`` stands, the best first.
+DEFAULT_DEVICE_TRANSPORTS = ("cuda_ipc", "nccl")
+"""Names of the transports that are tried where the user names none, and every rank sees a GPU."""
 
-They are tried as well where the user names none, and every rank sees a GPU."""
+PREFERRED_DEVICE_TRANSPORTS = tuple(_PREFERRED)
+"""Names of the transports for which ``ASYNCDDP_DEVICE_TRANSPORTS=auto`` stands, the best first."""

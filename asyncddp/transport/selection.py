@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport import (
+    DEFAULT_DEVICE_TRANSPORTS,
     DEFAULT_TRANSPORT,
     DEVICE_TRANSPORTS,
-    PREFERRED_DEVICE_TRANSPORTS,
     TRANSPORTS,
 )
 from asyncddp.transport.base import Scope, Transport
@@ -125,7 +125,7 @@ def list_device_transports(
         elif name not in used:
             state, why = "can be asked for", f"ASYNCDDP_DEVICE_TRANSPORTS={name}{doubt}"
         elif name in wanted:
-            default = tuple(wanted) == PREFERRED_DEVICE_TRANSPORTS
+            default = tuple(wanted) == DEFAULT_DEVICE_TRANSPORTS
             reason = "by default" if default else "asked for by ASYNCDDP_DEVICE_TRANSPORTS"
             state, why = "in use", f"{reason}{doubt}"
         else:

@@ -61,11 +61,10 @@ for _number, _group in enumerate(GROUPS):
 _OTHERS = (next(number for number, group in enumerate(GROUPS) if group.name == "others"), 0)
 
 _PERMITTED = {
-    "auto (cuda_ipc inside, mpi_cuda or nccl between machines, sums by nccl)": (
-        *("torch-nccl", "nccl-2", "auto-4"),
+    "cuda_ipc inside, nccl between machines and for sums": (
+        *("torch-nccl", "nccl-2", "nccl-4", "auto-4"),
     ),
-    "nccl on more than two ranks": ("nccl-4",),
-    "mpi_cuda": ("mpi-cuda",),
+    "mpi_cuda between machines": ("mpi-cuda",),
     "cuda_ipc": ("handles", "cuda-2"),
 }
 """Defaults, and the groups that must have passed on a GPU before."""

@@ -25,7 +25,7 @@ def told_apart():
 
 
 def _gpu():
-    device = torch.device("cuda", default_device_index(dist.get_rank(), torch.cuda.device_count()))
+    device = torch.device("cuda", default_device_index(dist.get_rank()))
     torch.cuda.set_device(device)
     return device
 

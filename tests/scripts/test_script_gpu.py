@@ -196,13 +196,13 @@ def test_results_permit_a_default_where_all_that_it_needs_has_passed(tmp_path):
     }.items():
         (tmp_path / f"tests-{name}.xml").write_text(SUITE.format(*counts))
     told = permitted(tmp_path)
-    assert told[0].startswith("auto (")
-    assert told[0].endswith(": permitted")
-    assert told[1:3] == [
-        "nccl on more than two ranks: waits: nccl-4 has 2 failures",
-        "mpi_cuda: waits: mpi-cuda was skipped",
+    assert told[:2] == [
+        "cuda_ipc inside, nccl between machines and for sums: waits: nccl-4 has 2 failures",
+        "mpi_cuda between machines: waits: mpi-cuda was skipped",
     ]
-    assert told[3].startswith("cuda_ipc: waits: handles has no results")
+    assert told[2].startswith("cuda_ipc: waits: handles has no results")
+    (tmp_path / "tests-nccl-4.xml").write_text(SUITE.format(7, 0, 0))
+    assert permitted(tmp_path)[0].endswith(": permitted")
 
 
 def test_libraries_are_packed_out_of_a_wheel_and_unpacked(tmp_path):

@@ -22,18 +22,17 @@ class DeviceCapabilities:
     nccl_host: str = ""  # by which NCCL tells machines apart; empty where it takes the host's name
     nccl_shares_gpu: bool = False  # whether NCCL lets ranks share a GPU, as it can since 2.30
     doubt: str = ""  # a conflict of NCCL libraries in the process, in words
-    reaches: tuple[str, ...] = ()  # UUIDs of the other visible GPUs whose memory it can access
+    out_of_reach: tuple[str, ...] = ()  # UUIDs of visible GPUs whose memory it cannot access
 
 
 def detect_device(rank: int, machine: int, rank_on_host: int) -> DeviceCapabilities:
-    """Detect the device that this rank would use, and which others it can access, from torch."""
-    index = default_device_index(rank_on_host, torch.cuda.device_count())
+    """Detect the device that this rank would use, and which others it cannot access, from torch."""
+    index, visible = default_device_index(rank_on_host), range(torch.cuda.device_count())
     if index is None:
         return DeviceCapabilities(rank, machine)
-    others = [other for other in range(torch.cuda.device_count()) if other != index]
-    near = [_gpu_uuid(other) for other in others if torch.cuda.can_device_access_peer(index, other)]
-    reaches = tuple(name for name in near if name)
-    return DeviceCapabilities(rank, machine, "cuda", _gpu_uuid(index), reaches=reaches)
+    access = torch.cuda.can_device_access_peer
+    far = tuple(_gpu_uuid(one) for one in visible if one != index and not access(index, one))
+    return DeviceCapabilities(rank, machine, "cuda", _gpu_uuid(index), out_of_reach=far)
 
 
 def _gpu_uuid(index: int) -> str:
@@ -41,29 +40,32 @@ def _gpu_uuid(index: int) -> str:
     return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
 
 
-def default_device_index(rank_on_host: int, visible: int) -> int | None:
-    """Return the GPU that a rank uses by default: its number on its host modulo the visible GPUs.
+def default_device_index(rank_on_host: int) -> int | None:
+    """Return the GPU that a rank uses by default; None where torch sees none.
 
-    None where there is no GPU. The library never calls ``torch.cuda.set_device``.
-
-    Example:
-        >>> [default_device_index(rank, 2) for rank in range(4)], default_device_index(0, 0)
-        ([0, 1, 0, 1], None)
+    It is the current device where the caller has made another one than 0 current, and else the
+    rank's number on its host modulo the visible GPUs. The library itself makes none current.
     """
-    return rank_on_host % visible if visible else None
+    visible = torch.cuda.device_count()
+    if not visible:
+        return None
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    return current or rank_on_host % visible
 
 
 def have_peer_access(one: DeviceCapabilities, other: DeviceCapabilities) -> bool:
-    """Return whether two ranks of one machine have access to each other's GPU memory.
+    """Return whether two ranks of one machine may have access to each other's GPU memory.
+
+    CUDA answers for visible GPUs alone. Where one rank does not see the other's, a trial finds out.
 
     Example:
-        >>> one = DeviceCapabilities(0, gpu="a", reaches=("b",))
-        >>> have_peer_access(one, DeviceCapabilities(1, gpu="b", reaches=("a",)))
-        True
+        >>> one = DeviceCapabilities(0, gpu="a", out_of_reach=("c",))
+        >>> [have_peer_access(one, DeviceCapabilities(1, gpu=gpu)) for gpu in "abc"]
+        [True, True, False]
     """
     if one.machine != other.machine or not (one.gpu and other.gpu):
         return False
-    return one.gpu == other.gpu or (one.gpu in other.reaches and other.gpu in one.reaches)
+    return one.gpu not in other.out_of_reach and other.gpu not in one.out_of_reach
 
 
 def ranks_without(

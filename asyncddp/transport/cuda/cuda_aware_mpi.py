@@ -166,9 +166,9 @@ def _mpi() -> ModuleType:
 def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | None:
     """Query whether the MPI library takes GPU memory; None if it does not say.
 
-    An environment variable of the library that turns it off wins. Open MPI says no where it was
-    built without CUDA, and takes GPU memory all the same where UCX, which finds out by itself where
-    memory lies, sends its messages and has loaded its part for CUDA.
+    An environment variable of the library that turns it off wins. An Open MPI that was built
+    without CUDA says no. UCX, if it sends the messages and has loaded its part for CUDA, may take
+    GPU memory all the same, which is believed where the user asks for ``mpi_cuda`` by name.
 
     Example:
         >>> query_cuda_support({"MPICH_GPU_SUPPORT_ENABLED": "0"})
@@ -177,7 +177,8 @@ def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | N
     environment = os.environ if environment is None else environment
     if any(environment.get(name) == "0" for name in _DISABLING_VARIABLES):
         return False
-    if environment.get("OMPI_MCA_pml") == "ucx" and _loaded("libuct_cuda"):
+    asked = "mpi_cuda" in environment.get("ASYNCDDP_DEVICE_TRANSPORTS", "")
+    if asked and environment.get("OMPI_MCA_pml") == "ucx" and _loaded("libuct_cuda"):
         return True
     answers = [_query_library(ctypes.CDLL(path)) for path in _loaded(*_LIBRARIES)]
     known = [answer for answer in answers if answer is not None]

@@ -74,7 +74,7 @@ class DeviceTransport(Transport):
     ) -> DeviceTransport:
         """Open the transport between all ranks of a host transport, or raise; collective.
 
-        ``reachable`` are the other ranks to which there is no :meth:`obstacle`; ``timeout`` has the
+        ``reachable`` are the other ranks whose messages go by it; ``timeout`` has the
         seconds for the ranks to find each other. A rank that raises has taken part in all of the
         collectives of ``base`` before, and the others raise after ``timeout`` if they need it.
         """

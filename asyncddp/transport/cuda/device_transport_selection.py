@@ -13,6 +13,7 @@ from itertools import combinations, takewhile
 from asyncddp.errors import MismatchError, UnknownNameError
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.transport import (
+    DEFAULT_DEVICE_TRANSPORTS,
     DEVICE_TRANSPORTS,
     PREFERRED_DEVICE_TRANSPORTS,
 )
@@ -28,14 +29,16 @@ FALLBACK = CudaStagedTransport.name
 def parse_transport_names(text: str | None) -> tuple[str, ...]:
     """Parse the names in ``ASYNCDDP_DEVICE_TRANSPORTS``: separated by commas, the best first.
 
-    ``auto`` stands for all of them, ``cuda_ipc,nccl,mpi_cuda``, and so does None, where the
-    variable is not set.
+    ``auto`` stands for all of them, ``cuda_ipc,nccl,mpi_cuda``; None, where the variable is not
+    set, for those that are tried by default.
 
     Example:
         >>> parse_transport_names("mpi_cuda, cuda_staged")
         ('mpi_cuda', 'cuda_staged')
     """
-    if text is None or text.strip() == "auto":
+    if text is None:
+        return DEFAULT_DEVICE_TRANSPORTS
+    if text.strip() == "auto":
         return PREFERRED_DEVICE_TRANSPORTS
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names or not set(names) <= set(DEVICE_TRANSPORTS):

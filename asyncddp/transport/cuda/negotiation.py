@@ -1,6 +1,6 @@
 """Agreement of all ranks on the transports for GPU tensors, from those that the user allows.
 
-Without ``ASYNCDDP_DEVICE_TRANSPORTS`` all of them are tried where every rank sees a GPU.
+Without ``ASYNCDDP_DEVICE_TRANSPORTS`` those of the default are tried where every rank sees a GPU.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def negotiate_from_config(
     if transport.scope is Scope.PROCESS or not (asked or all_see_gpus):
         return TransportChoice(FALLBACK, {})
     mine = detect_capabilities(transport.rank, machine, rank_on_host, wanted)
-    index = default_device_index(rank_on_host, torch.cuda.device_count())
+    index = default_device_index(rank_on_host)
     streams = None if index is None else streams_of_device(torch.device("cuda", index))
     timeout = min(config.timeout, _TIMEOUT)
     with torch.cuda.device(-1 if index is None else index):  # opening makes no other context
@@ -121,11 +121,15 @@ def negotiate_transport(
         if missing is None:
             break
         kind = DEVICE_TRANSPORTS[missing]
-        reachable = [facts.rank for facts in others if kind.obstacle(mine, facts) is None]
-        make = partial(kind.open, transport, streams, reachable, timeout)
-        made, problem = _open_on_all_ranks(transport, mine.rank, make, timeout, reachable)
+        served = [
+            facts.rank for facts in others if selected.transport_between(mine, facts) == missing
+        ]
+        make = partial(kind.open, transport, streams, served, timeout)
+        made, problem = _open_on_all_ranks(transport, mine.rank, make, timeout, served)
         if made is None:
             failed[missing] = problem
+            while opened:  # others may have to serve its peers
+                opened.popitem()[1].free()
         else:
             opened[missing] = made
     if used:
@@ -184,7 +188,8 @@ def _open_on_all_ranks(
                 run_trial(opened, timeout, peers)
         except Exception as error:  # noqa: BLE001 - the other ranks must hear of it, whatever it is
             late = isinstance(error, TimeoutError)
-            problem = f"rank {rank}: {str(error).removeprefix(f'rank {base.rank}: ')}"
+            words = str(error).removeprefix(f"rank {base.rank}: ") or type(error).__name__
+            problem = f"rank {rank}: {words}"
         # a rank that has failed at once waits for one that takes all its time
         told = gather_records(base, (late, rank, problem), tuple[bool, int, str], 2 * timeout)
         if problems := sorted(found for found in told if found[-1]):

@@ -30,8 +30,7 @@ from asyncddp.transport.selection import list_device_transports, select_route
 from tests.support.simulated_streams import SimulatedStreams
 
 GOOD = DeviceCapabilities(0, device="cuda", gpu="GPU-a", mpi_cuda=True, cupy="13.6.0", nccl=22703)
-OTHER = replace(GOOD, rank=1, gpu="GPU-b", reaches=("GPU-a",))
-GOOD = replace(GOOD, reaches=("GPU-b",))
+OTHER = replace(GOOD, rank=1, gpu="GPU-b")
 ALL = ["nccl", "mpi_cuda", "cuda_ipc", "cuda_staged"]
 
 
@@ -56,7 +55,11 @@ def test_nothing_but_the_transport_that_needs_nothing_is_taken_unasked():
         ("mpi_cuda", {"mpi_cuda": None}, "the MPI library of rank 1 does not say that"),
         ("cuda_ipc", {"gpu": ""}, "it is not known which GPU rank 1 uses"),
         ("cuda_ipc", {"machine": 1}, "rank 0 and rank 1 do not read each other's GPU memory"),
-        ("cuda_ipc", {"reaches": ()}, "rank 0 and rank 1 do not read each other's GPU memory"),
+        (
+            "cuda_ipc",
+            {"out_of_reach": ("GPU-a",)},
+            "rank 0 and rank 1 do not read each other's GPU memory",
+        ),
         ("nccl", {"cupy": None}, "rank 1 cannot import cupy: pip install 'cupy-cuda12x>=13.6'"),
         ("nccl", {"nccl": None}, "cupy finds no NCCL of at least 2.7 at rank 1"),
         ("nccl", {"nccl": 20604}, "cupy finds no NCCL of at least 2.7 at rank 1"),
@@ -78,7 +81,7 @@ def test_each_condition_that_fails_is_the_reason_why_a_transport_is_not_taken(
 
 
 def test_ranks_that_each_see_their_own_gpu_alone_do_not_share_it(monkeypatch):
-    """With Slurm's --gpus-per-task each rank has cuda:0: by UUID they are two, out of reach."""
+    """With Slurm's --gpus-per-task each rank has cuda:0: by UUID they are two, and are tried."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     ranks = []
     for rank in range(2):
@@ -86,8 +89,22 @@ def test_ranks_that_each_see_their_own_gpu_alone_do_not_share_it(monkeypatch):
         monkeypatch.setattr("torch.cuda.get_device_properties", lambda index, own=own: own)
         ranks.append(replace(detect_device(rank, 0, rank), cupy="13.6.0", nccl=22703))
     routing = select_for_group(ranks, ["cuda_ipc", "nccl"])
-    assert routing.transport_between(*ranks) == "nccl"
-    assert routing.refused["cuda_ipc"].startswith("rank 0 and rank 1 do not read each other's GPU")
+    assert routing.transport_between(*ranks) == "cuda_ipc"
+    assert routing.collectives == "nccl"
+
+
+def test_gpus_that_cuda_keeps_apart_are_told_apart(monkeypatch):
+    """Of the visible GPUs a rank names those that it cannot access."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr(
+        "torch.cuda.can_device_access_peer", lambda one, other: {one, other} != {0, 2}
+    )
+    named = lambda index: SimpleNamespace(uuid=f"GPU-{index}")  # noqa: E731
+    monkeypatch.setattr("torch.cuda.get_device_properties", named)
+    ranks = [detect_device(rank, 0, rank) for rank in range(3)]
+    assert [facts.out_of_reach for facts in ranks] == [("GPU-2",), (), ("GPU-0",)]
+    assert select_for_group(ranks, ["cuda_ipc"]).transport_between(ranks[0], ranks[1]) == "cuda_ipc"
+    assert select_for_group(ranks, ["cuda_ipc"]).transport_between(ranks[2], ranks[0]) != "cuda_ipc"
 
 
 def test_both_ranks_come_to_the_same_transport_whatever_their_facts():
@@ -109,9 +126,10 @@ def test_both_ranks_come_to_the_same_transport_whatever_their_facts():
 def test_one_pair_that_a_transport_does_not_serve_keeps_a_group_from_it():
     """A transport that one pair of a group cannot use is refused for the whole group."""
     group = [replace(GOOD, rank=rank, gpu=f"GPU-{rank}") for rank in range(3)]
-    assert select_for_group(group, ALL).used_transports(group) == ("nccl",)
+    wanted = [name for name in ALL if name != "cuda_ipc"]
+    assert select_for_group(group, wanted).used_transports(group) == ("nccl",)
     shared = [*group, replace(GOOD, rank=3, gpu="GPU-1")]
-    routing = select_for_group(shared, ALL)
+    routing = select_for_group(shared, wanted)
     assert routing.used_transports(shared) == ("mpi_cuda",)
     assert routing.refused == {"nccl": "rank 1 and rank 3 share one GPU, which NCCL refuses"}
 
@@ -122,7 +140,7 @@ def cluster(machines=2, gpus=2, ranks=1, reach=True, **changed):
     for machine, gpu, _ in itertools.product(range(machines), range(gpus), range(ranks)):
         others = tuple(f"{machine}-{other}" for other in range(gpus) if other != gpu)
         facts = replace(GOOD, rank=len(group), machine=machine, gpu=f"{machine}-{gpu}", **changed)
-        group.append(replace(facts, reaches=others if reach else ()))
+        group.append(replace(facts, out_of_reach=() if reach else others))
     return group
 
 
@@ -184,11 +202,20 @@ def test_ranks_on_cpus_and_ranks_on_gpus_do_not_go_together():
         select_for_group(group[:2])
 
 
-def test_ranks_go_around_the_visible_gpus():
+def test_ranks_go_around_the_visible_gpus(monkeypatch):
     """Local ranks take the visible GPUs round robin; without GPUs there is none."""
-    assert [default_device_index(rank, 3) for rank in range(5)] == [0, 1, 2, 0, 1]
-    assert default_device_index(7, 1) == 0
-    assert default_device_index(0, 0) is None
+    for count, ranks, expected in [(3, range(5), [0, 1, 2, 0, 1]), (1, [7], [0]), (0, [0], [None])]:
+        monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
+        assert [default_device_index(rank) for rank in ranks] == expected
+
+
+def test_a_rank_takes_the_gpu_that_the_user_has_made_current(monkeypatch):
+    """Unless it is the first one, which is current where nobody has chosen any."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    for current, expected in [(3, 3), (0, 1)]:
+        monkeypatch.setattr("torch.cuda.current_device", lambda current=current: current)
+        assert default_device_index(1) == expected
 
 
 # what the doctor shows

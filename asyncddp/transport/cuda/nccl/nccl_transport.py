@@ -45,6 +45,7 @@ from asyncddp.transport.cuda.nccl.cupy_bindings import (
 from asyncddp.transport.cuda.nccl.nccl_collectives import NCCLCollectives, has_sum
 from asyncddp.transport.cuda.nccl.point_to_point import NCCLPointToPoint
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
+from asyncddp.transport.record_gathering import gather_records
 
 _MIN_VERSION = 20700  # send and recv came with 2.7
 _ID_BYTES = 128
@@ -127,9 +128,11 @@ class NCCLTransport(CudaStagedTransport):
         What NCCL refuses is an EnvironmentProblem, and a WaitTimeoutError where ranks do not come.
         """
         own, problem = bytes(_ID_BYTES), "the first rank has made no unique id of NCCL"
+        has_messages = any(gather_records(base, bool(reachable), bool, timeout))
         try:
             if bindings is None:
-                limit_channels()
+                if has_messages:  # torch's own NCCL has these limits as well
+                    limit_channels()
                 bindings = library()
             own = create_unique_id(bindings.nccl) if base.rank == 0 else own
         except Exception as error:  # noqa: BLE001 - told below, where no peer waits for this rank

@@ -19,7 +19,7 @@ from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.errors import MismatchError, PeerError, UnknownNameError
 from asyncddp.transport import DEVICE_TRANSPORTS
 from asyncddp.transport.cuda import cuda_aware_mpi as mpi_cuda
-from asyncddp.transport.cuda.capabilities import DeviceCapabilities
+from asyncddp.transport.cuda.capabilities import DeviceCapabilities, have_peer_access
 from asyncddp.transport.cuda.cuda_aware_mpi import CudaAwareMPITransport, query_cuda_support
 from asyncddp.transport.cuda.device_transport_selection import parse_transport_names
 from asyncddp.transport.cuda.negotiation import (
@@ -195,23 +195,26 @@ def test_a_variable_that_turns_it_off_wins(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    ("pml", "loaded", "expected"),
+    ("pml", "asked", "loaded", "expected"),
     [
-        ("ucx", ["/lib/ucx/libuct_cuda.so.0"], True),
-        ("ucx", [], False),
-        ("ob1", ["/lib/ucx/libuct_cuda.so.0"], False),
-        (None, ["/lib/ucx/libuct_cuda.so.0"], False),
+        ("ucx", "cuda_ipc,mpi_cuda", ["/lib/ucx/libuct_cuda.so.0"], True),
+        ("ucx", "auto", ["/lib/ucx/libuct_cuda.so.0"], False),
+        ("ucx", "mpi_cuda", [], False),
+        ("ob1", "mpi_cuda", ["/lib/ucx/libuct_cuda.so.0"], False),
     ],
 )
-def test_ucx_takes_gpu_memory_of_an_open_mpi_without_cuda(monkeypatch, pml, loaded, expected):
-    """Where UCX sends the messages, and has loaded what it needs for CUDA."""
+def test_ucx_may_take_gpu_memory_for_an_open_mpi_without_cuda(
+    monkeypatch, pml, asked, loaded, expected
+):
+    """Where UCX sends the messages, has its part for CUDA, and the user asks for it by name."""
 
     def found(*names):
         return loaded if names == ("libuct_cuda",) else ["/lib/libmpi.so.40"]
 
     monkeypatch.setattr(mpi_cuda, "_loaded", found)
     monkeypatch.setattr(mpi_cuda.ctypes, "CDLL", lambda path: Answers("MPIX_Query_cuda_support", 0))
-    assert query_cuda_support({} if pml is None else {"OMPI_MCA_pml": pml}) is expected
+    given = {"OMPI_MCA_pml": pml, "ASYNCDDP_DEVICE_TRANSPORTS": asked}
+    assert query_cuda_support(given) is expected
 
 
 def test_libraries_of_the_process_are_found_by_name():
@@ -321,7 +324,7 @@ def test_a_rank_without_gpus_says_so():
 
 
 def test_a_rank_says_which_gpu_it_would_use(monkeypatch):
-    """Capabilities hold the UUID of the rank's GPU and of those that it reaches."""
+    """Capabilities hold the UUID of the rank's GPU and of those out of its reach."""
 
     class Properties:
         def __init__(self, index):
@@ -330,19 +333,21 @@ def test_a_rank_says_which_gpu_it_would_use(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
     monkeypatch.setattr(
-        torch.cuda, "can_device_access_peer", lambda one, other: (one, other) == (1, 0)
+        torch.cuda, "can_device_access_peer", lambda one, other: (one, other) != (1, 0)
     )
     facts = detect_capabilities(3, 1, 3)
-    known = DeviceCapabilities(3, 1, "cuda", "uuid of GPU 1", reaches=("uuid of GPU 0",))
+    known = DeviceCapabilities(3, 1, "cuda", "uuid of GPU 1", out_of_reach=("uuid of GPU 0",))
     assert facts == replace(known, mpi_cuda=facts.mpi_cuda)
 
 
-def test_a_gpu_of_which_no_name_is_known_is_not_reached(monkeypatch):
-    """A GPU without a UUID is not listed as reached, though torch gives access."""
+def test_a_gpu_of_which_no_name_is_known_has_none(monkeypatch):
+    """It is read by nobody, though torch gives access."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: object())
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
-    assert detect_capabilities(0, 0, 0).reaches == ()
+    facts = detect_capabilities(0, 0, 0)
+    assert facts.gpu == ""
+    assert not have_peer_access(facts, replace(facts, rank=1))
 
 
 def in_a_world():

@@ -54,7 +54,15 @@ class Ranks:
         rank = bf.rank()
         base = self.ends[rank]
         part = base.split(rank // 2, rank)
-        mine = DeviceCapabilities(rank, rank // 2, "cuda", f"GPU-{rank}", cupy="13", nccl=22703)
+        mine = DeviceCapabilities(
+            rank,
+            rank // 2,
+            "cuda",
+            f"GPU-{rank}",
+            cupy="13",
+            nccl=22703,
+            out_of_reach=tuple(f"GPU-{other}" for other in range(4) if other != rank),
+        )
         choice = negotiate_transport(base, wanted, mine, self.nccl.device, timeout, part)
         found = [device_transport_for(end, self.nccl.device) for end in (base, part)]
         sums = []

@@ -129,8 +129,8 @@ def test_the_vote_waits_for_a_rank_whose_trial_takes_all_its_time(monkeypatch):
     monkeypatch.setattr(negotiation, "run_trial", lambda _, timeout, peers: given.append(timeout))
     choice, waits = ask(monkeypatch)
     assert (choice.transport, set(given)) == ("nccl", {10.0})
-    assert waits[:4] == [10.0] * 4, "what ranks say of their GPUs"
-    assert waits[4:] == [20.0] * 8, "each rank votes on opening and on the trial, size and words"
+    assert waits[:8] == [10.0] * 8, "what ranks say of their GPUs, and whose messages NCCL takes"
+    assert waits[8:] == [20.0] * 8, "each rank votes on opening and on the trial, size and words"
 
 
 def test_a_timeout_and_an_error_of_another_rank_in_a_trial_is_told_as_the_error(monkeypatch):
