@@ -29,6 +29,7 @@ from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl, NcclError
 from tests.support.nccl_world import NcclWorld
 from tests.support.simulated_streams import SimulatedStreams
+from tests.unit.transport.cuda.conftest import WARM_UP_BYTES
 
 SECONDS = 60.0
 
@@ -71,7 +72,7 @@ def test_what_nccl_has_not_is_staged():
     world = NcclWorld(2)
     assert world.run_bare(short_integers) == [([3] * 4, [6] * 2)] * 2
     warming = [kinds for _, kinds in world.nccl.groups]
-    assert len(warming) == 2 * 4 * 4, "nothing but what connects the ranks"
+    assert len(warming) == 2 * len(WARM_UP_BYTES) * 4, "nothing but what connects the ranks"
 
 
 def late(transport):

@@ -1,4 +1,4 @@
-"""``nccl``: its negotiation, for all ranks and for groups; and its messages between processes."""
+"""``nccl``: its negotiation, for all ranks and for groups."""
 
 from __future__ import annotations
 
@@ -8,29 +8,17 @@ import pytest
 import torch
 
 import asyncddp as bf
-from asyncddp.config import Config
-from asyncddp.context import Context
-from asyncddp.context.context import use
-from asyncddp.device.stream_registry import use_streams_on_cpu
 from asyncddp.errors import PeerError
 from asyncddp.transport.cuda import negotiation
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.nccl import nccl_transport as nccl
-from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_transport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport
 from asyncddp.transport.selection import list_device_transports
-from tests.conformance import test_collectives as collectives
-from tests.conformance import test_handles as handles
-from tests.conformance import test_neighbor_allreduce as neighbors
-from tests.conformance import test_transports as transports
-from tests.support import DEFAULT_SETTINGS, on
+from tests.support import DEFAULT_SETTINGS
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl
-from tests.support.nccl_processes import ProcessNccl
-from tests.support.oracle import SHAPES
-from tests.unit.transport.cuda.test_nccl_pairs import at_random
 
 SECONDS = 60.0
 
@@ -120,32 +108,3 @@ def test_the_doctor_tells_a_doubt_about_nccl_in_its_row_alone():
         rows = {row.transport: row.why for row in list_device_transports(strange, wanted)}
         assert rows["nccl"].endswith("; but two are loaded")
         assert "two are loaded" not in rows["cuda_ipc"]
-
-
-# between processes
-
-
-def between_processes(base, seed):
-    """Messages in random orders, coordinated by MPI; then the verbs of neighbours."""
-    device = LateDevice(seed + base.rank)
-    bindings = ProcessNccl(device, base.split(0, base.rank)).library()
-    transport = NCCLTransport.open(base, device, (), SECONDS, bindings)
-    count = at_random(transport, seed)
-    transports.by_tag_backwards(transport)
-    transports.same_tag_in_order(transport)
-    base.device_transport_factory = transport.for_device
-    with use_streams_on_cpu(device):
-        context = Context(base, Config(**DEFAULT_SETTINGS))
-        with use(context):
-            neighbors.averages_shapes(torch.bfloat16, SHAPES)
-            handles.any_order(3, 20)
-            collectives.averages(torch.float32)
-        context.close("the case has ended")
-    return count > 0, {comm.ended for comm in bindings.nccl.made}
-
-
-@on("mpi-2")
-@pytest.mark.parametrize("seed", range(2))
-def test_messages_between_processes(world, seed):
-    """Messages by NCCL and verbs are right between processes; communicators are destroyed."""
-    assert world.run_bare(between_processes, seed) == [(True, {"destroy"})] * 2
