@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 
+from asyncddp.device.cuda_streams import private_stream
 from asyncddp.engine import Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.hooks.process_group_exchanges import PendingBucketExchange, ProcessGroupExchanges
@@ -152,7 +153,7 @@ class HookState(ABC):
         if device.type != "cuda":
             return nullcontext()
         if self._stream is None:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+            self._stream = private_stream(device)  # it waits for other ranks
         self._stream.wait_stream(torch.cuda.current_stream(device))
         return torch.cuda.stream(self._stream)
 

@@ -13,6 +13,7 @@ import torch
 
 from asyncddp.device.cuda_streams import CudaStreams
 from asyncddp.device.stream_interfaces import StreamRole, mark_library_thread
+from asyncddp.hooks import ByteGradState, hook_state
 
 
 class FakeStream:
@@ -308,3 +309,16 @@ def test_a_stream_is_left_within_its_own_device(cuda, monkeypatch):
         pass
     device = FakeStream.device
     assert cuda == [("enter", device), ("enter", "work"), ("leave", "work"), ("leave", device)]
+
+
+def test_hooks_of_ddp_queue_their_work_on_a_private_stream(monkeypatch):
+    """It waits for other ranks, so it must not be a stream that torch hands to a user as well."""
+    waited = []
+    stream = SimpleNamespace(wait_stream=waited.append)
+    monkeypatch.setattr(hook_state, "private_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("current of", device))
+    monkeypatch.setattr(torch.cuda, "stream", lambda given: ("on", given))
+    state, device = object.__new__(ByteGradState), torch.device("cuda", 1)
+    state._stream = None
+    assert state._stream_of(device) == state._stream_of(device) == ("on", stream)
+    assert waited == [("current of", device)] * 2
