@@ -11,6 +11,8 @@ from typing import Any
 
 from asyncddp.errors import ArgumentError
 
+HARDWARE_QUEUES = 32
+"""Queues between the host and a GPU that CUDA can open; each holds the work of several streams."""
 _OPEN_MPI = {
     # Else a tensor is sent in one piece over TCP, and later messages to the peer wait behind it.
     "OMPI_MCA_btl_tcp_rdma_pipeline_frag_size": "65536",
@@ -33,6 +35,23 @@ def tune_open_mpi(environ: MutableMapping[str, str]) -> None:
     """
     for name, value in _OPEN_MPI.items():
         environ.setdefault(name, value)
+
+
+def tune_cuda(environ: MutableMapping[str, str], transports: str | None) -> None:
+    """Have CUDA make a hardware queue for each stream, where NCCL may carry messages between GPUs.
+
+    Effective only before CUDA starts, which a CUDA-aware MPI has it do as it starts itself. What is
+    set stays. ``transports`` are those of ``ASYNCDDP_DEVICE_TRANSPORTS``.
+
+    Example:
+        >>> environ = {}
+        >>> tune_cuda(environ, "cuda_ipc")
+        >>> tune_cuda(environ, None)
+        >>> environ
+        {'CUDA_DEVICE_MAX_CONNECTIONS': '32'}
+    """
+    if {"auto", "nccl"} & {name.strip() for name in (transports or "auto").split(",")}:
+        environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(HARDWARE_QUEUES))
 
 
 def keepalive_times(seconds: float) -> tuple[int, int, int]:

@@ -14,12 +14,13 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from asyncddp.config import tune_open_mpi
+from asyncddp.config import tune_cuda, tune_open_mpi
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
 RANKS_PER_NODE = "ASYNCDDP_RANKS_PER_NODE"
 """Set by a launcher that starts equally many ranks on each node, one node after another."""
 _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
 TORCH_VARIABLES = {
     "RANK": RANK_VARIABLES,
     "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
@@ -74,6 +75,8 @@ def _set_variables() -> None:
 
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(size)))
     tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
+    if _NVIDIA_DRIVER.exists():  # or put something on its GPU before it calls init()
+        tune_cuda(os.environ, os.environ.get("ASYNCDDP_DEVICE_TRANSPORTS"))
     set_torch_variables(os.environ)
     rank, each = first_variable(RANK_VARIABLES), os.environ.get(RANKS_PER_NODE)
     if rank is not None and each is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from asyncddp.config import tune_cuda
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport import (
     DEFAULT_DEVICE_TRANSPORTS,
@@ -15,7 +19,6 @@ from asyncddp.transport import (
 from asyncddp.transport.base import Scope, Transport
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.device_transport_selection import FALLBACK, select_for_group
-from asyncddp.transport.cuda.nccl.cupy_bindings import prepare_cuda
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 
@@ -38,7 +41,8 @@ def open_transport(
     """
     startup = startup or StartupDeadline.for_single_process()
     name = default if transport is None else transport
-    prepare_cuda(startup.config.device_transports)
+    if torch.version.cuda is not None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        tune_cuda(os.environ, startup.config.device_transports)
     return TRANSPORTS[name].join(startup, required=transport is not None)
 
 

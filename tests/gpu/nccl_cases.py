@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 
@@ -10,13 +11,14 @@ import torch
 
 import asyncddp as bf
 from asyncddp import topology
+from asyncddp.config import tune_cuda
 from asyncddp.context import current
 from asyncddp.device.cuda_streams import CudaStreams
 from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.device.stream_registry import streams_of_device
 from asyncddp.errors import PeerError
 from asyncddp.transport.cuda.nccl.communicator import BYTE, NCCLCommunicator, nccl_group
-from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id, library, prepare_cuda
+from asyncddp.transport.cuda.nccl.cupy_bindings import create_unique_id, library
 from asyncddp.transport.cuda.nccl.nccl_collectives import NCCLCollectives, has_sum
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport
@@ -116,7 +118,7 @@ def behind_a_busy_gpu(bindings, streams):
 
 def independent_streams():
     """Of as many streams as a rank uses, none is held up by another; in a fresh process."""
-    prepare_cuda("nccl")
+    tune_cuda(os.environ, "nccl")
     device = torch.device("cuda", 0)
     streams, bindings = CudaStreams(device), library()
     contexts = [

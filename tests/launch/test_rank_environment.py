@@ -5,6 +5,7 @@ import os
 import pytest
 
 from asyncddp.errors import ArgumentError
+from asyncddp.launch import rank
 from asyncddp.launch.available_cpus import cores, threads_per_rank
 from asyncddp.launch.rank_environment import forwarded_variables, launch_variables, parse_exports
 
@@ -109,3 +110,12 @@ def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path):
     for text, expected in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]:
         quota.write_text(text)
         assert cores() == expected, text
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_a_rank_asks_cuda_for_queues_before_its_script_begins(monkeypatch, tmp_path, driver):
+    """On machines that have NVIDIA's driver."""
+    monkeypatch.setattr(rank, "_NVIDIA_DRIVER", tmp_path if driver else tmp_path / "none")
+    monkeypatch.setattr(rank.os, "environ", {})
+    rank._set_variables()
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS" in rank.os.environ) is driver

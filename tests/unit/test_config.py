@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import asyncddp as bf
-from asyncddp.config import Config
+from asyncddp.config import Config, tune_cuda
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "hangs.md"
 
@@ -96,3 +96,21 @@ def test_a_variable_s_former_name_is_read_with_a_warning():
     with pytest.warns(FutureWarning, match="ASYNCDDP_DEVICE_WIRES is called ASYNCDDP_DEVICE_TRANS"):
         assert Config.from_environment(former).device_transports == "nccl"
     assert Config.from_environment(former | new).device_transports == "cuda_ipc"
+
+
+@pytest.mark.parametrize(
+    ("transports", "sets"),
+    [
+        (None, True),
+        ("auto", True),
+        ("cuda_ipc, nccl", True),
+        ("cuda_ipc,cuda_staged", False),
+    ],
+)
+def test_hardware_queues_are_asked_for_where_nccl_may_serve(transports, sets):
+    """Not where the user leaves NCCL out, and another number that is set stays."""
+    environ, others = {}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    tune_cuda(environ, transports)
+    assert environ == ({"CUDA_DEVICE_MAX_CONNECTIONS": "32"} if sets else {})
+    tune_cuda(others, transports)
+    assert others == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}

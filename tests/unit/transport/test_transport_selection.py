@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from asyncddp.cli.doctor import mpi_probe as probe
 from asyncddp.cli.doctor.machine_checks import check_mixed_devices
 from asyncddp.errors import MismatchError
-from asyncddp.transport import DEVICE_TRANSPORTS
+from asyncddp.transport import DEVICE_TRANSPORTS, selection
 from asyncddp.transport.base import Scope
 from asyncddp.transport.cuda import negotiation
 from asyncddp.transport.cuda.capabilities import (
@@ -307,3 +309,26 @@ def test_the_probe_of_a_machine_with_gpus_tells_of_its_transports(monkeypatch, a
     used = {name for name, state in rows.items() if state == "in use"}
     assert rows["mpi_cuda"] == ("in use" if aware else "cannot be used")
     assert aware or used == {"cuda_staged"}
+
+
+@pytest.mark.parametrize(
+    ("cuda", "used", "sets"), [("13.0", False, True), ("13.0", True, False), (None, False, False)]
+)
+def test_queues_of_cuda_are_asked_for_before_the_host_transport_opens(
+    monkeypatch, cuda, used, sets
+):
+    """Not by a torch without CUDA, and not where CUDA has read its variables already."""
+    seen = []
+
+    class Stops:
+        @staticmethod
+        def join(startup, *, required):
+            seen.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+
+    monkeypatch.setattr(selection, "TRANSPORTS", {"stops": Stops})
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "unset")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    selection.open_transport("stops")
+    assert seen == ["32" if sets else None]

@@ -17,12 +17,12 @@ from typing import Any, TypeAlias
 
 import torch
 
+from asyncddp.config import HARDWARE_QUEUES
 from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import PeerError
 from asyncddp.tensors.allocation import empty
 from asyncddp.transport.cuda.nccl.cupy_bindings import (
     CHANNELS,
-    HARDWARE_QUEUES,
     NCCL_ERRORS,
     CupyBindings,
     StreamContext,

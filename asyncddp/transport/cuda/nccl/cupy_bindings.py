@@ -20,9 +20,6 @@ from asyncddp.install_commands import needed_package
 CHANNELS = 8
 """Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
 
-HARDWARE_QUEUES = 32
-"""Queues between the host and a GPU that CUDA can open; each holds the work of several streams."""
-
 NCCL_ERRORS = (RuntimeError, KeyError)
 """What cupy raises for a result of NCCL: a KeyError for ``ncclInProgress`` and ``ncclTimeout``, for
 which it has no names."""
@@ -68,18 +65,6 @@ def create_unique_id(nccl: Any) -> bytes:
 def limit_channels() -> None:
     """Set ``NCCL_MAX_P2P_NCHANNELS`` to 8, as ``point_to_point`` explains, unless it is set."""
     os.environ.setdefault("NCCL_MAX_P2P_NCHANNELS", str(CHANNELS))
-
-
-def prepare_cuda(transports: str | None) -> None:
-    """Have CUDA make a hardware queue for each stream where NCCL is among the transports.
-
-    A CUDA-aware MPI starts CUDA as it starts itself, so this is called before. What the user has
-    set stays, and so does what CUDA has read already.
-    """
-    if torch.version.cuda is None or not re.search(r"\b(auto|nccl)\b", transports or "auto"):
-        return
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(HARDWARE_QUEUES))
 
 
 def positive_setting(name: str, default: int) -> int:

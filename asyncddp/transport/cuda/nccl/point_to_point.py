@@ -18,12 +18,12 @@ need rounds on which all ranks agree; with one for each pair it is enough that
   order of their launches: ``CUDA_DEVICE_MAX_CONNECTIONS`` is set to 32 (CUDA's default is 8);
 - all kernels fit on the GPU at once: messages take at most ``NCCL_MAX_P2P_NCHANNELS`` channels (8
   unless set), each one multiprocessor, and all pairs half of them. A rank opens no more
-  communicators than there are queues and room for; what goes to further peers is staged;
-- loading a kernel on first use may wait for the device: ``CUDA_MODULE_LOADING`` is set to EAGER.
+  communicators than there are queues and room for; what goes to further peers is staged.
 
-Both variables count only if CUDA is first used after ``init()``. ``set_topology`` begins to open
-pairs, best while the GPU is idle. Messages can pass their deadline, at which the pair is aborted,
-where a call of CUDA waits for the device, as in opening a pair or loading what Triton has compiled.
+The variable of CUDA counts only if CUDA is first used after ``init()``. ``set_topology`` begins to
+open pairs, best while the GPU is idle. Messages can pass their deadline, at which the pair is
+aborted, where a call of CUDA waits for the device, as in opening a pair or loading a kernel on its
+first use. Between four ranks on one GPU, with kernels loaded as they were needed, none did.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from asyncddp.transport.cuda.nccl.cupy_bindings import (
     describe_conflict,
     library,
     limit_channels,
-    prepare_cuda,
     versions,
 )
 from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
@@ -286,43 +285,13 @@ def test_a_stream_is_nobody_else_s(monkeypatch):
     assert library().stream(device)() == ("current", ("private", device))
 
 
-VARIABLES = {
-    "NCCL_MAX_P2P_NCHANNELS": "8",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-}
-
-
-@pytest.mark.parametrize("used", [False, True])
-@pytest.mark.parametrize("given", [{}, dict.fromkeys(VARIABLES, "7")])
-def test_variables_of_nccl_and_cuda_are_set_unless_the_user_has_set_them(monkeypatch, given, used):
-    """Those of CUDA only if it has not read them yet: then the user's process has begun it."""
+@pytest.mark.parametrize(("given", "expected"), [({}, "8"), ({"NCCL_MAX_P2P_NCHANNELS": "7"}, "7")])
+def test_channels_are_limited_unless_the_user_has_set_how_many(monkeypatch, given, expected):
+    """Before NCCL opens a communicator."""
     environment = dict(given)
     monkeypatch.setattr(nccl_library.os, "environ", environment)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
     limit_channels()
-    prepare_cuda("nccl")
-    added = {name: value for name, value in VARIABLES.items() if not used or "NCCL" in name}
-    assert environment == {**added, **given}
-
-
-@pytest.mark.parametrize(
-    ("transports", "cuda", "sets"),
-    [
-        (None, "13.0", True),
-        ("auto", "13.0", True),
-        ("cuda_ipc, nccl", "12.8", True),
-        ("cuda_ipc,cuda_staged", "13.0", False),
-        (None, None, False),
-    ],
-)
-def test_hardware_queues_are_asked_for_where_nccl_may_serve(monkeypatch, transports, cuda, sets):
-    """Not where the user leaves NCCL out, and not by a torch that was built without CUDA."""
-    environment = {}
-    monkeypatch.setattr(nccl_library.os, "environ", environment)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    prepare_cuda(transports)
-    assert ("CUDA_DEVICE_MAX_CONNECTIONS" in environment) is sets
+    assert environment == {"NCCL_MAX_P2P_NCHANNELS": expected}
 
 
 @pytest.mark.parametrize(
