@@ -122,6 +122,12 @@ class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
         self._drive_tasks()
         return super().watch(timeout)
 
+    def free(self) -> None:
+        """Close the transport of messages at once; memory goes as peers drop what they import."""
+        self._closed = True
+        self._tasks.clear()
+        self._message_transport.close()
+
     def close(self) -> None:
         """Wait until peers have read what was sent or leave too, and close all transports.
 

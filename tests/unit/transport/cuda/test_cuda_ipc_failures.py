@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -171,6 +173,19 @@ def test_gpus_may_be_in_reach_unless_cuda_says_no(case):
     """GPUs of one machine, which CUDA has not said to be out of each other's reach, are tried."""
     one, other, expected = TABLE[case]
     assert have_peer_access(one, other) is have_peer_access(other, one) is expected
+
+
+def test_what_is_freed_in_place_of_being_used_waits_for_nobody():
+    """A transport that failed its trial closes its messages' transport alone."""
+    one, closed = Pair().transports[0], []
+    one.export_tensor(torch.ones(3), {1: 0})
+    one._message_transport.close = lambda: closed.append("messages")
+    one.base.close = lambda: closed.append("base")
+    began = time.monotonic()
+    one.free()
+    one.watch(1.0)
+    assert closed == ["messages"]
+    assert time.monotonic() - began < SECONDS / 2
 
 
 @on("mpi-2")
