@@ -118,7 +118,7 @@ for again in range(2):
     dist.all_gather_object(every, rank)
     assert every == list(range(size))
     dist.destroy_process_group()
-print("rank", rank, "of", size, flush=True)
+print(f"rank {rank} of {size}", flush=True)
 """
 
 

@@ -65,7 +65,7 @@ def test_pickle_is_for_users_objects_alone():
         (["a", "b"], list[str]),
         ((1, 2, SharedMemoryHandle(1, 2, 3)), tuple[int, int, SharedMemoryHandle]),
         (
-            DeviceCapabilities(0, 1, "cuda", "GPU-1", None, "13.6", 22703, "", ("GPU-2",)),
+            DeviceCapabilities(0, 1, "cuda", "GPU-1", nccl=22703, out_of_reach=("GPU-2",)),
             DeviceCapabilities,
         ),
     ],
