@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncddp.tensors.allocation import make_tensor
+from asyncddp.tensors.byte_views import from_bytes
 
 
 def random_state() -> dict[str, bytes]:
@@ -34,7 +34,7 @@ def decoded_random_state(saved: Mapping[str, bytes]) -> dict[str, Any]:
     version, internal, gauss = json.loads(saved["python"])
     name, keys, *rest = json.loads(saved["numpy"])
     found: dict[str, Any] = {
-        "torch": make_tensor(list(saved["torch"]), torch.uint8),
+        "torch": from_bytes(saved["torch"], torch.uint8, (len(saved["torch"]),)),
         "python": (version, tuple(internal), gauss),
         "numpy": (name, np.array(keys, dtype=np.uint32), *rest),
     }
@@ -42,7 +42,7 @@ def decoded_random_state(saved: Mapping[str, bytes]) -> dict[str, Any]:
     random.Random().setstate(found["python"])
     np.random.RandomState().set_state(found["numpy"])
     if "cuda" in saved and torch.cuda.is_available():
-        found["cuda"] = make_tensor(list(saved["cuda"]), torch.uint8)
+        found["cuda"] = from_bytes(saved["cuda"], torch.uint8, (len(saved["cuda"]),))
         torch.Generator("cuda").set_state(found["cuda"])
     return found
 

@@ -18,6 +18,7 @@ from asyncddp.context.launcher_environment import launcher_rank_and_size
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.integrations.torch_distributed.world import TorchWorld
 from asyncddp.tensors.allocation import make_tensor, zeros
+from asyncddp.tensors.byte_views import from_bytes
 from asyncddp.transport import Transport
 
 Meeting: TypeAlias = Iterator[tuple[Store, int, int]]
@@ -85,7 +86,7 @@ def _open_store(world: Transport, timeout: timedelta) -> Store:
             port = listener.getsockname()[1]
             store = _store(host, port, world.size, timeout, listener.detach())
         data = f"{host} {port}".encode()
-        text[: len(data)] = make_tensor(list(data), torch.uint8)
+        text[: len(data)] = from_bytes(data, torch.uint8, (len(data),))
     world.broadcast(text, 0, seconds)
     host, _, port_text = bytes(text.tolist()).rstrip(b"\0").decode().partition(" ")
     store = store or _store(host, int(port_text), world.size, timeout)

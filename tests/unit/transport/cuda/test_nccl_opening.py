@@ -185,7 +185,7 @@ def test_a_rank_that_fails_in_the_first_collectives_has_all_stage(ranks):
         return made
 
     ranks.module(2).NcclCommunicator = breaks
-    choice, names = ranks.ask(timeout=1.0)
+    choice, names = ranks.ask(timeout=4.0)
     assert names == [["cuda_staged"] * 2] * RANKS
     assert f"allreduce could not be started: {UNHANDLED}" in choice.refused["nccl"]
     assert choice.refused["nccl"].startswith("rank 2: NCCL makes no communicator of 4 ranks")
@@ -202,7 +202,7 @@ def test_a_machine_where_one_rank_fails_stages_alone(ranks, monkeypatch, caplog)
         return for_subgroup(transport, base, timeout)
 
     monkeypatch.setattr(NCCLTransport, "for_subgroup", fails)
-    choice, names = ranks.ask(timeout=1.0)
+    choice, names = ranks.ask(timeout=4.0)
     assert (choice.transport, choice.failed) == ("nccl", ())
     assert names == [["nccl"] * 2] * 2 + [["nccl", "cuda_staged"]] * 2
     (words,) = [record.getMessage() for record in caplog.records]
