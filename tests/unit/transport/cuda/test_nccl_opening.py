@@ -91,6 +91,10 @@ class Ranks:
         return [comm.ended for rank in range(RANKS) for comm in self.module(rank).made]
 
 
+BUSY = 3.0
+"""Seconds in which ranks connect on a busy machine, fewer than the stand-in waits for others."""
+
+
 @pytest.fixture
 def ranks(monkeypatch):
     monkeypatch.setattr(stand_in, "SECONDS", 1.2)
@@ -175,8 +179,9 @@ def test_a_rank_that_never_comes_has_all_stage_by_the_deadline(ranks, wanted, mo
     assert ranks.ended() == ["abort"] * RANKS
 
 
-def test_a_rank_that_fails_in_the_first_collectives_has_all_stage(ranks):
+def test_a_rank_that_fails_in_the_first_collectives_has_all_stage(ranks, monkeypatch):
     """Where the ranks of a communicator do not connect, all of them abort it and stage."""
+    monkeypatch.setattr(stand_in, "SECONDS", 1.2 * BUSY)
     join = ranks.module(2).NcclCommunicator
 
     def breaks(*arguments):
@@ -185,7 +190,7 @@ def test_a_rank_that_fails_in_the_first_collectives_has_all_stage(ranks):
         return made
 
     ranks.module(2).NcclCommunicator = breaks
-    choice, names = ranks.ask(timeout=4.0)
+    choice, names = ranks.ask(timeout=BUSY)
     assert names == [["cuda_staged"] * 2] * RANKS
     assert f"allreduce could not be started: {UNHANDLED}" in choice.refused["nccl"]
     assert choice.refused["nccl"].startswith("rank 2: NCCL makes no communicator of 4 ranks")
@@ -194,6 +199,7 @@ def test_a_rank_that_fails_in_the_first_collectives_has_all_stage(ranks):
 
 def test_a_machine_where_one_rank_fails_stages_alone(ranks, monkeypatch, caplog):
     """A rank that fails in its machine's communicator has that machine stage, no other."""
+    monkeypatch.setattr(stand_in, "SECONDS", 1.2 * BUSY)
     for_subgroup = NCCLTransport.for_subgroup
 
     def fails(transport, base, timeout):
@@ -202,7 +208,7 @@ def test_a_machine_where_one_rank_fails_stages_alone(ranks, monkeypatch, caplog)
         return for_subgroup(transport, base, timeout)
 
     monkeypatch.setattr(NCCLTransport, "for_subgroup", fails)
-    choice, names = ranks.ask(timeout=4.0)
+    choice, names = ranks.ask(timeout=BUSY)
     assert (choice.transport, choice.failed) == ("nccl", ())
     assert names == [["nccl"] * 2] * 2 + [["nccl", "cuda_staged"]] * 2
     (words,) = [record.getMessage() for record in caplog.records]
