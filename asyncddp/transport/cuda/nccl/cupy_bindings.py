@@ -85,7 +85,7 @@ def versions() -> tuple[str | None, int | None]:
         return str(cupy.__version__), None
 
 
-def sharing(nccl: int | None) -> tuple[str, bool]:
+def gpu_sharing_settings(nccl: int | None) -> tuple[str, bool]:
     """Return the machine's name that NCCL is told, and whether it is told to let ranks share a GPU.
 
     Ranks of one GPU that are told different names are connected by sockets.

@@ -37,9 +37,9 @@ from asyncddp.transport.cuda.nccl.cupy_bindings import (
     CupyBindings,
     create_unique_id,
     describe_conflict,
+    gpu_sharing_settings,
     library,
     limit_channels,
-    sharing,
     versions,
 )
 from asyncddp.transport.cuda.nccl.nccl_collectives import NCCLCollectives, has_sum
@@ -90,7 +90,7 @@ class NCCLTransport(CudaStagedTransport):
     @override
     def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
         cupy, nccl = versions()
-        host, shares = sharing(nccl)
+        host, shares = gpu_sharing_settings(nccl)
         found = replace(facts, cupy=cupy, nccl=nccl, nccl_host=host, nccl_shares_gpu=shares)
         return replace(found, doubt=describe_conflict(nccl))
 

@@ -308,7 +308,7 @@ def test_channels_are_limited_unless_the_user_has_set_how_many(monkeypatch, give
 def test_what_nccl_is_told_of_ranks_that_share_a_gpu(monkeypatch, variables, nccl, expected):
     """The name of the machine, and whether an NCCL that can share GPUs is to."""
     monkeypatch.setattr(nccl_library.os, "environ", variables)
-    assert nccl_library.sharing(nccl) == expected
+    assert nccl_library.gpu_sharing_settings(nccl) == expected
 
 
 @pytest.mark.parametrize(
