@@ -12,6 +12,7 @@ from asyncddp.errors import PeerError
 from asyncddp.transport.cuda import negotiation
 from asyncddp.transport.cuda.capabilities import DeviceCapabilities
 from asyncddp.transport.cuda.nccl import nccl_transport as nccl
+from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_transport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 from asyncddp.transport.loopback import LoopbackTransport
@@ -108,3 +109,22 @@ def test_the_doctor_tells_a_doubt_about_nccl_in_its_row_alone():
         rows = {row.transport: row.why for row in list_device_transports(strange, wanted)}
         assert rows["nccl"].endswith("; but two are loaded")
         assert "two are loaded" not in rows["cuda_ipc"]
+
+
+def opened(fake, ends, reachable):
+    """Open NCCL with messages on rank 0, or on no rank, and close it."""
+    base = ends[bf.rank()]
+    transport = NCCLTransport.open(base, fake.device, reachable if bf.rank() == 0 else (), SECONDS)
+    base.barrier(SECONDS)
+    transport.close()
+
+
+@pytest.mark.parametrize(("reachable", "limits"), [((1,), [8, 8]), ((), [])])
+def test_channels_are_limited_where_messages_go_by_nccl(monkeypatch, reachable, limits):
+    """On all ranks or on none: torch's own NCCL in the process has the limit as well."""
+    fake, ends, found = FakeNccl(LateDevice()), LoopbackTransport.group(2), []
+    monkeypatch.setattr(nccl, "library", lambda: fake.library(bf.rank()))
+    monkeypatch.setattr(nccl, "limit_channels", lambda: found.append(8))
+    with bf.local_world(2, **DEFAULT_SETTINGS) as world:
+        world.run(opened, fake, ends, reachable)
+    assert found == limits
