@@ -49,35 +49,58 @@ class RankTracker:
         self._known: set[int] = set()
         self._running: dict[int, int] = {}  # rank to pidfd
         self._pidfds: list[int] = []
+        self._terminating = False
+        self._terminated: set[int] = set()  # got SIGTERM
         self.lost: list[int] = []  # ended irregularly, before any failure report; in order
 
     def new_processes(self) -> dict[int, int]:
         """Return new ranks with a pidfd each, which becomes readable when the process ends."""
-        if not hasattr(os, "pidfd_open"):
-            return {}
         found = {}
-        for path in self._report_directory.glob("started-*"):
-            rank = _rank_of(path)
+        for rank, pid in self._started():
             if rank in self._known:
                 continue
-            with contextlib.suppress(OSError, ValueError):  # half written, or already gone
-                pid, host = path.read_text().split()
-                self._known.add(rank)
-                if host == socket.gethostname():
-                    try:
-                        found[rank] = os.pidfd_open(int(pid))
-                    except ProcessLookupError:  # it ended between two polls
-                        self.on_process_exit(rank)
+            try:
+                found[rank] = self._running[rank] = os.pidfd_open(pid)
+            except ProcessLookupError:  # it ended between two polls
+                self.on_process_exit(rank)
+            self._known.add(rank)
+            if self._terminating and rank not in self._terminated:
+                self._send(rank, pid, signal.SIGTERM)
         self._pidfds += found.values()
-        self._running |= found
         return found
 
     def send(self, number: int) -> bool:
-        """Send a signal to the ranks that run on this machine; return False if none is known."""
-        for pidfd in list(self._running.values()):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, number)
-        return bool(self._running)
+        """Send a signal to the ranks that run on this machine; return False if there are none.
+
+        Ranks that have started since the last look get it too, and SIGTERM those that start later.
+        A signal handler may call this.
+        """
+        self._terminating |= number == signal.SIGTERM
+        return any([self._send(rank, pid, number) for rank, pid in self._started()])
+
+    def _send(self, rank: int, pid: int, number: int) -> bool:
+        if number == signal.SIGTERM:
+            self._terminated.add(rank)
+        with contextlib.suppress(ProcessLookupError):
+            if rank in self._running:
+                signal.pidfd_send_signal(self._running[rank], number)
+                return True
+            if rank not in self._known:
+                os.kill(pid, number)
+                return True
+        return False
+
+    def _started(self) -> list[tuple[int, int]]:
+        """Return rank and process id by the start files of this machine."""
+        if not hasattr(os, "pidfd_open"):
+            return []
+        started = []
+        for path in self._report_directory.glob("started-*"):
+            with contextlib.suppress(OSError, ValueError):  # half written, or already gone
+                pid, host = path.read_text().split()
+                if host == socket.gethostname():
+                    started.append((_rank_of(path), int(pid)))
+        return started
 
     def on_process_exit(self, rank: int) -> bool:
         """Record that a rank's process has ended; return False: stop watching its pidfd."""

@@ -272,6 +272,39 @@ def test_the_tracker_knows_which_ranks_are_lost(tmp_path):
     tracker.close()
 
 
+def test_signals_reach_ranks_that_have_not_been_seen_yet(tmp_path):
+    """They start between two looks; those that start after SIGTERM get it, and none twice."""
+    text = (
+        "import signal; every = [*signal.Signals]; signal.pthread_sigmask(0, every); "
+        "print(flush=True); print(int(signal.sigwait(every)), flush=True); "
+        "print(signal.sigtimedwait([15], 0.2))"
+    )
+    command = [sys.executable, "-c", text]
+    tracker = RankTracker(tmp_path)
+    ranks: list[subprocess.Popen[str]] = []
+
+    def start() -> None:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        child.stdout.readline()
+        (tmp_path / f"started-{len(ranks)}").write_text(f"{child.pid} {os.uname().nodename}")
+        ranks.append(child)
+
+    assert not tracker.send(signal.SIGTERM), "there is none"
+    start()
+    assert sorted(tracker.new_processes()) == [0], "which started after the signal"
+    ranks[0].wait()
+    tracker.on_process_exit(0)
+    start()
+    assert tracker.send(signal.SIGUSR1)
+    ranks[1].wait()
+    start()
+    assert tracker.send(signal.SIGTERM)
+    assert sorted(tracker.new_processes()) == [2]
+    ends = [rank.communicate()[0].splitlines() for rank in ranks]
+    tracker.close()
+    assert ends == [["15", "None"], ["10", "None"], ["15", "None"]]
+
+
 LAUNCHER_THAT_STAYS = """
 import os, pathlib, socket, subprocess, sys, time
 folder = pathlib.Path(os.environ["ASYNCDDP_REPORT_DIR"])
