@@ -165,8 +165,10 @@ class ChunkedExchange:
 
     def _lagging(self) -> list[tuple[int, int]]:
         """Return the readers that lag so far behind that there is no room."""
-        needed = self._number - self.layout.num_slots + 1
-        if self._send_ring is None or (self._number > 0 and needed <= 0):
+        if self._send_ring is None:
+            return []
+        needed = self._number - self._send_ring.cycle + 1
+        if self._number > 0 and needed <= 0:
             return []
         return self._send_ring.pending_readers(self.key.step, needed)
 
@@ -187,12 +189,7 @@ class ChunkedExchange:
                 send_ring.publish(step, self.layout.num_chunks)
         if self._mapped:
             return
-        slot, chunk = send_ring.slot(step, number), self.layout.chunk(flat, number)
-        if factor == 1.0:
-            slot.copy_(chunk)
-        else:
-            torch.mul(chunk, factor, out=slot)
-        send_ring.publish(step, number + 1)
+        send_ring.send_chunk(step, number, self.layout.chunk(flat, number), factor)
 
     def chunks_read(self, number: int) -> ChunkReadWaitCondition:
         """Return the condition that all targets have read the first ``number`` chunks."""

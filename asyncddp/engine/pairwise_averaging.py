@@ -143,9 +143,8 @@ class PairwiseAveraging:
     def _send_chunk(self, send_ring: SendRingBuffer, chunk: torch.Tensor) -> bool:
         """Copy one more chunk into its slot and publish it, if the slot is free."""
         number = self.chunks_sent
-        full = number >= send_ring.layout.num_slots
-        if full and not self._read_by_all(send_ring, number - send_ring.layout.num_slots + 1):
+        before = number - send_ring.cycle  # the chunk that the slot held
+        if before >= 0 and not self._read_by_all(send_ring, before + 1):
             return False
-        send_ring.slot(self._step, number).copy_(chunk)
-        send_ring.publish(self._step, number + 1)
+        send_ring.send_chunk(self._step, number, chunk)
         return True

@@ -22,6 +22,7 @@ from asyncddp.errors import PeerError
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.shm.memory_limit import memory_limit
 from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
+from asyncddp.shm.slot_cycle import SlotCycle
 from asyncddp.transport.base import SharedMemoryGroup
 
 logger = logging.getLogger("asyncddp")
@@ -88,6 +89,7 @@ class PersistentChannelTable:
             share = memory_limit() // (_MEMORY_SHARE * len(self._ranks))
             self._memory_share = max(_FEW_RING_BYTES, share)
         self._is_full = False  # as the log has been told
+        self.slot_cycle = SlotCycle()
         self.late_error: PeerError | None = None
 
     def find_or_open(
@@ -132,7 +134,7 @@ class PersistentChannelTable:
             return None
         make_ring = self.tracing.send_ring(channel.signature.verb, channel.name)
         try:
-            send_ring = make_ring(self._group.arena, self._ranks, layout)
+            send_ring = make_ring(self._group.arena, self._ranks, layout, self.slot_cycle)
         except OSError:
             return None
         send_ring.notify_readers_by(self._group.notify)

@@ -30,6 +30,7 @@ from asyncddp.timeline.profiler_range import ProfilerRange
 from asyncddp.topology import Schedule
 
 R = TypeVar("R")
+_SMALL = 1 << 19  # bytes of a tensor that the calling thread of a non-blocking call may copy
 
 
 class FastPath:
@@ -45,7 +46,7 @@ class FastPath:
         self._engine, self.channel, self._rank = context.engine, channel, context.rank
         self.verb, self.name = channel.signature.verb, channel.name
         self.use = self.verb, self.name, channel.in_flight
-        self.is_large = channel.layout.num_chunks > 1
+        self.is_large = channel.layout.nbytes > _SMALL
         self._served: tuple[WeightRow, SendRingBuffer | None] | None = None
         self._queue = AverageQueue.of(context.engine)
         self._channels = context.engine.matcher.channels
@@ -105,7 +106,7 @@ class FastPath:
         try:
             if not row.is_pairwise:
                 found = self._average_chunked(step, row, own, into)
-            elif channel.layout.num_chunks == 1:
+            elif not self.is_large:
                 sent_chunks = int(
                     channel.send_ring is None or channel.send_ring.try_send(step, row.targets, own)
                 )

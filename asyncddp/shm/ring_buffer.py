@@ -1,14 +1,16 @@
 """Ring buffers in shared memory, through which one rank sends tensors to peers on its machine.
 
 One ring buffer carries the tensors of one name and signature from one rank to all its readers.
-After its header come slots for chunks of the tensor, those of even and of odd steps apart (double
-buffering). "Published" and "read" are a step and a number of chunks packed into one word, which
-only ever grows and which only one rank writes.
+After its header come slots for chunks of the tensor. A small tensor has slots for even and for odd
+steps (double buffering); a larger one has a single set, so that less memory is touched. "Published"
+and "read" are a step and a number of chunks packed into one word, which only ever grows and which
+only one rank writes.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from asyncddp.shm.arena import (
     store_fence,
 )
 from asyncddp.shm.ring_header import (
+    CYCLE,
     DESCRIPTOR,
     LINE,
     MASK,
@@ -34,10 +37,11 @@ from asyncddp.shm.ring_header import (
     header_words,
     mask_word,
 )
+from asyncddp.shm.slot_cycle import FEW, MANY, SlotCycle
 
-_CHUNK_SIZES = ((1 << 25, 1 << 20), (0, 1 << 19))
-"""Least bytes of a tensor, and bytes of its chunks: they stay in a cache from write to read."""
-_MAX_SLOTS = 4
+_DOUBLED = 1 << 20  # bytes of a tensor up to which a step need not wait for the one before it
+_WHOLE = 1 << 22  # bytes of a tensor up to which it stays in one chunk
+_CHUNK = 1 << 19  # bytes of a chunk of larger ones
 _BITS = 24
 _CHUNK_BITS = (1 << _BITS) - 1
 _Readers: TypeAlias = tuple[tuple[int, int], ...]  # ranks, and where each acknowledges
@@ -68,21 +72,29 @@ class ChunkLayout:
     chunk_numel: int  # of a chunk; the last one may be shorter
     num_chunks: int
     num_slots: int  # chunks that a ring has room for at a time
+    doubled: bool = True  # even and odd steps have slots of their own
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: torch.dtype) -> ChunkLayout:
-        """Choose a layout whose chunks fit into a processor's cache."""
+        """Choose a layout whose slots stay in a processor's cache from write to read."""
         numel = math.prod(shape)
-        size = next(chunk for least, chunk in _CHUNK_SIZES if numel * dtype.itemsize >= least)
-        chunk_numel = max(1, min(numel, size // dtype.itemsize))
+        nbytes = numel * dtype.itemsize
+        size = numel if nbytes <= _WHOLE else _CHUNK // dtype.itemsize
+        chunk_numel = max(1, size)
         num_chunks = max(1, -(-numel // chunk_numel))
-        return cls(shape, dtype, numel, chunk_numel, num_chunks, min(num_chunks, _MAX_SLOTS))
+        num_slots = min(num_chunks, MANY)
+        return cls(shape, dtype, numel, chunk_numel, num_chunks, num_slots, nbytes <= _DOUBLED)
 
     @classmethod
     def single(cls, shape: tuple[int, ...], dtype: torch.dtype) -> ChunkLayout:
         """Build the layout that leaves a tensor in one chunk."""
         numel = math.prod(shape)
         return cls(shape, dtype, numel, numel, 1, 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the tensor in bytes."""
+        return self.numel * self.dtype.itemsize
 
     def split(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Split a contiguous tensor into all of its chunks."""
@@ -101,24 +113,27 @@ class _RingBufferLayout:
         self.layout = layout
         header = header_words(ranks)
         self.words = view.words(offset, header)
-        sizes, numbers = (2, layout.num_slots, layout.chunk_numel), range(layout.num_slots)
+        halves = 1 + layout.doubled
+        sizes, numbers = (halves, layout.num_slots, layout.chunk_numel), range(layout.num_slots)
         every = view.tensor(offset + 8 * header, sizes, layout.dtype)
-        self.slots = tuple(tuple(every[half, number] for number in numbers) for half in (0, 1))
+        self.slots = tuple(
+            tuple(every[half % halves, number] for number in numbers) for half in (0, 1)
+        )
         whole = layout.num_chunks == 1
         self.whole_slots = tuple(half[0].view(layout.shape) for half in self.slots) if whole else ()
         """The slots in the tensor's own shape, where it is a single chunk."""
 
     def slot(self, step: int, number: int) -> torch.Tensor:
         """Return the slot that holds one chunk of a step."""
-        layout = self.layout
-        slot = self.slots[step & 1][number % layout.num_slots]
+        layout, half = self.layout, step & 1
+        slot = self.slots[half][number % self.words[LINE * half + CYCLE]]
         last = number == layout.num_chunks - 1 and layout.num_chunks > 1
         return slot[: layout.numel - number * layout.chunk_numel] if last else slot
 
     @staticmethod
     def nbytes(ranks: int, layout: ChunkLayout) -> int:
         """Compute the size of a ring in bytes."""
-        slots = 2 * layout.num_slots * layout.chunk_numel
+        slots = (1 + layout.doubled) * layout.num_slots * layout.chunk_numel
         return 8 * header_words(ranks) + slots * layout.dtype.itemsize
 
 
@@ -128,7 +143,13 @@ class SendRingBuffer(_RingBufferLayout):
     All ranks of the machine know ``ranks`` in the same order.
     """
 
-    def __init__(self, arena: Arena, ranks: tuple[int, ...], layout: ChunkLayout) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        ranks: tuple[int, ...],
+        layout: ChunkLayout,
+        cycle: SlotCycle | None = None,
+    ) -> None:
         number = len(ranks)
         block = arena.take(self.nbytes(number, layout), zeroed=8 * header_words(number))
         self.handle = handle_of_block(block)
@@ -138,6 +159,9 @@ class SendRingBuffer(_RingBufferLayout):
         self._notify: Callable[[int], None] | None = None
         self._readers: list[tuple[int, _Readers]] = [(-1, ()), (-1, ())]
         self._masks: dict[tuple[int, ...], tuple[tuple[int, ...], _Readers]] = {}
+        self._cycle = cycle or SlotCycle()
+        self.cycle = layout.num_slots  # slots that the current step goes round in
+        self._copies: list[float] = []
 
     def notify_readers_by(self, notify: Callable[[int], None] | None) -> None:
         """Call a function with each reader of what is published, where these do not poll."""
@@ -150,9 +174,22 @@ class SendRingBuffer(_RingBufferLayout):
 
     def has_room(self, step: int) -> bool:
         """Tell whether all readers have read what this step's slots held before."""
+        layout, words = self.layout, self.words
+        if not layout.doubled:
+            return not self._late_readers()
         earlier, readers = self._readers[step & 1]
-        done, words = (earlier + 1) << _BITS | self.layout.num_chunks, self.words
+        done = (earlier + 1) << _BITS | layout.num_chunks
         return all([words[index] >= done for _, index in readers])
+
+    def _late_readers(self) -> list[tuple[int, int]]:
+        """List readers that have yet to read all of a step, with that step."""
+        chunks, words = self.layout.num_chunks, self.words
+        return [
+            (rank, step)
+            for step, readers in self._readers
+            for rank, index in readers
+            if words[index] < pack_progress(step, chunks)
+        ]
 
     def begin(
         self, step: int, targets: tuple[int, ...], handle: SharedMemoryHandle | None = None
@@ -169,6 +206,10 @@ class SendRingBuffer(_RingBufferLayout):
         if handle is not None:
             words[line + DESCRIPTOR] = handle.descriptor + 1
             words[line + SIZE], words[line + OFFSET] = handle.size, handle.offset
+        else:
+            if self.layout.num_slots > FEW:
+                self.cycle, self._copies = min(self.layout.num_slots, self._cycle.next()), []
+            words[line + CYCLE] = self.cycle
         first = self.mask_words[step & 1]
         for index, bits in enumerate(mask):
             words[first + index] = bits
@@ -214,6 +255,19 @@ class SendRingBuffer(_RingBufferLayout):
         if self._notify is not None:
             self._notify_readers(step)
 
+    def send_chunk(self, step: int, number: int, chunk: torch.Tensor, factor: float = 1.0) -> None:
+        """Copy one chunk of a step, times a factor, into its slot, which is free; publish it."""
+        slot, begun = self.slot(step, number), time.perf_counter()
+        if factor == 1.0:
+            slot.copy_(chunk)
+        else:
+            torch.mul(chunk, factor, out=slot)
+        if self.layout.num_slots > FEW and self._cycle.tries:
+            self._copies.append(time.perf_counter() - begun)
+            if number + 1 == self.layout.num_chunks:
+                self._cycle.record(self.cycle, self._copies)
+        self.publish(step, number + 1)
+
     def publish(self, step: int, chunks: int) -> None:
         """Let readers read the first ``chunks`` chunks of a step."""
         store_fence()
@@ -229,6 +283,8 @@ class SendRingBuffer(_RingBufferLayout):
     def pending_readers(self, step: int, chunks: int) -> list[tuple[int, int]]:
         """List readers, and the step each must still read: this one or an earlier in its slots."""
         published, readers = self._readers[step & 1]
+        if published != step and not self.layout.doubled:
+            return self._late_readers()
         goal = pack_progress(published, chunks if published == step else self.layout.num_chunks)
         return [(rank, published) for rank, index in readers if self.words[index] < goal]
 

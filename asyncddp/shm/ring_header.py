@@ -15,6 +15,8 @@ LINE = 8
 """Words of a line."""
 DESCRIPTOR, SIZE, OFFSET, MASK = 1, 2, 3, 4
 """Words of a line after its first one, the progress."""
+CYCLE = SIZE
+"""Of a tensor in the slots: how many of them it goes round in."""
 _LINE_FOR_EACH = 256  # ranks that have a line each, so that none of them slows another one down
 
 

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
+from asyncddp.ops import shared_memory_fast_path
 from asyncddp.shm import ring_buffer
 
 __all__ = ["in_small_chunks"]
 
+_SIZES = {
+    (ring_buffer, "_DOUBLED"): 1 << 14,
+    (ring_buffer, "_WHOLE"): 1 << 15,
+    (ring_buffer, "_CHUNK"): 1 << 13,
+    (shared_memory_fast_path, "_SMALL"): 1 << 13,
+}
+
 
 def in_small_chunks(case: Callable[..., Any], *given: Any) -> Any:
-    """Run a case with chunks of 8 KiB and, of tensors from 512 KiB on, 16 KiB: 1/64 of the usual.
+    """Run a case with chunks of 8 KiB, of tensors above 32 KiB: 1/64 or less of the usual.
 
     The protocol does not know how large a chunk is, and small ones cost the tests a third less.
     Each rank must be a process: threads would have the sizes in common.
     """
-    before = ring_buffer._CHUNK_SIZES
-    ring_buffer._CHUNK_SIZES = ((1 << 19, 1 << 14), (0, 1 << 13))
+    before = {place: getattr(*place) for place in _SIZES}
+    _set(_SIZES)
     try:
         return case(*given)
     finally:
-        ring_buffer._CHUNK_SIZES = before
+        _set(before)
+
+
+def _set(sizes: dict[tuple[ModuleType, str], int]) -> None:
+    for place, size in sizes.items():
+        setattr(*place, size)

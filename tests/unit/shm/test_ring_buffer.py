@@ -69,34 +69,33 @@ def test_memory_that_was_never_written_is_before_every_step():
 
 KIB, MIB = 1 << 10, 1 << 20
 CHUNK_BYTES = [  # bytes of a tensor, and of its chunks
-    (512 * KIB - 4, 512 * KIB),
-    (512 * KIB, 512 * KIB),
-    (512 * KIB + 4, 512 * KIB),
-    (32 * MIB - 4, 512 * KIB),
-    (32 * MIB, MIB),
-    (32 * MIB + 4, MIB),
+    (MIB, MIB, True),
+    (MIB + 8, MIB + 8, False),
+    (4 * MIB, 4 * MIB, False),
+    (4 * MIB + 8, 512 * KIB, False),
+    (64 * MIB, 512 * KIB, False),
 ]
 
 
-@pytest.mark.parametrize(("size", "chunk"), CHUNK_BYTES)
+@pytest.mark.parametrize(("size", "chunk", "doubled"), CHUNK_BYTES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float64], ids=str)
-def test_chunks_cover_a_tensor_and_none_is_empty(size, chunk, dtype):
+def test_chunks_cover_a_tensor_and_none_is_empty(size, chunk, doubled, dtype):
     """All but the last are of one size, which depends on the tensor's bytes alone."""
     count = size // dtype.itemsize
     layout = ChunkLayout.of((count,), dtype)
-    if count * dtype.itemsize == size:
-        assert layout.chunk_numel * dtype.itemsize == min(chunk, size)
+    assert layout.chunk_numel * dtype.itemsize == chunk
     assert (
         (layout.num_chunks - 1) * layout.chunk_numel
         < layout.numel
         == count
         <= layout.num_chunks * layout.chunk_numel
     )
-    assert layout.num_slots == min(layout.num_chunks, 4)
+    assert layout.num_slots == min(layout.num_chunks, 16)
+    assert layout.doubled is doubled
 
 
 @pytest.mark.parametrize("around", [-1, 0, 1])
-@pytest.mark.parametrize("chunks", [1, 2, 4, 5])
+@pytest.mark.parametrize("chunks", [9, 10, 12, 13])
 def test_a_layout_splits_as_its_chunks_lie(around, chunks):
     """The chunks of a layout, joined in order, are the tensor, and are as many as it says."""
     count = chunks * 131072 + around
@@ -116,6 +115,45 @@ def test_scalars_and_tensors_left_whole_are_one_chunk():
 
 
 # published and acknowledged
+
+
+def test_a_sender_tells_in_how_many_slots_a_tensor_goes_round(arena):
+    """It tries few and many, and goes on with those into which it copies faster."""
+    layout = ChunkLayout((40,), torch.float32, 40, 2, 20, 16, doubled=False)
+    send_ring, receive_ring = rings_of(arena, layout)
+    seen = []
+    for step in range(12):
+        tensor = torch.full((40,), float(step))
+        send_ring.begin(step, (1,))
+        seen.append(send_ring.cycle)
+        for number in range(20):
+            if number >= send_ring.cycle:
+                assert not send_ring.pending_readers(step, number - send_ring.cycle + 1)
+            send_ring.send_chunk(step, number, layout.chunk(tensor, number))
+            assert torch.equal(receive_ring[1].slot(step, number), tensor[:2])
+            receive_ring[1].acknowledge(step, number + 1)
+        slot = receive_ring[1].slot(step, 0).data_ptr()
+        assert slot == receive_ring[1].slot(step, send_ring.cycle).data_ptr()
+    assert seen[:6] == [4, 16] * 3
+    assert seen[6:] in ([4] * 6, [16] * 6)
+
+
+def test_a_large_tensor_has_one_set_of_slots_for_all_steps(arena):
+    """There is room for a step once all readers have read all of the one before it."""
+    layout = ChunkLayout((10,), torch.float32, 10, 10, 1, 1, doubled=False)
+    send_ring, receive_ring = rings_of(arena, layout)
+    tensors = [torch.full((10,), float(step)) for step in range(6)]
+    for step, tensor in enumerate(tensors):
+        readers = (1, 2) if step % 2 else (1,)
+        assert send_ring.try_send(step, readers, tensor)
+        assert not send_ring.has_room(step + 1)
+        assert not send_ring.try_send(step + 1, (1,), tensors[0])
+        assert send_ring.pending_readers(step + 1, 0) == [(rank, step) for rank in readers]
+        for rank in readers:
+            assert torch.equal(receive_ring[rank].read_whole(step), tensor)
+            receive_ring[rank].acknowledge(step, 1)
+        assert send_ring.pending_readers(step + 1, 0) == []
+        assert send_ring.has_room(step + 1)
 
 
 def test_a_step_is_published_by_chunks_through_slots_that_are_reused(arena):
@@ -143,6 +181,8 @@ def test_the_last_chunk_may_be_short(arena):
     """Where the length is no multiple of the chunk's, the last slot has what is left."""
     layout = ChunkLayout((7,), torch.float32, numel=7, chunk_numel=3, num_chunks=3, num_slots=3)
     send_ring, receive_ring = rings_of(arena, layout)
+    for step in (0, 1):
+        send_ring.begin(step, (1,))
     assert [send_ring.slot(0, number).numel() for number in range(3)] == [3, 3, 1]
     assert [receive_ring[1].slot(1, number).numel() for number in range(3)] == [3, 3, 1]
 
