@@ -47,6 +47,7 @@ class FastPath:
         self.verb, self.name = channel.signature.verb, channel.name
         self.use = self.verb, self.name, channel.in_flight
         self.is_large = channel.layout.nbytes > _SMALL
+        self._is_whole = channel.layout.num_chunks == 1
         self._served: tuple[WeightRow, SendRingBuffer | None] | None = None
         self._queue = AverageQueue.of(context.engine)
         self._channels = context.engine.matcher.channels
@@ -106,7 +107,7 @@ class FastPath:
         try:
             if not row.is_pairwise:
                 found = self._average_chunked(step, row, own, into)
-            elif not self.is_large:
+            elif not self.is_large or (self._is_whole and not self._read_in_place(own, into)):
                 sent_chunks = int(
                     channel.send_ring is None or channel.send_ring.try_send(step, row.targets, own)
                 )
@@ -118,6 +119,12 @@ class FastPath:
                 self._abort(step, row)
         result = found.wait() if isinstance(found, Handle) else found
         return result if out is None else out
+
+    def _read_in_place(self, own: torch.Tensor, into: torch.Tensor | None) -> bool:
+        """Tell whether neighbours may read a tensor in its own memory, which is shared."""
+        if into is not None and into.data_ptr() == own.data_ptr():
+            return False
+        return self._channels.handle_of(own) is not None
 
     def start(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
@@ -230,8 +237,8 @@ class FastPath:
     ) -> bool:
         """Try the pairwise exchange; return True if it has completed."""
         weight: float = row.lerp_weight  # type: ignore[assignment]  # a number where the row is pairwise
-        same, split = out.data_ptr() == own.data_ptr(), self.channel.layout.split
-        own_handle = None if same else self._channels.handle_of(own)
+        split = self.channel.layout.split
+        own_handle = self._channels.handle_of(own) if self._read_in_place(own, out) else None
         if not pairwise.begin(own_handle):
             return False
         if own_handle is None:
