@@ -65,11 +65,15 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def save_tensors(content: Any, file: Path) -> None:
-    """Save by ``torch.save``; a full disk is told by the system's own error."""
-    try:
-        with file.open("wb") as stream:
+def write_tensors(content: Any, file: Path) -> None:
+    """Write a file by ``torch.save``, whole or not at all; a full disk is the system's error."""
+
+    def save(part: Path) -> None:
+        with part.open("wb") as stream:
             torch.save(content, stream)
+
+    try:
+        write_whole(file, save)
     except RuntimeError as error:  # torch's own, with the system's behind it
         cause = error.__context__
         if isinstance(cause, OSError):

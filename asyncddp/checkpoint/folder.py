@@ -6,12 +6,17 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.checkpoint.files import FILE_ERRORS, write_whole
+from asyncddp.errors import ArgumentError
 from asyncddp.serialization import pack
 
 logger = logging.getLogger("asyncddp")
@@ -19,6 +24,7 @@ logger = logging.getLogger("asyncddp")
 POLICIES = ("average", "rank0", "all")
 MANIFEST = "manifest.json"
 FORMAT = 1
+HALF_WRITTEN = f"it is half-written: it has no {MANIFEST}, which is written last"
 _STEP = re.compile(r"step_(\d{10,})")
 _OURS = re.compile(
     r"((average|rank0|rank_\d{5,})(\.\d+)?\.pt|manifest\.json)(\.[0-9a-f]{8}\.part)?"
@@ -50,6 +56,18 @@ class SavedManifest:
                 if (self.folder / name).stat().st_size == size:
                     found.append(name)
         return found
+
+
+def check_place(path: Any, model: Any, step: Any) -> None:
+    """Raise an error about an argument of this rank that saving and loading have in common."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f"argument path: expected a folder's name, got {path!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(
+            f"argument model: expected a torch.nn.Module, got {type(model).__name__}"
+        )
+    if step is not None:
+        checked_integer("argument step", step, 0)
 
 
 def step_folder(path: Path, step: int) -> Path:
@@ -87,7 +105,7 @@ def list_checkpoints(path: Path) -> tuple[list[SavedManifest], dict[Path, str]]:
             text = (folder / MANIFEST).read_text(encoding="utf-8")
             saved.append(SavedManifest(folder, _checked(json.loads(text))))
         except FileNotFoundError:
-            others[folder] = f"it is half-written: it has no {MANIFEST}, which is written last"
+            others[folder] = HALF_WRITTEN
         except FILE_ERRORS as error:
             others[folder] = f"{MANIFEST} cannot be read: {error}"
     return sorted(saved, key=lambda one: one.number, reverse=True), others

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.checkpoint.files import FILE_ERRORS, digest_of, together
-from asyncddp.checkpoint.folder import MANIFEST, SavedManifest, list_checkpoints, step_of
+from asyncddp.checkpoint.folder import HALF_WRITTEN, check_place, list_checkpoints, step_of
 from asyncddp.checkpoint.random_state import decoded_random_state, restore_random_state
 from asyncddp.checkpoint.training_state import HasState, check_fit, load_state, without_own_memory
 from asyncddp.context import current
@@ -130,14 +129,7 @@ def load_checkpoint(
 
 
 def _check_arguments(path: Any, model: Any, step: Any, replicas: Any) -> None:
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(f"argument path: expected a folder's name, got {path!r}")
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(
-            f"argument model: expected a torch.nn.Module, got {type(model).__name__}"
-        )
-    if step is not None:
-        checked_integer("argument step", step, 0)
+    check_place(path, model, step)
     if replicas not in (None, "average"):
         raise ArgumentError(f"argument replicas: expected None or 'average', got {replicas!r}")
 
@@ -155,29 +147,6 @@ class _Candidate:
         same = self.content["world_size"] == current().size
         return same and self.content["replicas"] == "all" and replicas is None
 
-    def sources(self, replicas: str | None) -> list[tuple[int, str]]:
-        """Return the rank that reads a file, and its name: for each rank, or for all.
-
-        Raises:
-            ValueError: The files are not where they are needed.
-        """
-        names = list(self.content["files"])
-        if self.is_exact(replicas):
-            wanted = sorted(name for name in names if name.startswith("rank_"))
-            for rank, name in enumerate(wanted):
-                if name not in self.files[rank]:
-                    raise ValueError(
-                        f"rank {rank} has no whole {name}; replicas='average' needs one file only"
-                    )
-            return list(enumerate(wanted))
-        name = next(name for name in names if not name.startswith("rank_"))
-        if replicas == "average" and not name.startswith("average"):
-            raise ValueError("it was saved with replicas='rank0', and has no average")
-        reader = next((rank for rank, here in enumerate(self.files) if name in here), None)
-        if reader is None:
-            raise ValueError(f"no rank has a whole {name}")
-        return [(reader, name)]
-
 
 def _candidates(path: Path) -> tuple[list[_Candidate], dict[str, str], bool]:
     """Gather what all ranks have, the last saved first; collective.
@@ -185,32 +154,22 @@ def _candidates(path: Path) -> tuple[list[_Candidate], dict[str, str], bool]:
     What is half-written or damaged is named in a warning. Returns also why other folders are no
     checkpoints, by name, and whether one of them is damaged.
     """
-
-    def look() -> tuple[list[SavedManifest], dict[Path, str]]:
-        return list_checkpoints(path)
-
-    saved, others = together(_VERB, f"read {path}", look)
+    saved, others = together(_VERB, f"read {path}", lambda: list_checkpoints(path))
     if current().local_rank == 0:
         for folder, why in others.items():
             logger.warning("%s: %s is skipped: %s", _VERB, folder, why)
-    damaged = any((folder / MANIFEST).exists() for folder in others)
-    mine = [
-        {"folder": one.folder.name, "content": one.content, "files": one.whole_files()}
-        for one in saved
+    whys = [[folder.name, why] for folder, why in others.items()]
+    mine = [[one.folder.name, one.content, one.whole_files()] for one in saved]
+    every = gather_records([whys, mine], list[Any], _VERB)
+    known = {content["id"]: (name, content) for _, one in every for name, content, _ in one}
+    whole = [{content["id"]: files for _, content, files in one} for _, one in every]
+    found = [
+        _Candidate(name, content, [files.get(identifier, []) for files in whole])
+        for identifier, (name, content) in known.items()
     ]
-    reasons = {folder.name: why for folder, why in others.items()}
-    every = gather_records([damaged, reasons, mine], list[Any], _VERB)
-    known = {one["content"]["id"]: one for _, _, theirs in every for one in theirs}
-    found = []
-    for identifier, one in known.items():
-        files: list[list[str]] = [
-            next((o["files"] for o in theirs if o["content"]["id"] == identifier), [])
-            for _, _, theirs in every
-        ]
-        found.append(_Candidate(one["folder"], one["content"], files))
     found.sort(key=lambda one: (one.content["number"], one.content["id"]), reverse=True)
-    unusable = {name: why for _, theirs, _ in every for name, why in theirs.items()}
-    return found, unusable, any(theirs for theirs, _, _ in every)
+    unusable = [pair for theirs, _ in every for pair in theirs]
+    return found, dict(unusable), any(why != HALF_WRITTEN for _, why in unusable)
 
 
 def _newest(
@@ -247,16 +206,28 @@ def _newest(
 def _read(path: Path, one: _Candidate, replicas: str | None) -> dict[str, Any]:
     """Read each rank's own file, or one for all, and check that it belongs to the checkpoint.
 
-    Collective; raises an error on all ranks, or a ValueError on all, without a message between.
+    Collective; raises an error on all ranks, or a ValueError on all, without a message between,
+    where the files are not where they are needed.
     """
-    sources, folder = one.sources(replicas), path / one.folder
+    folder, sizes = path / one.folder, one.content["files"]
+    own = sorted(name for name in sizes if name.startswith("rank_"))
     if one.is_exact(replicas):
-        file = folder / sources[current().rank][1]
+        for rank, name in enumerate(own):
+            if name not in one.files[rank]:
+                raise ValueError(
+                    f"rank {rank} has no whole {name}; replicas='average' needs one file only"
+                )
+        file = folder / own[current().rank]
         return together(_VERB, f"read {file}", lambda: _content(_intact(file, one), one))
-    reader, name = sources[0]
+    name = next(name for name in sizes if name not in own)
+    if replicas == "average" and not name.startswith("average"):
+        raise ValueError("it was saved with replicas='rank0', and has no average")
+    reader = next((rank for rank, here in enumerate(one.files) if name in here), None)
+    if reader is None:
+        raise ValueError(f"no rank has a whole {name}")
     file, here = folder / name, current().rank == reader
     data = together(_VERB, f"read {file}", lambda: _intact(file, one).read_bytes() if here else b"")
-    whole = _broadcast_bytes(data, one.content["files"][name], reader)
+    whole = _broadcast_bytes(data, sizes[name], reader)
     return together(_VERB, f"read {file}", lambda: _content(io.BytesIO(whole), one))
 
 

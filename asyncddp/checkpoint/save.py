@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,11 +14,12 @@ from uuid import uuid4
 import torch
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.checkpoint.files import digest_of, save_tensors, together, write_whole
+from asyncddp.checkpoint.files import digest_of, together, write_tensors
 from asyncddp.checkpoint.folder import (
     FORMAT,
     MANIFEST,
     POLICIES,
+    check_place,
     file_of,
     list_checkpoints,
     remove_checkpoint,
@@ -43,21 +44,6 @@ from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 
 _VERB, _COLLECT = "save_checkpoint", "collect what is to be saved"
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Where a checkpoint goes: its folder, and its number among those saved there."""
-
-    path: Path
-    step: int
-    number: int
-    id: str
-    suffix: str
-
-    @property
-    def folder(self) -> Path:
-        return step_folder(self.path, self.step)
 
 
 def save_checkpoint(
@@ -144,80 +130,75 @@ def save_checkpoint(
         require_equal_on_all_ranks(
             current(), f"{_VERB} needs the same arguments on all ranks", facts
         )
-        target = _agreed_target(Path(path), step, progress_of(model, optimizer))
-        mine = {**_described(target, replicas, model, optimizer, state), **of_run}
+        mine = {**_described(step, replicas, model, optimizer, state), **of_run}
         manifest: dict[str, Any] = gather_records(mine, dict[str, Any], _VERB)[0]  # rank 0's
-        contents = _contents(replicas, model, state, target.suffix, of_run["world_size"])
-        files = {name: {**one, "manifest": manifest} for name, one in contents.items()}
-        written = _write_files(target, files)
-        content = {**manifest, "format": FORMAT, "number": target.number, **written}
-        _commit(target, content, contents)
-        together(_VERB, "remove old ones", lambda: remove_old(target.path, keep) if here else None)
-        return target.folder
+        folder = step_folder(Path(path), manifest["step"])
+        number, suffix = _agreed_number(folder)
+        contents = _contents(replicas, model, state, suffix, of_run["world_size"])
+        try:
+            written = _write_files(folder, contents, manifest)
+            content = {**manifest, "format": FORMAT, "number": number, **written}
+            commit = partial(write_manifest, folder, content) if here else lambda: None
+            together(_VERB, f"write {folder / MANIFEST}", commit)
+        except EnvironmentProblem:
+            _withdraw(folder, contents, whole=not suffix)
+            raise
+        together(_VERB, "remove old ones", lambda: remove_old(Path(path), keep) if here else None)
+        return folder
 
 
 def _check_arguments(
     path: Any, model: Any, step: Any, replicas: Any, keep: Any, progress: Any
 ) -> None:
     """Raise an error about a wrong argument of this rank."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(f"argument path: expected a folder's name, got {path!r}")
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(
-            f"argument model: expected a torch.nn.Module, got {type(model).__name__}"
-        )
+    check_place(path, model, step)
     if replicas not in POLICIES:
         raise ArgumentError(
             f"argument replicas: expected one of {', '.join(map(repr, POLICIES))}, got {replicas!r}"
         )
     if keep is not None:
         checked_integer("argument keep", keep, 1, "None or a whole number")
-    if step is not None:
-        checked_integer("argument step", step, 0)
-    elif progress is None:
+    if step is None and progress is None:
         raise ArgumentError(
             "argument step: expected a number, since no DistributedOptimizer or "
             "DecentralizedDataParallel was given that counts its steps, got None"
         )
 
 
-def _agreed_target(path: Path, step: int | None, progress: tuple[int, int] | None) -> _Target:
-    """Make the folder, and agree on step, number, id and names of files; collective."""
-    here = progress[0] if step is None and progress is not None else int(step or 0)
-    first: list[Any] = gather_records([here, uuid4().hex], list[Any], _VERB)[0]
-
-    def look() -> list[int]:
-        step_folder(path, first[0]).mkdir(parents=True, exist_ok=True)
-        saved, _ = list_checkpoints(path)
-        again = (step_folder(path, first[0]) / MANIFEST).exists()
-        return [max((one.number + 1 for one in saved), default=0), int(again)]
-
-    found = together(_VERB, f"write to {path}", look)
-    every = gather_records(found, list[int], _VERB)
-    number = max(one[0] for one in every)
-    suffix = f".{number}" if any(one[1] for one in every) else ""
-    return _Target(path, first[0], number, first[1], suffix)
-
-
 def _described(
-    target: _Target,
+    step: int | None,
     replicas: str,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     state: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what the manifest says of the run."""
-    progress = progress_of(model, optimizer)
+    steps, rounds = progress_of(model, optimizer) or (0, None)
     return {
-        "step": target.step,
-        "id": target.id,
+        "step": steps if step is None else step,
+        "id": uuid4().hex,
         "replicas": replicas,
         "algorithm": algorithm_of(model, optimizer, state),
-        "round": None if progress is None else progress[1],
+        "round": rounds,
         "parts": [key for key in state if key != "extra"],
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "torch": str(torch.__version__),
     }
+
+
+def _agreed_number(folder: Path) -> tuple[int, str]:
+    """Make a checkpoint's folder; agree on its number and the end of names of files; collective."""
+
+    def look() -> list[int]:
+        folder.mkdir(parents=True, exist_ok=True)
+        saved, _ = list_checkpoints(folder.parent)
+        again = (folder / MANIFEST).exists()
+        return [max((one.number + 1 for one in saved), default=0), int(again)]
+
+    found = together(_VERB, f"write to {folder.parent}", look)
+    every = gather_records(found, list[int], _VERB)
+    number = max(one[0] for one in every)
+    return number, f".{number}" if any(one[1] for one in every) else ""
 
 
 def _contents(
@@ -243,26 +224,24 @@ def _contents(
     return found
 
 
-def _write_files(target: _Target, contents: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _write_files(
+    folder: Path, contents: Mapping[str, Any], manifest: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Write this rank's files; return sizes and digests of all ranks' by name; collective."""
 
     def write() -> dict[str, tuple[int, str]]:
         found = {}
         for name, content in contents.items():
             compacted = {key: compact(value) for key, value in content.items()}
-            file = target.folder / name
+            file = folder / name
             try:
-                write_whole(file, lambda part, it=compacted: save_tensors(it, part))  # type: ignore[misc]
+                write_tensors({**compacted, "manifest": manifest}, file)
             except OSError as error:
                 raise EnvironmentProblem(f"could not write {file}: {error}") from error
             found[name] = file.stat().st_size, digest_of(file)
         return found
 
-    try:
-        mine = together(_VERB, f"write to {target.folder}", write)
-    except EnvironmentProblem:
-        _withdraw(target, contents)
-        raise
+    mine = together(_VERB, f"write to {folder}", write)
     every = gather_records(mine, dict[str, tuple[int, str]], _VERB)
     found = {name: one for theirs in every for name, one in theirs.items()}
     return {
@@ -271,24 +250,10 @@ def _write_files(target: _Target, contents: Mapping[str, Any]) -> dict[str, dict
     }
 
 
-def _commit(target: _Target, manifest: dict[str, Any], names: Mapping[str, Any]) -> None:
-    """Write the manifest, by one rank of each machine, or withdraw all files; collective."""
-
-    def write() -> None:
-        if current().local_rank == 0:
-            write_manifest(target.folder, manifest)
-
-    try:
-        together(_VERB, f"write {target.folder / MANIFEST}", write)
-    except EnvironmentProblem:
-        _withdraw(target, names)
-        raise
-
-
-def _withdraw(target: _Target, names: Mapping[str, Any]) -> None:
-    """Remove this rank's files of a checkpoint that will not be."""
+def _withdraw(folder: Path, names: Mapping[str, Any], *, whole: bool) -> None:
+    """Remove this rank's files of a checkpoint that will not be, perhaps with the whole folder."""
     with contextlib.suppress(OSError):
         for name in names:
-            (target.folder / name).unlink(missing_ok=True)
-        if not target.suffix:
-            remove_checkpoint(target.folder)
+            (folder / name).unlink(missing_ok=True)
+        if whole:
+            remove_checkpoint(folder)

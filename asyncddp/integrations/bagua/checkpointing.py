@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.checkpoint.files import save_tensors, together, write_whole
+from asyncddp.checkpoint.files import together, write_tensors, write_whole
 from asyncddp.checkpoint.training_state import HasState
 from asyncddp.context import current, is_initialized
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.ops.object_collectives import gather_records
-
-T = TypeVar("T")
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 _COMMON_FILE = "mp_rank_00_model_states.pt"
@@ -73,13 +71,15 @@ def save_checkpoint(
     def write() -> None:
         if rank == 0 or per_rank:
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(file, lambda temporary: save_tensors(content, temporary))
+            write_tensors(content, file)
 
     def track() -> None:
         if rank == 0:
-            _remove_others(folder, [_RANK_FILE.format(one) for one in range(size)] * per_rank)
-            text = str(iteration)
-            write_whole(folder.parent / _TRACKER, lambda temporary: temporary.write_text(text))
+            kept = {_RANK_FILE.format(one) for one in range(size)} if per_rank else {_COMMON_FILE}
+            for former in (folder / _COMMON_FILE, *_rank_files(folder)):
+                if former.name not in kept:
+                    former.unlink(missing_ok=True)
+            write_whole(folder.parent / _TRACKER, lambda part: part.write_text(str(iteration)))
 
     together(verb, f"write {file}", write)
     together(verb, f"write {folder.parent / _TRACKER}", track)
@@ -120,7 +120,7 @@ def load_checkpoint(
     verb = "load_checkpoint"
     path = Path(checkpoints_path)
     iteration = together(verb, f"read {path / _TRACKER}", lambda: _latest(path))
-    found = _gathered(iteration, int, verb)
+    found = gather_records(iteration, int, verb) if is_initialized() else [iteration]
     if len(set(found)) > 1:
         other = next(rank for rank, one in enumerate(found) if one != found[0])
         raise EnvironmentProblem(
@@ -158,15 +158,6 @@ def _described(iteration: int) -> str:
     return "no checkpoint" if iteration < 0 else f"iteration {iteration}"
 
 
-def _remove_others(folder: Path, rank_files: list[str]) -> None:
-    """Remove what was saved before for the same iteration in another way."""
-    if rank_files:
-        (folder / _COMMON_FILE).unlink(missing_ok=True)
-    for file in _rank_files(folder):
-        if file.name not in rank_files:
-            file.unlink()
-
-
 def _rank_files(folder: Path) -> list[Path]:
     return list(folder.glob(_RANK_FILE.replace("{:05d}", "*")))
 
@@ -196,7 +187,3 @@ def _read(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or "model" not in content:
         raise ValueError(f"{file.name} is no checkpoint of a model")
     return content
-
-
-def _gathered(value: T, kind: type[T], verb: str) -> list[T]:
-    return gather_records(value, kind, verb) if is_initialized() else [value]
