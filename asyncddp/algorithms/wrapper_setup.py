@@ -64,6 +64,14 @@ def checked_integer(
     return int(value)
 
 
+def checked_choice(argument: str, value: Any, known: Sequence[str]) -> str:
+    """Return an argument that is one of the known names; raise an error if it is none."""
+    if value not in known:
+        listed = ", ".join(map(repr, known))
+        raise ArgumentError(f"{argument}: expected one of {listed}, got {value!r}")
+    return str(value)
+
+
 def checked_interval(steps: Any) -> int:
     """Check that the argument communication_interval is a number of steps."""
     return checked_integer("argument communication_interval", steps, 1)

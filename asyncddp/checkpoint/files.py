@@ -1,43 +1,25 @@
-"""Files that are whole or not there, and file work that succeeds on all ranks or fails on all."""
+"""Files that are whole or not there, their digests, and what ``torch.load`` reads of them."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import pickle
-import struct
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import torch
 
-from asyncddp.context import is_initialized
-from asyncddp.errors import ArgumentError, AsyncDDPError, EnvironmentProblem, UsageError
-from asyncddp.ops.object_collectives import gather_records
+from asyncddp.errors import ArgumentError
 
-T = TypeVar("T")
-
-FILE_ERRORS = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    LookupError,
-    ArithmeticError,
-    EOFError,
-    MemoryError,
-    struct.error,
-    pickle.PickleError,
-)
-"""What ``torch.save`` and ``torch.load`` raise for full disks, damaged files and odd objects.
-
-Each byte of a file may be another one: a wrong length, opcode or name ends in any of these.
-"""
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, dict, OrderedDict)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
@@ -90,30 +72,50 @@ def digest_of(file: Path) -> str:
     return found.hexdigest()
 
 
-def together(verb: str, what: str, action: Callable[[], T]) -> T:
-    """Do something on all ranks; where it fails on one, raise an error that says so on all.
+def check_loadable(where: str, value: Any) -> None:
+    """Raise an error that names the entry that ``torch.load(weights_only=True)`` would not read.
 
-    Collective, but for a process outside a world, which is alone. Mistakes of the caller stay
-    :class:`ArgumentError`, all else becomes :class:`EnvironmentProblem`.
+    Args:
+        where: What the value is in messages, such as ``"extra"``.
+        value: Tensors, numbers, strings, bytes, None, lists, tuples and dicts of them, and what
+            users have allowed by ``torch.serialization.add_safe_globals``.
+
+    Example:
+        >>> check_loadable("extra", {"loss": [0.5]})
+        >>> check_loadable("extra", {"done": {"when": range(3)}})
+        Traceback (most recent call last):
+        asyncddp.errors.ArgumentError: argument extra['done']['when']: expected tensors, ...
     """
-    kind, text, result = "", "", None
+    _check(where, value, set())
+
+
+def _check(where: str, value: Any, seen: set[int]) -> None:
+    if type(value) in _PLAIN or type(value) in _TENSORS or id(value) in seen:
+        return
+    if type(value) not in _CONTAINERS:
+        _round_trip(where, value)
+        return
+    seen.add(id(value))
+    if isinstance(value, dict):
+        for key, one in value.items():
+            _check(f"{where}: key {key!r}", key, seen)
+            _check(f"{where}[{key!r}]", one, seen)
+    else:
+        for place, one in enumerate(value):
+            _check(f"{where}[{place}]", one, seen)
+
+
+def _round_trip(where: str, value: Any) -> None:
+    file = io.BytesIO()
     try:
-        result = action()
-    except UsageError as error:
-        kind, text = "argument", str(error)
-    except EnvironmentProblem as error:
-        kind, text = "environment", str(error)
-    except AsyncDDPError:
-        raise  # the other ranks know of it
-    except FILE_ERRORS as error:
-        kind, text = "environment", f"could not {what}: {str(error) or type(error).__name__}"
-    problems = [[kind, text]]
-    if is_initialized():
-        problems = gather_records([kind, text], list[str], verb)
-    for rank, (kind, text) in enumerate(problems):
-        if kind:
-            if kind == "argument":
-                raise ArgumentError(text if text.startswith(verb) else f"{verb}: {text}")
-            who = f"rank {rank} " if len(problems) > 1 else ""
-            raise EnvironmentProblem(f"{verb}: {who}{text}")
-    return result  # type: ignore[return-value] # it is the action's
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise ArgumentError(
+            f"argument {where}: expected tensors, numbers, strings, bytes, None, and lists, tuples "
+            "and dicts of them, which torch.load(weights_only=True) reads, got "
+            f"{kind}; give its state_dict(), .item(), .tolist() or torch.as_tensor() of it, or "
+            "allow its class by torch.serialization.add_safe_globals"
+        ) from error

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.checkpoint.files import FILE_ERRORS, write_whole
+from asyncddp.checkpoint.files import write_whole
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.joint_action import FILE_ERRORS
 from asyncddp.serialization import pack
 
 logger = logging.getLogger("asyncddp")

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from asyncddp.checkpoint.files import FILE_ERRORS, digest_of, together
+from asyncddp.checkpoint.files import digest_of
 from asyncddp.checkpoint.folder import HALF_WRITTEN, check_place, list_checkpoints, step_of
 from asyncddp.checkpoint.random_state import decoded_random_state, restore_random_state
 from asyncddp.checkpoint.training_state import HasState, check_fit, load_state, without_own_memory
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.ops.broadcast import broadcast
+from asyncddp.ops.joint_action import FILE_ERRORS, together
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.parameter_sync import keep_replica

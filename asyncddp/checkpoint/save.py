@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import torch
 
-from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.checkpoint.files import digest_of, together, write_tensors
+from asyncddp.algorithms.wrapper_setup import checked_choice, checked_integer
+from asyncddp.checkpoint.files import check_loadable, digest_of, write_tensors
 from asyncddp.checkpoint.folder import (
     FORMAT,
     MANIFEST,
@@ -27,7 +27,6 @@ from asyncddp.checkpoint.folder import (
     step_folder,
     write_manifest,
 )
-from asyncddp.checkpoint.loadable import check_loadable
 from asyncddp.checkpoint.random_state import random_state
 from asyncddp.checkpoint.training_state import (
     HasState,
@@ -40,6 +39,7 @@ from asyncddp.checkpoint.training_state import (
 )
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.ops.joint_action import together
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 
@@ -152,10 +152,7 @@ def _check_arguments(
 ) -> None:
     """Raise an error about a wrong argument of this rank."""
     check_place(path, model, step)
-    if replicas not in POLICIES:
-        raise ArgumentError(
-            f"argument replicas: expected one of {', '.join(map(repr, POLICIES))}, got {replicas!r}"
-        )
+    checked_choice("argument replicas", replicas, POLICIES)
     if keep is not None:
         checked_integer("argument keep", keep, 1, "None or a whole number")
     if step is None and progress is None:

@@ -96,10 +96,9 @@ def progress_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> tuple[int, int] | None:
     """Return the numbers of completed steps and rounds; None where nothing of ours counts them."""
-    if isinstance(optimizer, DistributedOptimizer):
-        return optimizer.steps, optimizer.round
-    if isinstance(model, DecentralizedDataParallel):
-        return model.steps, model._averager.round
+    counting = optimizer if isinstance(optimizer, DistributedOptimizer) else model
+    if isinstance(counting, DistributedOptimizer | DecentralizedDataParallel):
+        return counting.steps, counting._averager.round
     return None
 
 

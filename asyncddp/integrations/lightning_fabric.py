@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncddp.install_commands import needed_package
 from asyncddp.integrations.lightning.fabric_strategy import FabricStrategyMixin
-from asyncddp.integrations.lightning.world_environment import WorldEnvironment
+from asyncddp.integrations.lightning.world_strategy import WorldEnvironment
 
 with needed_package("asyncddp.integrations.lightning_fabric needs it", "lightning"):
     from lightning_fabric.plugins.environments import ClusterEnvironment
@@ -14,13 +14,9 @@ with needed_package("asyncddp.integrations.lightning_fabric needs it", "lightnin
 __all__ = ["AsyncDDPStrategy"]
 
 
-class _Environment(WorldEnvironment, ClusterEnvironment):  # type: ignore[misc]
-    """Cluster environment of the package ``lightning_fabric``."""
-
-
 class AsyncDDPStrategy(FabricStrategyMixin, ParallelStrategy):  # type: ignore[misc] # noqa: D101
     __doc__ = FabricStrategyMixin.__doc__
-    environment = _Environment
 
 
+ClusterEnvironment.register(WorldEnvironment)
 AsyncDDPStrategy.register_strategies(STRATEGY_REGISTRY)

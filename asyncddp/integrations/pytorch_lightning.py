@@ -9,7 +9,7 @@ from asyncddp.integrations.lightning.callbacks import (
     TimelineCallbackMixin,
 )
 from asyncddp.integrations.lightning.trainer_strategy import TrainerStrategyMixin
-from asyncddp.integrations.lightning.world_environment import WorldEnvironment
+from asyncddp.integrations.lightning.world_strategy import WorldEnvironment
 
 with needed_package("asyncddp.integrations.pytorch_lightning needs it", "lightning"):
     from lightning_fabric.plugins.environments import ClusterEnvironment
@@ -25,15 +25,11 @@ __all__ = [
 ]
 
 
-class _Environment(WorldEnvironment, ClusterEnvironment):  # type: ignore[misc]
-    """Cluster environment of the package ``pytorch_lightning``."""
-
-
 class AsyncDDPStrategy(TrainerStrategyMixin, ParallelStrategy):  # type: ignore[misc] # noqa: D101
     __doc__ = TrainerStrategyMixin.__doc__
-    environment = _Environment
 
 
+ClusterEnvironment.register(WorldEnvironment)
 AsyncDDPStrategy.register_strategies(StrategyRegistry)
 
 

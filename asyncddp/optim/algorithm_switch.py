@@ -12,13 +12,13 @@ from asyncddp.algorithms.gradient_hooks import claim_parameters
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import CommunicationPhase
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
-from asyncddp.algorithms.wrapper_setup import checked_integer
+from asyncddp.algorithms.wrapper_setup import checked_choice, checked_integer
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, AsyncDDPError, UsageError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
-from asyncddp.optim.replica_agreement import checked_policy, unify_replicas, unify_state
+from asyncddp.optim.replica_agreement import POLICIES, unify_replicas, unify_state
 from asyncddp.optim.rounds_warning import RoundsWarning
 from asyncddp.topology import TopologyError
 
@@ -261,7 +261,7 @@ def require_equal_switch(
     try:
         method = settings.check(context, optimizer)
         _refuse_search(settings)
-        checked_policy(replicas)
+        checked_choice("argument replicas", replicas, POLICIES)
         if replicas == "keep" and method.replicates_model and not before.replicates_model:
             raise ArgumentError(
                 f"switch_to: argument replicas: {before.name} has let the ranks' models differ, "

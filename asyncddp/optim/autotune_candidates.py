@@ -22,6 +22,7 @@ from asyncddp.tensors.buckets import partition
 Setting: TypeAlias = dict[str, float | bool | str | None]
 """What a search chooses, by the names of ``DistributedOptimizer``'s arguments."""
 
+SEARCHED = ("bucket_size_in_mb", "communication", "update_in_backward", "compression")
 _MEANS = ("allreduce", "hierarchical_allreduce")
 """Communications that form the same average, but for the order of the sum."""
 _LEAST_MB = 1 / 16
@@ -30,13 +31,8 @@ _HALVINGS = 4
 
 def setting_of(settings: MethodSettings) -> Setting:
     """Describe what a search may change."""
-    given = settings.compression
-    return {
-        "bucket_size_in_mb": settings.bucket_size_in_mb,
-        "communication": settings.communication,
-        "update_in_backward": settings.update_in_backward,
-        "compression": given if given is None or isinstance(given, str) else repr(given),
-    }
+    given = {name: getattr(settings, name) for name in SEARCHED}
+    return {k: repr(v) if isinstance(v, Compressor) else v for k, v in given.items()}
 
 
 def candidates_of(

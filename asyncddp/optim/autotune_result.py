@@ -1,12 +1,15 @@
-"""Result of a search for the fastest settings: what was tried, on what, and its file."""
+"""Result of a search for the fastest settings: what was tried, on what, its file and report."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -15,10 +18,15 @@ import asyncddp
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
+from asyncddp.ops.joint_action import together
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.optim.autotune_candidates import Setting
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 logger = logging.getLogger("asyncddp")
+_WIDTH = 120
 
 
 class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,11 +89,10 @@ class AutotuneResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """Where rank 0 is, and what it has found in its file."""
+    """Where a rank is, and what it has found in the file."""
 
     place: MeasuredOn
-    result: AutotuneResult | None = None
-    problem: str | None = None
+    result: AutotuneResult | None
 
 
 def versions() -> dict[str, str]:
@@ -120,16 +127,12 @@ def agree_on_place(
     Raises:
         ArgumentError: On all ranks, if rank 0 cannot use the file.
     """
-    found = _Found(place)
-    if context.rank == 0 and path is not None:
-        try:
-            found = _Found(place, _read(path))
-        except ArgumentError as error:
-            found = _Found(place, problem=str(error))
+    given = path if context.rank == 0 else None
     with use(context):
-        first = gather_records(found, _Found, "autotune")[0]
-    if first.problem is not None:
-        raise ArgumentError(first.problem)
+        result = together(
+            "Autotune", f"read {path}", lambda: None if given is None else _read(given)
+        )
+        first = gather_records(_Found(place, result), _Found, "autotune")[0]
     return first.place, first.result
 
 
@@ -166,3 +169,58 @@ def write_result(path: str | PathLike[str], result: AutotuneResult) -> None:
         part.replace(file)
     except OSError as error:
         logger.warning("autotune: the result could not be written to %s: %s", file, error)
+
+
+def brief(setting: Setting) -> str:
+    """Write a setting in one line.
+
+    Example:
+        >>> brief({"bucket_size_in_mb": 0.5, "communication": None, "update_in_backward": False})
+        'bucket_size_in_mb=0.5'
+    """
+    parts = [f"{name}={value}" for name, value in setting.items() if value not in (None, False)]
+    return ", ".join(parts)
+
+
+def text_of(tried: list[TriedSetting], chosen: int | None, title: str) -> str:
+    """Write a table of what was tried, the chosen one first, then those that were kept longest."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    Console(file=text, width=_WIDTH, highlight=False).print(_table(tried, chosen))
+    return f"{title}\n{text.getvalue()}"
+
+
+def _table(tried: list[TriedSetting], chosen: int | None) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    shown = [
+        name
+        for name in tried[0].setting
+        if len({repr(one.setting[name]) for one in tried}) > 1 or name == "bucket_size_in_mb"
+    ]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in (*shown, "ms a step", "of the chosen", "trials", ""):
+        table.add_column(header, justify="right", no_wrap=True)
+    ratios = [None if chosen is None else _ratio(one, tried[chosen]) for one in tried]
+    order = sorted(range(len(tried)), key=lambda k: (k != chosen, -len(tried[k].seconds), k))
+    for index in order:
+        one, ratio = tried[index], ratios[index]
+        table.add_row(
+            *(_cell(one.setting[name]) for name in shown),
+            f"{1e3 * fmean(one.seconds):.3g}" if one.seconds else "-",
+            "-" if ratio is None else f"{ratio:.2f}",
+            f"{len(one.seconds) / 2:g}",
+            "chosen" if index == chosen else "",
+        )
+    return table
+
+
+def _ratio(one: TriedSetting, chosen: TriedSetting) -> float | None:
+    """Compare what was measured of two settings in the same sweeps."""
+    return fmean(own) / fmean(chosen.seconds[: len(own)]) if (own := one.seconds) else None
+
+
+def _cell(value: float | bool | str | None) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -17,21 +16,21 @@ from asyncddp.context.context import use
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.optim.algorithm_switch import AlgorithmSwitcher
 from asyncddp.optim.autotune import Autotune
-from asyncddp.optim.autotune_candidates import candidates_of, setting_of
-from asyncddp.optim.autotune_report import brief, text_of
+from asyncddp.optim.autotune_candidates import SEARCHED, candidates_of, setting_of
 from asyncddp.optim.autotune_result import (
     AutotuneResult,
     MeasuredOn,
     TriedSetting,
     agree_on_place,
+    brief,
     describe_place,
+    text_of,
     versions,
     write_result,
 )
-from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.step_timer import StepTimer
 from asyncddp.optim.successive_halving import SuccessiveHalving, trials_of
-from asyncddp.topology import as_schedule, describe
+from asyncddp.topology import GraphOrSchedule, as_schedule, describe
 
 logger = logging.getLogger("asyncddp")
 _PARTS = 2  # measurements of a trial
@@ -54,9 +53,12 @@ class Autotuner:
         parameters = [parameter for _, parameter in named]
         method = switcher.settings.create_method()
         self._candidates = candidates_of(switcher.settings, method, context, parameters)
+        self._settings = [setting_of(candidate) for candidate in self._candidates]
+        given = self._topology
+        topology = "none" if given is None else describe(given)
         self._index, self._installed = 0, switcher.settings
         self._place = describe_place(
-            context, _fixed_part(switcher.settings), self._topology_name(), named
+            context, switcher.settings.describe(("autotune", *SEARCHED)), topology, named
         )
         self._search = SuccessiveHalving(len(self._candidates))
         self._trials = trials_of(len(self._candidates))
@@ -70,10 +72,10 @@ class Autotuner:
         """True when the search is over."""
         return self.result is not None
 
-    def _topology_name(self) -> str:
+    @property
+    def _topology(self) -> GraphOrSchedule | None:
         averager = self._switcher.averager
-        given = averager.topology_in_use(averager.topology)
-        return "none" if given is None else describe(given)
+        return averager.topology_in_use(averager.topology)
 
     def _begin(self) -> None:
         """Take the result of the file, if there is one that fits; else begin to search."""
@@ -84,9 +86,8 @@ class Autotuner:
         if len(self._candidates) == 1:
             self._end(0, "there is but one candidate")
         elif found is not None and not (reason := self._misfit(found)):
-            tried = self._settings()
             self._search.seconds = [one.seconds for one in found.tried]
-            self._end(tried.index(found.setting), found.origin)
+            self._end(self._settings.index(found.setting), found.origin)
         else:
             why = f"; {self._autotune.path} is of something else: {reason}" if found else ""
             self._inform(
@@ -101,13 +102,10 @@ class Autotuner:
         """Say why a result cannot be used here; empty if it can."""
         if reason := self._place.differences(found.measured_on):
             return reason
-        if [one.setting for one in found.tried] != self._settings():
+        if [one.setting for one in found.tried] != self._settings:
             return "it was chosen among other candidates"
         measured = [one.setting for one in found.tried if one.seconds and min(one.seconds) > 0]
         return "" if found.setting in measured else "it has not measured what it has chosen"
-
-    def _settings(self) -> list[dict[str, Any]]:
-        return [setting_of(candidate) for candidate in self._candidates]
 
     # the search
 
@@ -131,9 +129,7 @@ class Autotuner:
 
     def _steps_that_repeat(self) -> int:
         """Return after how many steps averagings, and the neighbours that they take, repeat."""
-        averager = self._switcher.averager
-        steps = self._switcher.phase.accumulation.passes_per_round
-        given = averager.topology_in_use(averager.topology)
+        steps, given = self._switcher.phase.accumulation.passes_per_round, self._topology
         rounds = None if given is None else as_schedule(given).period
         together = steps * (rounds or 1)
         return together if together <= self._autotune.steps_per_trial else steps
@@ -152,7 +148,7 @@ class Autotuner:
             self._search.measurements,
             _PARTS * self._trials,
             1e3 * max(every),
-            brief(setting_of(self._candidates[before])),
+            brief(self._settings[before]),
         )
         if following is None:
             self._end(self._search.best, f"{self._trials} trials")
@@ -177,12 +173,12 @@ class Autotuner:
     def _end(self, best: int, origin: str) -> None:
         self._timer.clear()
         self._install(best)
-        setting = setting_of(self._candidates[best])
+        setting = self._settings[best]
         self.result = AutotuneResult(setting, self._tried(), self._place, versions(), origin)
         self._inform("%s: %s", origin, brief(setting))
 
     def _tried(self) -> list[TriedSetting]:
-        pairs = zip(self._settings(), self._search.seconds, strict=True)
+        pairs = zip(self._settings, self._search.seconds, strict=True)
         return [TriedSetting(setting, list(seconds)) for setting, seconds in pairs]
 
     def _publish(self) -> None:
@@ -204,7 +200,7 @@ class Autotuner:
         if self.result is None:
             made = self._search.measurements / _PARTS
             return text_of(tried, None, f"autotune: {made:g} of {self._trials} trials")
-        chosen = self._settings().index(self.result.setting)
+        chosen = self._settings.index(self.result.setting)
         return text_of(tried, chosen, f"autotune: {self.result.origin}")
 
     # checkpoints
@@ -215,7 +211,7 @@ class Autotuner:
             return None
         return {
             "place": msgspec.to_builtins(self._place),
-            "candidates": self._settings(),
+            "candidates": self._settings,
             "search": self._search.state_dict(),
             "origin": None if self.result is None else self.result.origin,
             "chosen": self._index,
@@ -229,7 +225,7 @@ class Autotuner:
         if self._switcher.settings is not self._installed:
             return
         place = msgspec.convert(saved["place"], MeasuredOn)
-        if (reason := self._place.differences(place)) or saved["candidates"] != self._settings():
+        if (reason := self._place.differences(place)) or saved["candidates"] != self._settings:
             self._inform("the saved search does not count: %s", reason or "it had other candidates")
             return
         self._search.load_state_dict(saved["search"])
@@ -238,16 +234,3 @@ class Autotuner:
             self._end(saved["chosen"], saved["origin"])
         else:
             self._measure(self._search.current or 0, anew=True)
-
-
-def _fixed_part(settings: MethodSettings) -> str:
-    """Describe the method and what the search leaves as it is."""
-    neutral = MethodSettings(settings.algorithm)
-    return replace(
-        settings,
-        autotune=None,
-        bucket_size_in_mb=neutral.bucket_size_in_mb,
-        communication=None,
-        update_in_backward=False,
-        compression=None,
-    ).describe()

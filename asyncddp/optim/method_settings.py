@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -144,12 +144,12 @@ class MethodSettings:
             options={},
         )
 
-    def describe(self) -> str:
-        """Describe the settings that differ from their defaults, but for the topology."""
+    def describe(self, without: Collection[str] = ()) -> str:
+        """Describe the settings that differ from their defaults, but for the topology and some."""
         given = [
             f"{one.name}={getattr(self, one.name)!r}"
             for one in fields(self)
-            if one.name not in ("algorithm", "topology", "options")
+            if one.name not in ("algorithm", "topology", "options", *without)
             and getattr(self, one.name) != one.default
         ]
         own = [f"{name}={value!r}" for name, value in sorted(self.options.items())]

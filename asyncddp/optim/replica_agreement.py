@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import Any
 
 import torch
 
 from asyncddp.algorithms.gradient_hooks import wait_for_reads
 from asyncddp.context import current
-from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce_tensors import (
     average_module,
     average_tensors,
@@ -23,15 +21,6 @@ from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.tensors.byte_views import as_bytes, on_host
 
 POLICIES = ("average", "rank0", "keep")
-
-
-def checked_policy(policy: Any) -> str:
-    """Check the name of a policy."""
-    if policy not in POLICIES:
-        raise ArgumentError(
-            f"argument replicas: expected one of {', '.join(map(repr, POLICIES))}, got {policy!r}"
-        )
-    return str(policy)
 
 
 def unify_replicas(models: Sequence[torch.nn.Module], policy: str) -> None:

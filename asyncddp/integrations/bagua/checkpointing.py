@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.checkpoint.files import together, write_tensors, write_whole
+from asyncddp.checkpoint.files import write_tensors, write_whole
 from asyncddp.checkpoint.training_state import HasState
 from asyncddp.context import current, is_initialized
 from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.ops.joint_action import together
 from asyncddp.ops.object_collectives import gather_records
 
 _TRACKER = "latest_checkpointed_iteration.txt"

@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from asyncddp.algorithms import Algorithm
+from asyncddp.algorithms.wrapper_setup import checked_choice
 from asyncddp.checkpoint import load_checkpoint, save_checkpoint
-from asyncddp.checkpoint.files import together
 from asyncddp.checkpoint.folder import POLICIES
 from asyncddp.checkpoint.trainable_part import TrainablePart
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.integrations.accelerate import FOLDER, leave_unwrapped
+from asyncddp.ops.joint_action import together
 from asyncddp.optim.average_models import average_model
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.method_settings import MethodSettings
 
+_TrainerOfTransformers: Any = object
 
-class DecentralizedTrainerMixin:
+
+class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  # any of them
     r"""Trains as a Trainer of transformers does, and averages models or gradients by any method.
 
     The Trainer's optimizer, whatever its ``args.optim``, is wrapped by
@@ -57,12 +60,7 @@ class DecentralizedTrainerMixin:
         EnvironmentProblem: accelerate knows of another world.
     """
 
-    accelerator: Any
-    args: Any
-    lr_scheduler: Any
-    model: Any
     optimizer: Any
-    state: Any
     _distributed: DistributedOptimizer | None = None
     _paused = False
 
@@ -75,16 +73,11 @@ class DecentralizedTrainerMixin:
         replicas: str = "all",
         **kwargs: Any,
     ) -> None:
-        if replicas not in POLICIES:
-            raise ArgumentError(
-                f"{type(self).__name__}: argument replicas: expected one of "
-                f"{', '.join(map(repr, POLICIES))}, got {replicas!r}"
-            )
+        checked_choice(f"{type(self).__name__}: argument replicas", replicas, POLICIES)
         own = {**(algorithm_kwargs or {}), "topology": topology}
         method = MethodSettings.of(algorithm, own).create_method()
         self._averaging, self._replicas = {**own, "algorithm": algorithm}, replicas
-        of_transformers: Any = super()
-        of_transformers.__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs)
         if any(pattern.one_sided for pattern in method.how):
             self.args.average_tokens_across_devices = False
 
@@ -92,14 +85,12 @@ class DecentralizedTrainerMixin:
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make the accelerator, which leaves the model without DistributedDataParallel."""
-        of_transformers: Any = super()
-        of_transformers.create_accelerator_and_postprocess()
+        super().create_accelerator_and_postprocess()
         leave_unwrapped(self.accelerator, type(self).__name__)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Make the optimizer as the Trainer does, or take the one that was given, and wrap it."""
-        of_transformers: Any = super()
-        plain = of_transformers.create_optimizer(*args, **kwargs)
+        plain = super().create_optimizer(*args, **kwargs)
         if isinstance(plain, DistributedOptimizer):
             raise ArgumentError(
                 f"{type(self).__name__}: argument optimizers: expected a plain optimizer, which it "
@@ -113,18 +104,16 @@ class DecentralizedTrainerMixin:
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Make a backward pass; those that accumulate gradients do not count."""
-        of_transformers: Any = super()
         held = None if self.accelerator.sync_gradients else self._distributed
         with nullcontext() if held is None else held.no_sync():
-            return of_transformers.training_step(*args, **kwargs)
+            return super().training_step(*args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """End averaging before the best model is loaded, so that another train() begins anew."""
         if self._distributed is not None:
             self._distributed.close()
             self.optimizer, self._distributed = self._distributed.wrapped, None
-        of_transformers: Any = super()
-        return of_transformers._finalize_training(*args, **kwargs)
+        return super()._finalize_training(*args, **kwargs)
 
     # evaluation
 
@@ -151,23 +140,20 @@ class DecentralizedTrainerMixin:
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the average model, or predict with it."""
-        of_transformers: Any = super()
         with self._average_lent():
-            return of_transformers.evaluation_loop(*args, **kwargs)
+            return super().evaluation_loop(*args, **kwargs)
 
     # checkpoints
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Save the average model; collective."""
-        of_transformers: Any = super()
         with self._average_lent():
-            save = partial(of_transformers.save_model, *args, **kwargs)
+            save = partial(super().save_model, *args, **kwargs)
             together("save_model", "write the model", save)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        of_transformers: Any = super()
         with self._averaging_paused():
-            of_transformers._save_checkpoint(*args, **kwargs)
+            super()._save_checkpoint(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save each rank's own beside the average model; the Trainer's would be rank 0's."""
@@ -184,7 +170,6 @@ class DecentralizedTrainerMixin:
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Give each rank its own, or what is in the checkpoint of another Trainer."""
-        of_transformers: Any = super()
         self._scaler_state = None
         if checkpoint is None:
             return
@@ -194,12 +179,11 @@ class DecentralizedTrainerMixin:
             self._scaler_state = found.extra
             return
         together("train", f"resume from {checkpoint}", partial(_require_missing, folder))
-        of_transformers._load_optimizer_and_scheduler(checkpoint)
+        super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Give each rank its own scale of losses."""
-        of_transformers: Any = super()
-        of_transformers._load_scaler(checkpoint)
+        super()._load_scaler(checkpoint)
         if self._scaler_state:
             self.accelerator.scaler.load_state_dict(self._scaler_state)
 

@@ -21,7 +21,7 @@ from asyncddp.integrations.lightning.callbacks import (
     TimelineCallbackMixin,
 )
 from asyncddp.integrations.lightning.trainer_strategy import TrainerStrategyMixin
-from asyncddp.integrations.lightning.world_environment import WorldEnvironment
+from asyncddp.integrations.lightning.world_strategy import WorldEnvironment
 
 with needed_package("asyncddp.integrations.lightning needs Lightning", "lightning"):
     from lightning.fabric.plugins.environments import ClusterEnvironment
@@ -37,15 +37,11 @@ __all__ = [
 ]
 
 
-class _Environment(WorldEnvironment, ClusterEnvironment):  # type: ignore[misc]
-    """Cluster environment of the package ``lightning``."""
-
-
 class AsyncDDPStrategy(TrainerStrategyMixin, ParallelStrategy):  # type: ignore[misc] # noqa: D101
     __doc__ = TrainerStrategyMixin.__doc__
-    environment = _Environment
 
 
+ClusterEnvironment.register(WorldEnvironment)
 AsyncDDPStrategy.register_strategies(StrategyRegistry)
 
 

@@ -8,19 +8,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
+from uuid import uuid4
 
 import torch
 
-from asyncddp.checkpoint.files import FILE_ERRORS, together
 from asyncddp.checkpoint.training_state import averaged_optimizer_state, without_own_memory
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.ops.object_collectives import gather_records
+from asyncddp.ops.joint_action import FILE_ERRORS, together
+from asyncddp.ops.object_collectives import broadcast_object, gather_records
 from asyncddp.optim.average_models import average_model
 
 logger = logging.getLogger("asyncddp")
 
 KEY = "asyncddp"
+
+
+def described(policy: str, algorithm: str, *, alone: bool = False) -> dict[str, Any]:
+    """Return what a checkpoint says of the run and of itself; collective unless ``alone``."""
+    name = uuid4().hex if alone else broadcast_object(uuid4().hex)
+    facts = {"world_size": current().size, "algorithm": algorithm, "replicas": policy}
+    return {**facts, "id": name}
 
 
 def shared_model_state(policy: str, module: torch.nn.Module) -> dict[str, Any]:
@@ -73,7 +81,7 @@ def read(
     """
 
     def load_shared() -> dict[str, Any]:
-        loaded = load(filepath)
+        loaded = dict(load(filepath))
         if required and KEY not in loaded:
             raise ArgumentError(
                 f"argument ckpt_path: {filepath} is no checkpoint of AsyncDDPStrategy, so that it "

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from asyncddp.install_commands import needed_package
 from asyncddp.integrations.lightning.fabric_strategy import FabricStrategyMixin
-from asyncddp.integrations.lightning.world_environment import WorldEnvironment
+from asyncddp.integrations.lightning.world_strategy import WorldEnvironment
 
 with needed_package("asyncddp.integrations.lightning.fabric needs Lightning", "lightning"):
     from lightning.fabric.plugins.environments import ClusterEnvironment
@@ -26,13 +26,9 @@ with needed_package("asyncddp.integrations.lightning.fabric needs Lightning", "l
 __all__ = ["AsyncDDPStrategy"]
 
 
-class _Environment(WorldEnvironment, ClusterEnvironment):  # type: ignore[misc]
-    """Cluster environment of the package ``lightning``."""
-
-
 class AsyncDDPStrategy(FabricStrategyMixin, ParallelStrategy):  # type: ignore[misc] # noqa: D101
     __doc__ = FabricStrategyMixin.__doc__
-    environment = _Environment
 
 
+ClusterEnvironment.register(WorldEnvironment)
 AsyncDDPStrategy.register_strategies(STRATEGY_REGISTRY)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, ClassVar
-from uuid import uuid4
 
 import torch
 
 from asyncddp.algorithms import Algorithm
-from asyncddp.context import current
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.lightning.checkpoints import (
     KEY,
+    described,
     rank_file,
     read,
     shared_model_state,
@@ -23,7 +23,6 @@ from asyncddp.integrations.lightning.checkpoints import (
 from asyncddp.integrations.lightning.collectives import reduce_in_place
 from asyncddp.integrations.lightning.world_strategy import WorldStrategyMixin, check_shares_nothing
 from asyncddp.ops.barrier import barrier
-from asyncddp.ops.object_collectives import broadcast_object
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.parameter_sync import broadcast_parameters
 
@@ -69,16 +68,16 @@ class FabricStrategyMixin(WorldStrategyMixin):
         **options: Any,
     ) -> None:
         arguments = {**options, "communication": communication, "compression": compression}
-        self._join_world(
-            algorithm, topology, checkpoint or replicas, process_group_backend, arguments
-        )
         self._modules: list[torch.nn.Module] = []
         self.distributed_optimizers: list[DistributedOptimizer] = []
-        of_lightning: Any = super()
-        of_lightning.__init__(
+        self._join_world(
+            algorithm,
+            topology,
+            checkpoint or replicas,
+            process_group_backend,
+            arguments,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
-            cluster_environment=type(self).environment(),
             checkpoint_io=checkpoint_io,
             precision=precision,
         )
@@ -151,23 +150,15 @@ class FabricStrategyMixin(WorldStrategyMixin):
         filter: Any = None,  # noqa: A002 - Lightning's name
     ) -> None:
         """Write a checkpoint on rank 0, and before it each rank's own if that was asked for."""
-        of_lightning, parts = super(), self  # type: Any, Any
-        found = {
-            "world_size": current().size,
-            "algorithm": self._settings.method_name,
-            "replicas": self._replicas,
-            "id": broadcast_object(uuid4().hex),
-        }
-        convert = parts._convert_stateful_objects_in_state
+        found = described(self._replicas, self._settings.method_name)
+        convert = self._convert_stateful_objects_in_state
         if self._replicas == "all":
             plain = {k: v.state_dict() if _differs(v) else v for k, v in state.items()}
             own = {**convert(plain, filter=filter or {}), KEY: found}
-            write(path, lambda: parts.checkpoint_io.save_checkpoint(own, rank_file(path)))
+            write(path, partial(self.checkpoint_io.save_checkpoint, own, rank_file(path)))
         shared = {**convert(state, filter=filter or {}), KEY: found}
-        write(
-            path,
-            lambda: of_lightning.save_checkpoint(path, shared, storage_options=storage_options),
-        )
+        save = super().save_checkpoint
+        write(path, partial(save, path, shared, storage_options=storage_options))
 
     def load_checkpoint(
         self, path: Any, state: Any = None, strict: bool = True, **kwargs: Any
@@ -178,10 +169,7 @@ class FabricStrategyMixin(WorldStrategyMixin):
             KeyError: ``strict``, and it lacks something of ``state``.
             EnvironmentProblem: A rank cannot read its file; raised on all.
         """
-        of_lightning: Any = super()
-        loaded = read(
-            path, lambda file: dict(of_lightning.load_checkpoint(file, **kwargs)), resumes=True
-        )
+        loaded = read(path, partial(super().load_checkpoint, **kwargs), resumes=True)
         loaded.pop(KEY, None)
         if _differs(state):
             _load(state, loaded, strict=strict)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 from asyncddp.checkpoint.training_state import without_own_memory
-from asyncddp.context import current
 from asyncddp.integrations.lightning.checkpoints import (
     KEY,
     check_writable,
     copied,
+    described,
     rank_file,
     read,
     remove_rank_files,
@@ -44,7 +44,6 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
     """
 
     optimizers: Any
-    lightning_module: Any
     _validate: str
     _averaged: ExitStack | None = None  # open while the model holds the average
     _failed = _paused = False
@@ -72,8 +71,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
     def teardown(self) -> None:
         """Give each rank its own model again, and release what Lightning holds."""
         self._restore_own_model()
-        of_lightning: Any = super()
-        of_lightning.teardown()
+        super().teardown()
 
     # evaluation
 
@@ -116,8 +114,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         check_writable(folders, every_rank=self._replicas == "all")
 
     def _own_state(self) -> dict[str, Any]:
-        of_lightning: Any = super()
-        found: dict[str, Any] = of_lightning.lightning_module_state_dict()
+        found: dict[str, Any] = super().lightning_module_state_dict()
         return found
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -132,22 +129,16 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
         """Write the checkpoint on rank 0, and before it each rank's own if that was asked for."""
-        of_lightning, parts, alone = super(), self, self._interrupted  # type: Any, Any, bool
+        alone = self._interrupted
         policy = "rank0" if alone else self._replicas
         states = checkpoint.get("optimizer_states", [])
         methods = [one.algorithm for one in self.distributed_optimizers]
         if not alone:
             filepath = self._agree_on_paths(checkpoint, filepath)
-        checkpoint[KEY] = {
-            "world_size": current().size,
-            "algorithm": methods[0] if methods else self._settings.method_name,
-            "replicas": policy,
-            "id": uuid4().hex if alone else broadcast_object(uuid4().hex),
-        }
-
-        def save_shared() -> None:
-            of_lightning.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-
+        method = methods[0] if methods else self._settings.method_name
+        checkpoint[KEY] = described(policy, method, alone=alone)
+        save = super().save_checkpoint
+        save_shared = partial(save, checkpoint, filepath, storage_options=storage_options)
         if alone:
             checkpoint["optimizer_states"] = list(map(without_own_memory, states))
             save_shared()
@@ -155,7 +146,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         if policy == "all":
             self._restore_own_model()
             own = {**checkpoint, "state_dict": self._own_state()}
-            write(filepath, lambda: parts.checkpoint_io.save_checkpoint(own, rank_file(filepath)))
+            write(filepath, partial(self.checkpoint_io.save_checkpoint, own, rank_file(filepath)))
         checkpoint["optimizer_states"] = [shared_optimizer_state(policy, one) for one in states]
         write(filepath, save_shared)
 
@@ -179,16 +170,15 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         """Remove a checkpoint with the ranks' files beside it."""
         if self._replicas == "all":
             remove_rank_files(filepath)
-        of_lightning: Any = super()
-        of_lightning.remove_checkpoint(filepath)
+        super().remove_checkpoint(filepath)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint; to resume it must be one of this strategy."""
-        of_lightning: Any = super()
+        load = super().load_checkpoint
         fits = self.lightning_module.trainer.state.fn == "fit"
         return read(
             checkpoint_path,
-            lambda file: dict(of_lightning.load_checkpoint(file, *args, **kwargs)),
+            lambda file: load(file, *args, **kwargs),
             resumes=fits,
             required=fits,
         )

@@ -7,10 +7,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 from asyncddp.algorithms import Algorithm
+from asyncddp.algorithms.wrapper_setup import checked_choice
 from asyncddp.errors import ArgumentError, PeerError
 from asyncddp.integrations.lightning.collectives import logged_figure, reduce_in_place
 from asyncddp.integrations.lightning.trainer_checkpoints import TrainerCheckpointsMixin
-from asyncddp.integrations.lightning.world_strategy import check_choice, check_shares_nothing
+from asyncddp.integrations.lightning.world_strategy import check_shares_nothing
 from asyncddp.optim.parameter_sync import broadcast_parameters
 
 VALIDATIONS = ("local", "average")
@@ -69,17 +70,17 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
         precision_plugin: Any = None,
         **options: Any,
     ) -> None:
-        check_choice("validate", validate, VALIDATIONS)
+        checked_choice("AsyncDDPStrategy: argument validate", validate, VALIDATIONS)
         arguments = {**options, "communication": communication, "compression": compression}
-        self._join_world(
-            algorithm, topology, checkpoint or replicas, process_group_backend, arguments
-        )
         self._validate = validate
-        of_lightning: Any = super()
-        of_lightning.__init__(
+        self._join_world(
+            algorithm,
+            topology,
+            checkpoint or replicas,
+            process_group_backend,
+            arguments,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
-            cluster_environment=type(self).environment(),
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
@@ -114,13 +115,11 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
             self.check_checkpoint_folders(trainer)
         if self._layer_sync is not None and trainer.state.fn == "fit":
             self.model = self._layer_sync.apply(self.model)
-        of_lightning: Any = super()
-        of_lightning.setup(trainer)
+        super().setup(trainer)
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Make the module's optimizers, and wrap them."""
-        of_lightning: Any = super()
-        of_lightning.setup_optimizers(trainer)
+        super().setup_optimizers(trainer)
         optimizers = [one for one in self.optimizers if type(one).__name__ != "_MockOptimizer"]
         check_shares_nothing("configure_optimizers gave", optimizers)
         name = self._settings.method_name
@@ -137,9 +136,8 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step by the module's ``__call__``, so that hooks on the module run."""
-        parts: Any = self
-        with parts.precision_plugin.train_step_context():
-            return parts._forward_redirection(
+        with self.precision_plugin.train_step_context():
+            return self._forward_redirection(
                 self.model, self.lightning_module, "training_step", *args, **kwargs
             )
 
@@ -147,14 +145,12 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
         """Make a step; one by hand, whose backward passes are over, gets no closure."""
-        parts: Any = self
-        plugin = parts.precision_plugin
+        plugin = self.precision_plugin
         by_hand = getattr(closure, "__name__", "") == "do_nothing_closure"
         if by_hand and getattr(plugin, "scaler", None) is None:
             plugin._after_closure(model or self.lightning_module, optimizer)
             return optimizer.step(**kwargs)
-        of_lightning: Any = super()
-        return of_lightning.optimizer_step(optimizer, closure, model, **kwargs)
+        return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 
 from asyncddp.algorithms import ALGORITHMS, Algorithm
+from asyncddp.algorithms.wrapper_setup import checked_choice
 from asyncddp.checkpoint.folder import POLICIES
 from asyncddp.context import current, init
 from asyncddp.errors import ArgumentError
@@ -18,12 +20,68 @@ from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.method_settings import MethodSettings
 
 
-class WorldStrategyMixin:
+class WorldEnvironment:
+    """Answers of a ``ClusterEnvironment``, taken from the running world whoever started it.
+
+    Each package registers it with its own abstract class, of which it then counts as a subclass.
+    """
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """True: a launcher has started the ranks."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Address at which process groups of torch meet."""
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """Port at which process groups of torch meet."""
+        return int(os.environ.get("MASTER_PORT", "29500"))
+
+    @staticmethod
+    def detect() -> bool:
+        """Return False: only the strategy chooses it."""
+        return False
+
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return current().size
+
+    def global_rank(self) -> int:
+        """Return this rank."""
+        return current().rank
+
+    def local_rank(self) -> int:
+        """Return this rank's number on its machine."""
+        return current().local_rank
+
+    def node_rank(self) -> int:
+        """Return the number of this rank's machine."""
+        return current().machine_rank
+
+    def set_world_size(self, size: int) -> None:
+        """Ignore what the Trainer has computed of ``devices``."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """Ignore what the Trainer has computed of ``devices``."""
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Ignore them: the strategy checks the flags against the world."""
+
+    def teardown(self) -> None:
+        """Leave the world as it is: it ends with the script."""
+
+
+_StrategyOfLightning: Any = object
+
+
+class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whichever package
     """Base of strategies whose ranks are those of the library's own world, which they join."""
 
     strategy_name: ClassVar[str] = "asyncddp"
-    environment: ClassVar[Callable[[], Any]]
-    """Makes the cluster environment that tells the ranks."""
     _caller: ClassVar[str]
     """Lightning's class that has the flags: Trainer or Fabric."""
     _layer_sync: Any = None
@@ -36,10 +94,11 @@ class WorldStrategyMixin:
         replicas: str,
         process_group_backend: str | None,
         arguments: dict[str, Any],
+        **of_lightning: Any,
     ) -> None:
-        """Check the arguments, and become a rank of the world."""
+        """Check the arguments, become a rank of the world, and make Lightning's strategy of it."""
         replicas = "all" if replicas == "per_rank" else replicas  # its name of old
-        check_choice("replicas", replicas, POLICIES)
+        checked_choice("AsyncDDPStrategy: argument replicas", replicas, POLICIES)
         self._settings = MethodSettings.of(algorithm, arguments)
         self._settings.compressor_for(self._settings.create_method())
         self._topology, self._replicas = topology, replicas
@@ -48,10 +107,11 @@ class WorldStrategyMixin:
         from lightning_utilities.core.rank_zero import rank_zero_only
 
         rank_zero_only.rank = current().rank  # which rank prints, in both packages
+        super().__init__(**of_lightning, cluster_environment=WorldEnvironment())
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Register ``asyncddp``, and ``asyncddp_NAME`` for each method."""
+        """Register ``asyncddp``, and ``asyncddp_NAME`` for each method, with Lightning."""
         name = cls.strategy_name
         strategy_registry.register(name, cls, "neighbour averaging of asyncddp", override=True)
         for method in ALGORITHMS:
@@ -129,8 +189,7 @@ class WorldStrategyMixin:
 
     def setup_environment(self) -> None:
         """Set the device, and begin ``torch.distributed`` if it was asked for."""
-        of_lightning: Any = super()
-        of_lightning.setup_environment()
+        super().setup_environment()
         backend = self._process_group_backend
         if backend is None or torch.distributed.is_initialized():
             return
@@ -186,12 +245,3 @@ def check_shares_nothing(given: str, optimizers: Iterable[torch.optim.Optimizer]
                     f"and {type(optimizer).__name__}. Each would average it; give each optimizer "
                     "parameters of its own, or call close() on the former before"
                 )
-
-
-def check_choice(argument: str, given: Any, known: tuple[str, ...]) -> None:
-    """Raise an ArgumentError for a value that is none of the known ones."""
-    if given not in known:
-        raise ArgumentError(
-            f"AsyncDDPStrategy: argument {argument}: expected one of "
-            f"{', '.join(map(repr, known))}, got {given!r}"
-        )

@@ -104,7 +104,7 @@ def test_sizes_are_powers_of_two_from_a_sixteenth_of_the_model_on():
         model = torch.nn.Sequential(*layers)
         optimizer = bf.DistributedOptimizer(sgd(model), model, autotune=True)
         title, *_ = optimizer.autotune.report().splitlines()
-        return [one["bucket_size_in_mb"] for one in optimizer.autotune._settings()], title.strip()
+        return [one["bucket_size_in_mb"] for one in optimizer.autotune._settings], title.strip()
 
     sizes, title = LoopbackWorld(2).run(case)[0]
     assert sizes == [25, 4, 2, 1, 0.5]
@@ -176,7 +176,7 @@ def test_neighbours_and_machines_are_other_averages():
         _, optimizer = wrapped(autotune=short())
         with pytest.raises(bf.ArgumentError, match="only averages over all ranks are the same"):
             wrapped(autotune=short(hierarchical=True))
-        return {one["communication"] for one in optimizer.autotune._settings()}
+        return {one["communication"] for one in optimizer.autotune._settings}
 
     assert LoopbackWorld(4).run(case, settings=MACHINES) == [{None}] * 4
 
@@ -187,7 +187,7 @@ def test_update_in_backward_is_tried_where_it_is_asked_for_or_in_use():
     def case():
         def tried(autotune, **options):
             _, optimizer = wrapped(autotune=autotune, **options)
-            return [one["update_in_backward"] for one in optimizer.autotune._settings()]
+            return [one["update_in_backward"] for one in optimizer.autotune._settings]
 
         sizes = {"bucket_sizes_in_mb": ()}
         assert tried(short(**sizes)) == [False]
