@@ -35,25 +35,22 @@ differs, since BlueFog is wrong there or does without:
 
 from asyncddp.integrations.bluefog import (
     basics,
-    collective_verbs,
-    distributed_optimizers,
-    neighbor_verbs,
+    bluefog_optimizer,
     topology_settings,
     topology_util,
     verb_variants,
+    verbs,
     window_verbs,
 )
 from asyncddp.integrations.bluefog.basics import *  # noqa: F403
-from asyncddp.integrations.bluefog.collective_verbs import *  # noqa: F403
-from asyncddp.integrations.bluefog.distributed_optimizers import *  # noqa: F403
-from asyncddp.integrations.bluefog.neighbor_verbs import *  # noqa: F403
+from asyncddp.integrations.bluefog.bluefog_optimizer import *  # noqa: F403
 from asyncddp.integrations.bluefog.topology_settings import *  # noqa: F403
 from asyncddp.integrations.bluefog.topology_util import *  # noqa: F403
 from asyncddp.integrations.bluefog.verb_variants import *  # noqa: F403
+from asyncddp.integrations.bluefog.verbs import *  # noqa: F403
 from asyncddp.integrations.bluefog.window_verbs import *  # noqa: F403
 
 __all__ = [
-    "topology_util", *basics.__all__, *collective_verbs.__all__, *neighbor_verbs.__all__,
-    *distributed_optimizers.__all__, *topology_settings.__all__, *topology_util.__all__,
-    *verb_variants.__all__, *window_verbs.__all__,
+    "topology_util", *basics.__all__, *bluefog_optimizer.__all__, *topology_settings.__all__,
+    *topology_util.__all__, *verb_variants.__all__, *verbs.__all__, *window_verbs.__all__,
 ]  # fmt: skip

@@ -113,35 +113,27 @@ def win_cancel(handle: int) -> None:
     current_state().windows.pop("win_cancel", handle).cancel()
 
 
-def _variants(
-    blocking: Callable[P, bool], nonblocking: Callable[P, WindowHandle]
-) -> tuple[Callable[P, bool], Callable[P, int]]:
-    """Make BlueFog's blocking and non-blocking variants of a window operation."""
+def _nonblocking(start: Callable[P, WindowHandle]) -> Callable[P, int]:
+    """Make BlueFog's variant of a non-blocking window operation, which gives an integer."""
 
     @unless_suspended
-    @functools.wraps(nonblocking)
-    def start(*args: P.args, **kwargs: P.kwargs) -> int:
-        return current_state().windows.add(nonblocking(*args, **kwargs))
+    @functools.wraps(start)
+    def variant(*args: P.args, **kwargs: P.kwargs) -> int:
+        return current_state().windows.add(start(*args, **kwargs))
 
-    @functools.wraps(blocking)
-    def run(*args: P.args, **kwargs: P.kwargs) -> bool:
-        return win_wait(start(*args, **kwargs))
-
-    doc = f"Start :func:`{blocking.__name__}` and give a handle for :func:`win_wait`."
-    return run, set_metadata(start, nonblocking.__name__, doc, int)
+    doc = "Start a window operation and give a handle for :func:`win_wait`."
+    return set_metadata(variant, start.__name__, doc, int)
 
 
-win_put, win_put_nonblocking = _variants(
-    put_and_accumulate.win_put, put_and_accumulate.win_put_nonblocking
-)
-win_accumulate, win_accumulate_nonblocking = _variants(
-    put_and_accumulate.win_accumulate, put_and_accumulate.win_accumulate_nonblocking
-)
-win_get, win_get_nonblocking = _variants(get_and_update.win_get, get_and_update.win_get_nonblocking)
-neighbor_win_put, neighbor_win_put_nonblocking = win_put, win_put_nonblocking
-neighbor_win_get, neighbor_win_get_nonblocking = win_get, win_get_nonblocking
-neighbor_win_accumulate = win_accumulate
+win_put = neighbor_win_put = unless_suspended(put_and_accumulate.win_put)
+win_accumulate = neighbor_win_accumulate = unless_suspended(put_and_accumulate.win_accumulate)
+win_get = neighbor_win_get = unless_suspended(get_and_update.win_get)
+win_put_nonblocking = _nonblocking(put_and_accumulate.win_put_nonblocking)
+win_accumulate_nonblocking = _nonblocking(put_and_accumulate.win_accumulate_nonblocking)
+win_get_nonblocking = _nonblocking(get_and_update.win_get_nonblocking)
+neighbor_win_put_nonblocking = win_put_nonblocking
 neighbor_win_accumulate_nonblocking = win_accumulate_nonblocking
+neighbor_win_get_nonblocking = win_get_nonblocking
 
 
 @contextmanager
