@@ -15,6 +15,7 @@ from asyncddp.optim.adam_variant import (
     Parameters,
     descend,
     real_view,
+    update_moments,
 )
 
 
@@ -106,9 +107,7 @@ class AccumAdam(AdamVariant):
         full = [position for position, t in enumerate(counts) if t % every == 0]
         if full:
             means, squares, sums = ([one[i] for i in full] for one in (means, squares, sums))
-            torch._foreach_lerp_(means, sums, 1 - beta1)
-            torch._foreach_mul_(squares, beta2)
-            torch._foreach_addcmul_(squares, sums, sums, 1 - beta2)
+            update_moments(means, squares, sums, group["betas"])
             torch._foreach_zero_(sums)
 
 

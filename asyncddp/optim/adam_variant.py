@@ -113,6 +113,18 @@ def real_view(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+def update_moments(
+    means: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    betas: tuple[float, float],
+) -> None:
+    """Make Adam's update of m and v, in place."""
+    torch._foreach_lerp_(means, gradients, 1 - betas[0])
+    torch._foreach_mul_(squares, betas[1])
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - betas[1])
+
+
 def descend(
     values: list[torch.Tensor],
     means: list[torch.Tensor],

@@ -76,6 +76,7 @@ class _PresetOptimizer(DistributedOptimizer):
 
     _algorithm: ClassVar[str] = "adapt_with_combine"
     _communication: ClassVar[str | None] = None
+    _warning: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -94,6 +95,8 @@ class _PresetOptimizer(DistributedOptimizer):
             window_prefix=window_prefix,
             **options,
         )
+        if self._warning is not None and current().rank == 0:
+            warnings.warn(self._warning, stacklevel=2)
 
 
 class DistributedNeighborAllreduceOptimizer(_PresetOptimizer):
@@ -135,25 +138,14 @@ class DistributedAllreduceOptimizer(_PresetOptimizer):
     """
 
     _communication = "allreduce"
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: _Models,
-        num_steps_per_communication: int = 1,
-        **options: Unpack[OptimizerOptions],
-    ) -> None:
-        super().__init__(optimizer, model, num_steps_per_communication, **options)
-        if current().rank == 0:
-            warnings.warn(
-                "DistributedAllreduceOptimizer averages parameters over all ranks, as in BlueFog. "
-                "To average gradients, as Horovod and DistributedDataParallel do, use "
-                "DistributedOptimizer(optimizer, model, algorithm='gradient_allreduce'), which is "
-                "DistributedGradientAllreduceOptimizer; if you mean parameters, use "
-                "DistributedOptimizer(optimizer, model, algorithm='adapt_with_combine', "
-                "communication='allreduce'), which does not warn",
-                stacklevel=2,
-            )
+    _warning = (
+        "DistributedAllreduceOptimizer averages parameters over all ranks, as in BlueFog. To "
+        "average gradients, as Horovod and DistributedDataParallel do, use "
+        "DistributedOptimizer(optimizer, model, algorithm='gradient_allreduce'), which is "
+        "DistributedGradientAllreduceOptimizer; if you mean parameters, use "
+        "DistributedOptimizer(optimizer, model, algorithm='adapt_with_combine', "
+        "communication='allreduce'), which does not warn"
+    )
 
 
 class DistributedWinPutOptimizer(_PresetOptimizer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.graph import increment_version
@@ -23,14 +23,14 @@ from asyncddp.tensors.buckets import (
     require_untied,
 )
 
-Step: TypeAlias = Callable[..., Any]
 OptimizerType = TypeVar("OptimizerType", bound=torch.optim.Optimizer)
 
-_ELEMENTWISE = {
+ELEMENTWISE = {
     torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam,
     torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
     torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD, AccumAdam, AccumAdamW, QAdamOptimizer,
 }  # fmt: skip
+"""Optimizers that treat each element by itself; subclasses may do something else."""
 
 
 def fuse_optimizer(
@@ -88,7 +88,7 @@ def fuse_optimizer(
             "has a fuse_step() already; fuse it once, and the wrapper where there is one"
         )
     differentiable = any(group.get("differentiable") for group in inner.param_groups)
-    if (type(inner) not in _ELEMENTWISE and not elementwise) or differentiable:
+    if (type(inner) not in ELEMENTWISE and not elementwise) or differentiable:
         raise ArgumentError(
             "fuse_optimizer: argument opt: expected an optimizer that updates each element by "
             "itself and is not differentiable, such as SGD or Adam, got "
@@ -121,26 +121,12 @@ class _FusedStep:
 
     def __call__(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step; ``closure`` evaluates the model and gives the loss."""
-        if self._entry is self._optimizer:
-            return self._run(self._optimizer.step, closure)
-        with self._replaced_step():
+        if not isinstance(self._entry, TransparentOptimizerWrapper):
+            return self._run(closure)
+        with self._entry.replaced_update(self._run):
             return self._entry.step() if closure is None else self._entry.step(closure)
 
-    @contextmanager
-    def _replaced_step(self) -> Iterator[None]:
-        """Have the wrapped optimizer make fused steps in the block."""
-        optimizer, step = self._optimizer, self._optimizer.step
-        own = "step" in vars(optimizer)  # as schedulers make it
-        optimizer.step = lambda closure=None: self._run(step, closure)  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            if own:
-                optimizer.step = step  # type: ignore[method-assign]
-            else:
-                del optimizer.step
-
-    def _run(self, step: Step, closure: Callable[[], Any] | None) -> Any:
+    def _run(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -151,7 +137,7 @@ class _FusedStep:
             for flat in self._flat:
                 flat.gather_gradients()
             with self._flat_parameters():
-                result = step()
+                result = self._optimizer.step()
         return result if closure is None else loss
 
     def _parameter_count(self) -> int:

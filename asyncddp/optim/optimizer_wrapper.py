@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from asyncddp.errors import UsageError
 class TransparentOptimizerWrapper(torch.optim.Optimizer):
     """Wrapper of an optimizer that shares its ``param_groups``, ``state`` and ``defaults``."""
 
+    _update: Callable[..., Any] | None = None
+    """Makes the update in place of the wrapped optimizer's step."""
     _initialized = False
     """Set by a subclass at the end of its constructor: what torch's assigns before is ignored."""
 
@@ -55,6 +58,15 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
         if self._initialized:
             self._wrapped.state = state
 
+    @contextmanager
+    def replaced_update(self, update: Callable[..., Any]) -> Iterator[None]:
+        """Have steps in a ``with`` block update parameters in another way."""
+        self._update = update
+        try:
+            yield
+        finally:
+            self._update = None
+
     def _step_wrapped(self, closure: Callable[[], Any] | None) -> Any:
         """Run the wrapped optimizer's step, unless a GradScaler has found infinities."""
         found = getattr(self, "found_inf", None)
@@ -68,16 +80,17 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
                     if parameter.grad is not None:
                         with torch.no_grad():
                             parameter.grad.mul_(inverse.to(parameter.grad.device))
+        update = self._update or self._wrapped.step
         if closure is None:
             self._before_update()
-            return self._wrapped.step()
+            return update()
 
         def evaluate() -> Any:
             loss = closure()
             self._before_update()
             return loss
 
-        return self._wrapped.step(evaluate)
+        return update(evaluate)
 
     def _before_update(self) -> None:
         """Handle that the wrapped optimizer is about to use the gradients."""

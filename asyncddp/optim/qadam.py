@@ -18,6 +18,7 @@ from asyncddp.optim.adam_variant import (
     Parameters,
     descend,
     real_view,
+    update_moments,
 )
 from asyncddp.tensors.allocation import zeros_like
 
@@ -161,18 +162,20 @@ class QAdamOptimizer(AdamVariant):
             torch._foreach_mul_(values, 1 - float(group["lr"]) * decay)
         first = [place for place, count in enumerate(counts) if count < warmup]
         if first:
-            self._update_moments(
-                group, [parameters[i] for i in first], [gradients[i] for i in first]
-            )
+            chosen, found = [parameters[i] for i in first], [gradients[i] for i in first]
+            if decay and not group["decoupled_weight_decay"]:
+                values = [real_view(parameter) for parameter in chosen]
+                found = list(torch._foreach_add(found, values, alpha=decay))
+            means, squares = self._held(chosen, MEAN), self._held(chosen, SQUARE)
+            update_moments(means, squares, found, group["betas"])
         second = [place for place, count in enumerate(counts) if count >= warmup]
         if second:
-            means = self._held([parameters[i] for i in second], MEAN)
-            found = [gradients[i] for i in second]
+            chosen, found = [parameters[i] for i in second], [gradients[i] for i in second]
+            means, squares = self._held(chosen, MEAN), self._held(chosen, SQUARE)
             if group["grad_holds_momentum"]:
                 torch._foreach_copy_(means, found)
             else:
                 torch._foreach_lerp_(means, found, 1 - group["betas"][0])
-            squares = self._held([parameters[i] for i in second], SQUARE)
             for mean, square in zip(means, squares, strict=True):
                 mean.masked_fill_(square == 0, 0.0)
         limit = warmup - 1 if group["freeze_bias_correction"] else max(counts)
@@ -184,23 +187,6 @@ class QAdamOptimizer(AdamVariant):
             counts,
             [min(count, limit) for count in counts],
         )
-
-    def _update_moments(
-        self,
-        group: dict[str, Any],
-        parameters: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-    ) -> None:
-        """Make Adam's update of m and v."""
-        beta1, beta2 = group["betas"]
-        decay = group["weight_decay"]
-        if decay and not group["decoupled_weight_decay"]:
-            values = [real_view(parameter) for parameter in parameters]
-            gradients = list(torch._foreach_add(gradients, values, alpha=decay))
-        torch._foreach_lerp_(self._held(parameters, MEAN), gradients, 1 - beta1)
-        squares = self._held(parameters, SQUARE)
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
 
     def _steps(self, parameter: torch.Tensor) -> int:
         """Return the number of steps that a parameter has made."""

@@ -10,32 +10,12 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from asyncddp.errors import ArgumentError
-from asyncddp.optim.accum_adam import AccumAdam, AccumAdamW
-from asyncddp.optim.qadam import QAdamOptimizer
+from asyncddp.optim.fused_optimizer import ELEMENTWISE
 from asyncddp.registry import nearest
 from asyncddp.simulate.stacked_model import StackedModel
 
 OptimizerFactory: TypeAlias = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
-
-_ELEMENTWISE = {
-    torch.optim.ASGD,
-    torch.optim.Adadelta,
-    torch.optim.Adagrad,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.SGD,
-    AccumAdam,
-    AccumAdamW,
-    QAdamOptimizer,
-}
-"""Optimizers that treat each element by itself, so that stacked parameters are as good as single
-ones; subclasses may do something else."""
 
 
 def optimizer_named(name: str, **options: Any) -> OptimizerFactory:
@@ -101,7 +81,7 @@ class StackedOptimizer:
         self._names = list(model.parameters)
         self._stacked = list(model.parameters.values())
         first = create(rows := self._rows(0))
-        self.elementwise = type(first) in _ELEMENTWISE and not by_rank
+        self.elementwise = type(first) in ELEMENTWISE and not by_rank
         self._rank_rows: list[list[torch.nn.Parameter]] = []
         if self.elementwise:
             self._optimizers = [create(self._stacked)]
