@@ -46,7 +46,7 @@ class SavedManifest:
 
     @property
     def number(self) -> int:
-        """How many checkpoints were saved before it in the folder above."""
+        """Number of checkpoints that were saved before it in the folder above."""
         return int(self.content["number"])
 
     def whole_files(self) -> list[str]:

@@ -34,7 +34,7 @@ _PIECE = 64 << 20  # bytes of a file that travel at a time
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What :func:`load_checkpoint` has found.
+    """A checkpoint that :func:`load_checkpoint` has found.
 
     Attributes:
         step: The step after which it was saved.

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a training run: this rank's own state, and that of all averaged."""
+"""State of a training run that a checkpoint holds: this rank's own, and that of all averaged."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from asyncddp.tensors.buckets import partition
 
 _VERB = "save_checkpoint"
 _METHOD_KEYS = ("asyncddp", "algorithm")
-"""Where an optimizer's state has the averaging's: a wrapper's own, and that of a module."""
+"""Keys of the averaging in an optimizer's state: a wrapper's own, and that of a module."""
 _OF_ONE_RANK = ("parameters", "compressors")
-"""What a method remembers of a rank's own model, which has no average."""
+"""Keys of what a method remembers of a rank's own model, which has no average."""
 
 
 class HasState(Protocol):

@@ -20,7 +20,7 @@ from asyncddp.optim.successive_halving import trials_of
 from asyncddp.tensors.buckets import partition
 
 Setting: TypeAlias = dict[str, float | bool | str | None]
-"""What a search chooses, by the names of ``DistributedOptimizer``'s arguments."""
+"""Settings that a search chooses, by the names of ``DistributedOptimizer``'s arguments."""
 
 SEARCHED = ("bucket_size_in_mb", "communication", "update_in_backward", "compression")
 _MEANS = ("allreduce", "hierarchical_allreduce")

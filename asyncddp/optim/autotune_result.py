@@ -30,7 +30,7 @@ _WIDTH = 120
 
 
 class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a search was made on: another one has other results.
+    """Method, model, ranks and hardware of a search: others have other results.
 
     Attributes:
         method: The algorithm with its options and settings that the search leaves as they are.
@@ -89,7 +89,7 @@ class AutotuneResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """Where a rank is, and what it has found in the file."""
+    """Place of a rank's search, and the result that its file has."""
 
     place: MeasuredOn
     result: AutotuneResult | None

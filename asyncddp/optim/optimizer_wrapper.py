@@ -153,7 +153,7 @@ class WindowMethodsMixin(NeighborProgressMixin):
 
     @property
     def force_barrier(self) -> bool:
-        """Whether all ranks synchronise before and after each averaging, so that none is async.
+        """True if all ranks synchronise before and after each averaging, so that none is async.
 
         False at first; may be set before any round, on all ranks.
         """

@@ -1,4 +1,4 @@
-"""What makes a Trainer of transformers average models with other ranks."""
+"""Mixin that makes a Trainer of transformers average models with other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the callbacks do, for whichever package of Lightning their classes are made."""
+"""Mixins of the callbacks, for whichever package of Lightning their classes are made."""
 
 from __future__ import annotations
 

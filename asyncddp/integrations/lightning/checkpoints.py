@@ -1,4 +1,4 @@
-"""What a checkpoint of Lightning holds of all ranks' training, and the files of each rank."""
+"""Content of Lightning's checkpoints of all ranks' training, and the files of each rank."""
 
 from __future__ import annotations
 

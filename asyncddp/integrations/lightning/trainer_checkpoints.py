@@ -1,4 +1,4 @@
-"""Which model validation sees and checkpoints hold: each rank's own, rank 0's, or the average."""
+"""Evaluation and checkpoints of each rank's own model, of rank 0's, or of the average."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_FILES = (
     "best_k_models", "best_model_path", "best_model_score", "kth_best_model_path", "kth_value",
     "last_model_path",
 )  # fmt: skip
-"""What Lightning's ModelCheckpoint knows of the files that are there."""
+"""Attributes by which Lightning's ModelCheckpoint knows the files that are there."""
 
 
 class TrainerCheckpointsMixin(WorldStrategyMixin):

@@ -123,7 +123,7 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are other ranks, so that data are shared out."""
+        """True if there are other ranks, so that data are shared out."""
         return current().size > 1
 
     @property
