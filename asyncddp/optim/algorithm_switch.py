@@ -36,6 +36,7 @@ class AlgorithmSwitcher:
         steps: Steps that the wrapper has completed.
         settings: Settings of the method in use, or of that whose warm-up is under way.
         phase: The communication phase in use.
+        warming_up: True while the warm-up of the method is under way.
         rounds_warning: Warns, in the end, of a method that has hardly averaged.
     """
 
@@ -96,8 +97,8 @@ class AlgorithmSwitcher:
         self._method = method = settings.create_method()
         method.check_optimizer(self._optimizer)
         set_gradient_meaning(method, self._optimizer, averages=self._context.size > 1)
-        self._warming = self._warms_up()
-        if self._warming:
+        self.warming_up = self._warms_up()
+        if self.warming_up:
             settings.check(self._context, self._optimizer)
             settings = settings.before(method)
             method = settings.create_method()
@@ -109,11 +110,6 @@ class AlgorithmSwitcher:
         self.rounds_warning.begin(self.phase.config, since)
         claim_parameters(self.phase.parameters(), self.phase)
 
-    @property
-    def warming_up(self) -> bool:
-        """True while the warm-up of the method is under way."""
-        return self._warming
-
     def rebuild(self, settings: MethodSettings) -> None:
         """Go on by other settings of the same method; collective, between two steps.
 
@@ -121,7 +117,7 @@ class AlgorithmSwitcher:
         of compressors whose buckets have the parameters that they had.
         """
         used, before = settings, self.settings
-        if self._warming:
+        if self.warming_up:
             used, before = settings.before(self._method), before.before(self._method)
         self.end_phase()
         self.phase = used.rebuild_phase(self.phase, before, WRAPPER)
@@ -145,7 +141,7 @@ class AlgorithmSwitcher:
         if following is not None:
             self._by_hand = False
             self._replace(following, "average")
-        elif self._warming and not self._warms_up():
+        elif self.warming_up and not self._warms_up():
             self._end_warmup()
 
     def _end_warmup(self) -> None:
@@ -216,7 +212,7 @@ class AlgorithmSwitcher:
             self.steps, since = saved["steps"], saved["since"]
             settings = self._settings_of(saved)
         self._since = since
-        if settings is not self.settings or self._warming != self._warms_up():
+        if settings is not self.settings or self.warming_up != self._warms_up():
             self.end_phase()
             self._begin(settings, since=since)
         set_gradient_meaning(self._method, self._optimizer, averages=self._context.size > 1)
