@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 import networkx as nx
 
-from asyncddp.context import current, is_initialized, lifecycle, ranks_and_topology
+from asyncddp.context import current, is_initialized, lifecycle
+from asyncddp.context.ranks_and_topology import (
+    is_homogeneous,
+    local_rank,
+    local_size,
+    machine_rank,
+    machine_size,
+    rank,
+    size,
+)
 from asyncddp.context.user_activities import (
     timeline_context,
     timeline_end_activity,
@@ -15,7 +24,7 @@ from asyncddp.context.user_activities import (
 )
 from asyncddp.integrations.bluefog import bluefog_environment
 from asyncddp.integrations.bluefog.bluefog_state import current_state
-from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.integrations.bluefog.error_translation import translate_errors_of
 from asyncddp.integrations.bluefog.topology_settings import set_topology
 
 __all__ = [
@@ -26,13 +35,6 @@ __all__ = [
     "unified_mpi_window_model_supported",
 ]  # fmt: skip
 
-rank = translate_errors()(ranks_and_topology.rank)
-size = translate_errors()(ranks_and_topology.size)
-local_rank = translate_errors()(ranks_and_topology.local_rank)
-local_size = translate_errors()(ranks_and_topology.local_size)
-machine_rank = translate_errors()(ranks_and_topology.machine_rank)
-machine_size = translate_errors()(ranks_and_topology.machine_size)
-is_homogeneous = translate_errors()(ranks_and_topology.is_homogeneous)
 shutdown = lifecycle.shutdown
 
 
@@ -60,31 +62,26 @@ def init(
     set_topology(None if topology_fn is None else topology_fn(size()), is_weighted)
 
 
-@translate_errors()
 def suspend() -> None:
     """Refuse all communication on this rank until :func:`resume`."""
     current_state().suspended = True
 
 
-@translate_errors()
 def resume() -> None:
     """Allow communication again."""
     current_state().suspended = False
 
 
-@translate_errors()
 def set_skip_negotiate_stage(value: bool) -> None:
     """Store a flag without effect, for BlueFog's API: nothing is negotiated."""
     current_state().skip_negotiate = value
 
 
-@translate_errors()
 def get_skip_negotiate_stage() -> bool:
     """Return the flag that was set last; False at first."""
     return current_state().skip_negotiate
 
 
-@translate_errors()
 def mpi_threads_supported() -> int:
     """Return 1 if several threads of a rank may call verbs, else 0."""
     return int(current().transport.allows_threads)
@@ -103,3 +100,7 @@ def nccl_built() -> bool:
 def is_available() -> bool:
     """Return True if mpi4py is installed."""
     return importlib.util.find_spec("mpi4py") is not None
+
+
+_PLAIN = {name for name in __all__ if name.startswith("timeline_")} | {"is_initialized"}
+translate_errors_of(globals(), set(__all__) - _PLAIN)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
 
 from asyncddp.errors import ArgumentError, DtypeError, MismatchError, NotInitializedError
 from asyncddp.topology import TopologyError
@@ -47,3 +49,12 @@ def translate_errors() -> Iterator[None]:
         if kind is None:
             raise
         raise kind(str(error).replace("asyncddp.init()", "bf.init()")) from error
+
+
+def translate_errors_of(module: dict[str, Any], names: Iterable[str]) -> None:
+    """Make a module's functions of these names raise BlueFog's errors; called at its end."""
+    translated: dict[FunctionType, Any] = {}  # a function of two names stays one
+    for name in names:
+        plain = module[name]
+        if isinstance(plain, FunctionType):
+            module[name] = translated.setdefault(plain, translate_errors()(plain))

@@ -9,8 +9,14 @@ from functools import partial
 import networkx as nx
 
 from asyncddp.context import current, ranks_and_topology
+from asyncddp.context.ranks_and_topology import (
+    in_neighbor_machine_ranks,
+    in_neighbor_ranks,
+    out_neighbor_machine_ranks,
+    out_neighbor_ranks,
+)
 from asyncddp.errors import ArgumentError
-from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.integrations.bluefog.error_translation import translate_errors_of
 from asyncddp.integrations.bluefog.topology_util import (
     ExponentialGraph,
     GetRecvWeights,
@@ -28,11 +34,6 @@ __all__ = [
 
 logger = logging.getLogger("asyncddp")
 
-in_neighbor_ranks = translate_errors()(ranks_and_topology.in_neighbor_ranks)
-out_neighbor_ranks = translate_errors()(ranks_and_topology.out_neighbor_ranks)
-in_neighbor_machine_ranks = translate_errors()(ranks_and_topology.in_neighbor_machine_ranks)
-out_neighbor_machine_ranks = translate_errors()(ranks_and_topology.out_neighbor_machine_ranks)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UserGraphSchedule(Schedule):
@@ -42,7 +43,6 @@ class _UserGraphSchedule(Schedule):
     weighted: bool
 
 
-@translate_errors()
 def set_topology(topology: nx.DiGraph[int] | None = None, is_weighted: bool = False) -> bool:
     """Set the graph between ranks, on this rank; all ranks must set the same.
 
@@ -69,7 +69,6 @@ def set_topology(topology: nx.DiGraph[int] | None = None, is_weighted: bool = Fa
     return True
 
 
-@translate_errors()
 def set_machine_topology(
     topology: nx.DiGraph[int] | None = None, is_weighted: bool = False
 ) -> bool:
@@ -119,29 +118,28 @@ def _same_each_round(views: list[Neighbors], place: int, k: int) -> Neighbors:
     return views[place]
 
 
-@translate_errors()
 def load_topology() -> GraphOrSchedule:
     """Return the graph in use, the object that was set."""
     in_use = current().topologies.given
     return in_use.user_graph if isinstance(in_use, _UserGraphSchedule) else in_use
 
 
-@translate_errors()
 def load_machine_topology() -> GraphOrSchedule | None:
     """Return the graph between machines, the object that was set; None before."""
     in_use = current().topologies.machine_given
     return in_use.user_graph if isinstance(in_use, _UserGraphSchedule) else in_use
 
 
-@translate_errors()
 def is_topo_weighted() -> bool:
     """Return True if the weights of the graph in use are used."""
     in_use = current().topologies.given
     return isinstance(in_use, _UserGraphSchedule) and in_use.weighted
 
 
-@translate_errors()
 def is_machine_topo_weighted() -> bool:
     """Return True if the weights of the graph between machines are used."""
     in_use = current().topologies.machine_given
     return isinstance(in_use, _UserGraphSchedule) and in_use.weighted
+
+
+translate_errors_of(globals(), __all__)

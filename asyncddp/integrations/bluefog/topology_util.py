@@ -15,7 +15,10 @@ from asyncddp import topology
 from asyncddp.context.ranks_and_topology import rank as own_rank
 from asyncddp.context.ranks_and_topology import size
 from asyncddp.integrations.bluefog.bluefog_state import active_state
-from asyncddp.integrations.bluefog.error_translation import TopologyAssertionError, translate_errors
+from asyncddp.integrations.bluefog.error_translation import (
+    TopologyAssertionError,
+    translate_errors_of,
+)
 from asyncddp.ops.object_collectives import gather_records
 
 __all__ = [
@@ -33,25 +36,21 @@ SendRecv = Iterator[tuple[list[int], list[int]]]
 Inferred = list[int] | tuple[list[int], Any]
 
 
-@translate_errors()
 def ExponentialTwoGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """Build a graph with edges i → i + 1, i + 2, i + 4, …: :func:`.topology.exponential_two`."""
     return _even(topology.exponential_two(size))
 
 
-@translate_errors()
 def ExponentialGraph(size: int, base: int = 2) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """Build a graph with edges i → i + 1, i + base, i + base², …: :func:`.topology.exponential`."""
     return _even(topology.exponential(size, base))
 
 
-@translate_errors()
 def SymmetricExponentialGraph(size: int, base: int = 4) -> Graph[int]:  # noqa: N802
     """Build an exponential graph in both directions, up to distance size / 2."""
     return _even(topology.symmetric_exponential(size, base))
 
 
-@translate_errors()
 def RingGraph(size: int, connect_style: int = 0) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """Build a ring: edges to i ± 1 (style 0), to i - 1 (1) or to i + 1 (2)."""
     styles = {0: "both", 1: "left", 2: "right"}
@@ -62,7 +61,6 @@ def RingGraph(size: int, connect_style: int = 0) -> Graph[int]:  # noqa: N802 - 
     return _even(topology.ring(size, styles[connect_style]))
 
 
-@translate_errors()
 def StarGraph(size: int, center_rank: int = 0) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """Build a star, in which one rank exchanges with all others; see :func:`.topology.star`."""
     graph = topology.star(size, center_rank)
@@ -70,13 +68,11 @@ def StarGraph(size: int, center_rank: int = 0) -> Graph[int]:  # noqa: N802 - Bl
     return graph
 
 
-@translate_errors()
 def FullyConnectedGraph(size: int) -> Graph[int]:  # noqa: N802 - BlueFog's name
     """Build the complete graph, with edges between all ranks; see :func:`.topology.complete`."""
     return _even(topology.complete(size))
 
 
-@translate_errors()
 def MeshGrid2DGraph(  # noqa: N802 - BlueFog's name
     size: int, shape: tuple[int, int] | None = None
 ) -> Graph[int]:
@@ -153,7 +149,6 @@ def isPowerOf(x: int, base: int) -> bool:  # noqa: N802 - BlueFog's name
     return x == 1
 
 
-@translate_errors()
 def GetDynamicOnePeerSendRecvRanks(  # noqa: N802 - BlueFog's name
     topo: Graph[int], self_rank: int
 ) -> SendRecv:
@@ -167,7 +162,6 @@ def GetDynamicOnePeerSendRecvRanks(  # noqa: N802 - BlueFog's name
     return _ranks(topology.one_peer_of(topo), self_rank)
 
 
-@translate_errors()
 def GetExp2DynamicSendRecvMachineRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int, local_rank: int
 ) -> SendRecv:
@@ -186,7 +180,6 @@ def GetExp2DynamicSendRecvMachineRanks(  # noqa: N802 - BlueFog's name
     return _ranks(machines, self_rank // local_size)
 
 
-@translate_errors()
 def GetInnerOuterRingDynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int
 ) -> SendRecv:
@@ -198,7 +191,6 @@ def GetInnerOuterRingDynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
     return _ranks(topology.inner_outer_ring(world_size, local_size), self_rank)
 
 
-@translate_errors()
 def GetInnerOuterExpo2DynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int
 ) -> SendRecv:
@@ -214,7 +206,6 @@ def _ranks(schedule: topology.Schedule, rank: int) -> SendRecv:
     return ((list(near.dst_ranks), list(near.src_weights)) for near in schedule.iterate(rank))
 
 
-@translate_errors()
 def InferSourceFromDestinationRanks(  # noqa: N802 - BlueFog's name
     dst_ranks: Sequence[int], construct_adjacency_matrix: bool = False
 ) -> Inferred:
@@ -230,7 +221,6 @@ def InferSourceFromDestinationRanks(  # noqa: N802 - BlueFog's name
     return _inferred("dst_ranks", dst_ranks, construct_adjacency_matrix)
 
 
-@translate_errors()
 def InferDestinationFromSourceRanks(  # noqa: N802 - BlueFog's name
     src_ranks: Sequence[int], construct_adjacency_matrix: bool = False
 ) -> Inferred:
@@ -261,3 +251,6 @@ def _inferred(argument: str, ranks: Sequence[int], with_matrix: bool) -> Inferre
     if argument == "src_ranks":
         matrix = matrix.T
     return found, matrix / matrix.sum(axis=0)
+
+
+translate_errors_of(globals(), __all__)

@@ -10,7 +10,7 @@ import torch
 
 from asyncddp.engine import Handle
 from asyncddp.integrations.bluefog.bluefog_state import HandleTable, active_state, current_state
-from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.integrations.bluefog.error_translation import translate_errors_of
 from asyncddp.ops.variants import set_metadata
 
 __all__ = ["poll", "synchronize", "wait"]
@@ -43,7 +43,6 @@ class _OperationMapping(NamedTuple):
 def unless_suspended(verb: Callable[P, R]) -> Callable[P, R]:
     """Make an operation raise BlueFog's errors, and one of its own after ``suspend()``."""
 
-    @translate_errors()
     @functools.wraps(verb)
     def variant(*args: P.args, **kwargs: P.kwargs) -> R:
         active_state()
@@ -62,7 +61,6 @@ def blocking(
 
 
 def _make_blocking(verb: _OperationMapping) -> Callable[..., torch.Tensor]:
-    @translate_errors()
     @functools.wraps(verb.plan)
     def variant(*args: Any, **kwargs: Any) -> torch.Tensor:
         _, options = verb.prepare(args, kwargs)
@@ -76,7 +74,6 @@ def nonblocking(variant: Callable[P, torch.Tensor]) -> Callable[P, int]:
     """Make the non-blocking variant of a blocking verb."""
     verb: _OperationMapping = variant.verb  # type: ignore[attr-defined]
 
-    @translate_errors()
     @functools.wraps(verb.plan)
     def start(*args: P.args, **kwargs: P.kwargs) -> int:
         handles, options = verb.prepare(args, kwargs)
@@ -103,13 +100,11 @@ def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
     return _make_blocking(verb._replace(plan=plan))
 
 
-@translate_errors()
 def poll(handle: int) -> bool:
     """Return True if a verb has ended or failed; never waits."""
     return current_state().collectives.find("poll", handle).poll()
 
 
-@translate_errors()
 def synchronize(handle: int) -> torch.Tensor:
     """Wait for the result of a verb; its handle is gone then, also where the verb has failed."""
     result: torch.Tensor = current_state().collectives.pop("synchronize", handle).wait()
@@ -117,3 +112,6 @@ def synchronize(handle: int) -> torch.Tensor:
 
 
 wait = synchronize
+
+
+translate_errors_of(globals(), __all__)

@@ -9,7 +9,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.engine import Handle
-from asyncddp.integrations.bluefog.error_translation import IntegerAverageError
+from asyncddp.integrations.bluefog.error_translation import IntegerAverageError, translate_errors_of
 from asyncddp.integrations.bluefog.verb_variants import (
     Options,
     blocking,
@@ -238,3 +238,6 @@ neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)
 neighbor_allreduce_nonblocking = nonblocking(neighbor_allreduce)
 hierarchical_neighbor_allreduce_nonblocking = nonblocking(hierarchical_neighbor_allreduce)
 pair_gossip_nonblocking = nonblocking(pair_gossip)
+
+
+translate_errors_of(globals(), __all__)

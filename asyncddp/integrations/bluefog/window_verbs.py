@@ -12,10 +12,12 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.integrations.bluefog.bluefog_state import active_state, current_state
-from asyncddp.integrations.bluefog.error_translation import translate_errors
+from asyncddp.integrations.bluefog.error_translation import translate_errors, translate_errors_of
 from asyncddp.integrations.bluefog.verb_variants import unless_suspended
 from asyncddp.ops.variants import set_metadata
-from asyncddp.ops.windows import creation, get_and_update, inspection, locking, put_and_accumulate
+from asyncddp.ops.windows import creation, get_and_update, locking, put_and_accumulate
+from asyncddp.ops.windows.creation import get_current_created_window_names
+from asyncddp.ops.windows.inspection import get_win_version, win_associated_p
 from asyncddp.windows import windows_of
 from asyncddp.windows.nonblocking_handle import WindowHandle
 
@@ -33,20 +35,15 @@ logger = logging.getLogger("asyncddp")
 
 P = ParamSpec("P")
 
-get_current_created_window_names = translate_errors()(creation.get_current_created_window_names)
-get_win_version = translate_errors()(inspection.get_win_version)
-win_associated_p = translate_errors()(inspection.win_associated_p)
 win_free = unless_suspended(creation.win_free)
 win_update_then_collect = unless_suspended(get_and_update.win_update_then_collect)
 
 
-@translate_errors()
 def turn_on_win_ops_with_associated_p() -> None:
     """Apply puts, accumulates and updates of all windows to :func:`win_associated_p` as well."""
     _switch_associated_p(on=True)
 
 
-@translate_errors()
 def turn_off_win_ops_with_associated_p() -> None:
     """Stop applying puts, accumulates and updates of windows to :func:`win_associated_p`."""
     _switch_associated_p(on=False)
@@ -88,7 +85,6 @@ def win_read_neighbor(name: str, rank_: int, require_mutex: bool = True) -> torc
     return get_and_update.win_read_neighbor(name, rank_, require_mutex)
 
 
-@translate_errors()
 def win_wait(handle: int) -> bool:
     """Wait for a window operation, remove its handle, and return True.
 
@@ -101,13 +97,11 @@ def win_wait(handle: int) -> bool:
     return handles.pop("win_wait", handle).wait()
 
 
-@translate_errors()
 def win_poll(handle: int) -> bool:
     """Return True if a window operation is done; never waits."""
     return current_state().windows.find("win_poll", handle).poll()
 
 
-@translate_errors()
 def win_cancel(handle: int) -> None:
     """Stop waiting for a window operation, which goes on."""
     current_state().windows.pop("win_cancel", handle).cancel()
@@ -152,3 +146,6 @@ def win_lock(name: str) -> Iterator[None]:
     """Hold this rank's own buffers against neighbours that write with ``require_mutex``."""
     with win_mutex(name, for_self=True):
         yield
+
+
+translate_errors_of(globals(), __all__)
