@@ -10,12 +10,11 @@ import torch
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
-from asyncddp.algorithms.averaging_round import AveragingRound, CrossRoundState
-from asyncddp.algorithms.communication import COMMUNICATIONS, Communication
-from asyncddp.algorithms.communication_buffer import CommunicationBuffer
-from asyncddp.algorithms.local_round import LocalRound
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
+from asyncddp.algorithms.rounds import COMMUNICATIONS
+from asyncddp.algorithms.rounds.averaging_round import AveragingRound, CrossRoundState, LocalRound
+from asyncddp.algorithms.rounds.communication_buffer import CommunicationBuffer
 from asyncddp.compression import Compressor
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
@@ -48,7 +47,7 @@ class ModelAverager(CrossRoundState):
         lent: How many blocks have lent the parameters other values, which no round may average.
     """
 
-    communication: Communication
+    communication: type[AveragingRound]
     lent = 0
 
     def __init__(
@@ -256,13 +255,12 @@ class ModelAverager(CrossRoundState):
         """Begin the round after ``ahead`` incomplete ones; returns None where nothing is sent."""
         if self.idle:
             return None
-        begun: AveragingRound | None = None
         self.number_buckets(self.round + ahead)
-        if not self.single_rank:
-            self.context.engine.ensure_open(self.label)
-            self._choose_schedule()
-            begun = self.communication.begin_round(self, self.round + ahead)
-        return LocalRound(self) if begun is None and self.algorithm.changes_alone else begun
+        if self.single_rank:
+            return LocalRound.begin(self, self.round + ahead)
+        self.context.engine.ensure_open(self.label)
+        self._choose_schedule()
+        return self.communication.begin(self, self.round + ahead)
 
     def _choose_schedule(self) -> None:
         """Take the averager's own topology or the context's, and check it."""
@@ -291,8 +289,8 @@ class ModelAverager(CrossRoundState):
         self._checked_topology, self._schedule = given, self.algorithm.schedule_along(given)
 
 
-def communication_for(method: Algorithm, name: str | None) -> Communication:
-    """Create the communication of a name, or the method's default for None.
+def communication_for(method: Algorithm, name: str | None) -> type[AveragingRound]:
+    """Return the rounds of a communication's name, or of the method's default for None.
 
     Raises:
         UnknownNameError: There is none of that name.
@@ -300,7 +298,7 @@ def communication_for(method: Algorithm, name: str | None) -> Communication:
     """
     if name is None:
         name = method.default_communication or _communications_with(method.how[:1])[0]
-    chosen = COMMUNICATIONS[name]()
+    chosen = COMMUNICATIONS[name]
     if chosen.how is not None and chosen.how not in method.how:
         raise ArgumentError(
             f"argument communication: {method.name} works with "

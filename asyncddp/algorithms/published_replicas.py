@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from asyncddp.algorithms.bucket_windows import as_real
 from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.algorithms.rounds.bucket_windows import as_real
 from asyncddp.context import Context
 from asyncddp.errors import PeerLeftError
 from asyncddp.kernels.cpu_weighted_sum import weighted_sum

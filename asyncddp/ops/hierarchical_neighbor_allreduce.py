@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allgather import gather_over_group
@@ -87,13 +87,7 @@ def hierarchical_neighbor_allreduce(
     out = single_output(_VERB, out)
     codec = checked_compression(_VERB, tensor, compression, context.local_size, filled_up=False)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers)
-    if not context.machines.homogeneous:
-        sizes = [len(machine) for machine in context.machines.members]
-        raise ArgumentError(
-            f"{_VERB}: expected machines with equally many ranks, numbered one machine after the "
-            f"other; got machines of {sizes} ranks. Start equally many on each (slots=…), with "
-            "ranks mapped by slot"
-        )
+    _require_homogeneous(context)
     schedule = machine_schedule(context, by_hand=dst_machine_weights is not None)
     given = {
         "self_weight": self_weight,
@@ -102,8 +96,36 @@ def hierarchical_neighbor_allreduce(
     }
     weights = WeightResolver(_VERB, schedule, context.machine_rank, given, round)
 
+    weighted = any(one is not None for one in given.values())
+    return _operation(
+        context, tensor, weights.row_at, dtype, codec, name, out, check=check, weighted=weighted
+    )
+
+
+def _require_homogeneous(context: Context) -> None:
+    if not context.machines.homogeneous:
+        sizes = [len(machine) for machine in context.machines.members]
+        raise ArgumentError(
+            f"{_VERB}: expected machines with equally many ranks, numbered one machine after the "
+            f"other; got machines of {sizes} ranks. Start equally many on each (slots=…), with "
+            "ranks mapped by slot"
+        )
+
+
+def _operation(
+    context: Context,
+    tensor: torch.Tensor,
+    row_at: Callable[[int], WeightRow],
+    dtype: torch.dtype,
+    codec: Compression,
+    name: str | None,
+    out: torch.Tensor | None,
+    *,
+    check: bool = False,
+    weighted: bool = True,
+) -> OperationSpec[torch.Tensor]:
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        row = to_rank_row(context, weights.row_at(op.round_number))
+        row = to_rank_row(context, row_at(op.round_number))
         group, transport = context.local_ranks, context.local_transport
         total = yield from sum_over_group(op, group, transport, tensor, dtype, _VERB, len(group))
         share = total.reshape(-1).tensor_split(len(group))[context.local_rank]
@@ -112,7 +134,6 @@ def hierarchical_neighbor_allreduce(
         return write_result(whole.view(total.shape), tensor, out)
 
     members, call = members_of(_VERB, None), None
-    weighted = any(one is not None for one in given.values())
     if context.machine_size == 1 and codec is None and not weighted:
         title = _VERB + (f" {name!r}" if name else "")
         average = Reduction(ReduceOp.AVERAGE, dtype)
@@ -123,6 +144,23 @@ def hierarchical_neighbor_allreduce(
 hierarchical_neighbor_allreduce_nonblocking = nonblocking(hierarchical_neighbor_allreduce)
 hierarchical_neighbor_allreduce_ = in_place(hierarchical_neighbor_allreduce)
 hierarchical_neighbor_allreduce_nonblocking_ = nonblocking(hierarchical_neighbor_allreduce_)
+
+
+def average_by_machine_row_nonblocking(
+    tensor: torch.Tensor,
+    row: WeightRow,
+    *,
+    name: str,
+    compression: Compression = None,
+    out: torch.Tensor | None = None,
+) -> Handle[torch.Tensor]:
+    """Start a hierarchical average by the weights of a row between machines; collective."""
+    context = current()
+    codec = checked_compression(_VERB, tensor, compression, context.local_size, filled_up=False)
+    dtype = accumulation_dtype(_VERB, tensor, round_integers=False)
+    _require_homogeneous(context)
+    operation = _operation(context, tensor, lambda number: row, dtype, codec, name, out)
+    return context.engine.submit(operation, about=(tensor,))
 
 
 def machine_schedule(context: Context, *, by_hand: bool) -> Schedule:

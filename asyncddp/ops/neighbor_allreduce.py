@@ -9,7 +9,7 @@ import torch
 
 from asyncddp.context import Context, current
 from asyncddp.device.stream_registry import stream_ordering_of
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.shared_memory_fast_path import FastPath
@@ -150,9 +150,22 @@ def neighbor_allreduce(
         refuse_scaling(_VERB, "dst_weights", dst_weights, tensor.dtype)
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
     weights = WeightResolver(_VERB, context.topologies.ranks, context.rank, given, round)
+    return _operation(context, tensor, weights.row_at, dtype, codec, name, out, check=check)
 
+
+def _operation(
+    context: Context,
+    tensor: torch.Tensor,
+    row_at: Callable[[int], WeightRow],
+    dtype: torch.dtype,
+    codec: Compression,
+    name: str | None,
+    out: torch.Tensor | None,
+    *,
+    check: bool = False,
+) -> OperationSpec[torch.Tensor]:
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        row = weights.row_at(op.round_number)
+        row = row_at(op.round_number)
         total = yield from exchange_and_average(op, tensor, row, dtype, out, codec)
         if dtype == tensor.dtype and codec is None and not context.config.check:
             _register_fast_path(context, name, op, tensor)
@@ -193,3 +206,25 @@ def find_fast_path(
     if path is None or not tensor.is_cpu or context.config.check or not path.is_ready(row):
         return None
     return lambda: path.run(row, tensor, tensor) is not None
+
+
+def average_by_row_nonblocking(
+    tensor: torch.Tensor,
+    row: WeightRow,
+    *,
+    name: str,
+    compression: Compression = None,
+    out: torch.Tensor | None = None,
+) -> Handle[torch.Tensor]:
+    """Start averaging a tensor with the neighbours of a row, by its weights."""
+    context = current()
+    path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape, ""))
+    fits = out is None or out is tensor or can_write_result(out, tensor)
+    if path is not None and compression is None and fits and has_plain_memory(tensor):
+        handle = path.start(row, tensor, out)
+        if handle is not None:
+            return handle
+    codec = checked_compression(_VERB, tensor, compression)
+    dtype = accumulation_dtype(_VERB, tensor, round_integers=False)
+    operation = _operation(context, tensor, lambda number: row, dtype, codec, name, out)
+    return context.engine.submit(operation, about=(tensor,))

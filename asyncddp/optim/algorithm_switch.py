@@ -170,7 +170,7 @@ class AlgorithmSwitcher:
                 unify_state(self._optimizer, replicas)
         self._begin(settings, since=self.steps)
         after = self.averager
-        alike = type(before.communication) is type(after.communication)
+        alike = before.communication is after.communication
         alike = alike and before.algorithm.what is after.algorithm.what
         if alike and before.compressor == after.compressor and before.compressor is not None:
             saved = before.state_dict()

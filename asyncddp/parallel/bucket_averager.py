@@ -8,9 +8,9 @@ from weakref import ReferenceType, ref
 
 from asyncddp.algorithms import Algorithm, CommunicationPattern
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
-from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.methods.adapt_with_combine import AdaptWithCombine
 from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.algorithms.rounds.averaging_round import AveragingRound
 from asyncddp.context import Context
 from asyncddp.errors import NotInitializedError, PeerError
 from asyncddp.parallel.optimizer_buckets import OptimizerBucket
@@ -132,7 +132,7 @@ class BucketAverager:
 
     def end_step(self) -> None:
         """Count a step, once all buckets were averaged and published."""
-        self.averager.round += 1
+        self.averager.end_round()
         self._rounds.current, self._rounds.following = self._rounds.following, None
 
     # around steps

@@ -22,8 +22,8 @@ from asyncddp.algorithms import (
     CompressionUse,
     TopologyRequirements,
 )
-from asyncddp.algorithms.communication import COMMUNICATIONS
 from asyncddp.algorithms.phases import PHASES
+from asyncddp.algorithms.rounds import COMMUNICATIONS
 from tests.support import LoopbackWorld
 from tests.support.least_squares import LeastSquares
 from tests.support.methods import FORMULAS, fitting_graph, one_peer

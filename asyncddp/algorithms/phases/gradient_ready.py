@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.method_traits import AveragedQuantity
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
@@ -15,6 +14,7 @@ from asyncddp.algorithms.phases.communication_phase import (
     PhaseConfig,
     Update,
 )
+from asyncddp.algorithms.rounds.averaging_round import AveragingRound
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, NonFiniteError, UsageError
 from asyncddp.ops.neighbor_exchange import is_finite

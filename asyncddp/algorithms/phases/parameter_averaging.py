@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.averaging_round import AveragingRound
 from asyncddp.algorithms.phases.communication_phase import (
     Closure,
     CommunicationPhase,
     PhaseConfig,
     Update,
 )
+from asyncddp.algorithms.rounds.averaging_round import AveragingRound
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
 from asyncddp.ops.allreduce import allreduce

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncddp.algorithms.communication_buffer import CommunicationBuffer
+from asyncddp.algorithms.rounds.communication_buffer import CommunicationBuffer
 from asyncddp.tensors.buckets import ALIGNMENT, ParameterBucket
 
 MB = 1 << 20

@@ -6,27 +6,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm
-from asyncddp.algorithms.averaged_bucket import AveragedBucket
-from asyncddp.algorithms.bucket_exchange import BucketExchange, exchange_of
-from asyncddp.algorithms.bucket_windows import BucketWindowSet
-from asyncddp.algorithms.communication_buffer import CommunicationBuffer
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received, ReceivedAverage
 from asyncddp.algorithms.cumulative_timer import CumulativeTimer
 from asyncddp.algorithms.join_coordinator import JoinCoordinator
+from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
+from asyncddp.algorithms.rounds.bucket_windows import BucketWindowSet
+from asyncddp.algorithms.rounds.communication_buffer import CommunicationBuffer
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
 from asyncddp.ops.weight_resolver import Weights
-from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.topology import Schedule
 
 
@@ -90,11 +88,9 @@ class CrossRoundState:
         """Let the method begin anew where other ranks take part than in the last round.
 
         Args:
-            training: The ranks that take part; None for all.
+            training: The ranks that take part, where some do not; None for all.
             row: This rank's weights among them, where it averages with neighbours.
         """
-        if training is not None and len(training) == self.context.size:
-            training = None
         if training != self._training:
             self._training = training
             with torch.no_grad():
@@ -116,6 +112,10 @@ class CrossRoundState:
         name = f"{self.bucket_name(bucket.index)}.state"
         with use(self.context), torch.no_grad():
             return exchange_with_neighbors(tensor, row, None, name=name).received
+
+    def end_round(self) -> None:
+        """Count a round, once all its averages are written."""
+        self.round += 1
 
     def continue_totals(self, before: CrossRoundState) -> None:
         """Go on adding up bytes and time where another state's rounds have ended."""
@@ -155,147 +155,153 @@ BeforeWrite: TypeAlias = Callable[[int], None]
 """Called with the index of each bucket before its average is written."""
 
 
+class BucketExchange:
+    """Exchange of one bucket in progress.
+
+    Args:
+        wait: Waits for the exchange, and returns what the method gets; None where the averages are
+            in the bucket already.
+        handles: Handles of its messages, which read the bucket.
+    """
+
+    __slots__ = ("handles", "wait")
+
+    def __init__(
+        self, wait: Callable[[], Received | None], handles: Sequence[Handle[Any]] = ()
+    ) -> None:
+        self.wait, self.handles = wait, handles
+
+
 class AveragingRound(ABC):
     """Averaging round in progress (base class): sends each bucket, then writes the averages.
 
-    Its methods that wait raise a PeerError where a neighbour failed, or does something else.
+    Each subclass is one way in which ranks average. Methods that wait raise a PeerError where a
+    neighbour failed, or does something else.
+
+    Attributes:
+        how: The pattern that an algorithm must allow for it; None for any algorithm.
+        supports_join: Whether rounds can go on without ranks that have joined (are done).
+        asynchronous: Whether each rank goes on at its own pace, and waits for none in a round.
+        nodes: What the nodes of its topology are; None if it uses no topology.
+        override_names: Names of the weight overrides that it uses.
     """
 
-    @abstractmethod
-    def start(self, index: int) -> None:
-        """Send bucket ``index``, which must not change until it is finished."""
+    name: ClassVar[str]
+    how: ClassVar[CommunicationPattern | None]
+    supports_join: ClassVar[bool] = True
+    asynchronous: ClassVar[bool] = False
+    nodes: ClassVar[Literal["ranks", "machines"] | None] = None
+    override_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, averager: CrossRoundState, number: int) -> None:
+        self._averager, self._number = averager, number
+        self._started: dict[int, BucketExchange] = {}
+
+    @classmethod
+    def relevant_overrides(
+        cls, overrides: WeightOverrides
+    ) -> Mapping[str, float | Weights | Iterable[int] | None]:
+        """Select the weight overrides that it uses, by argument name."""
+        return {name: getattr(overrides, name) for name in cls.override_names}
+
+    @classmethod  # noqa: B027 - optional hook
+    def prepare(cls, averager: CrossRoundState) -> None:
+        """Make what rounds need for the averager's buckets; collective."""
+
+    @classmethod
+    def begin(cls, averager: CrossRoundState, number: int) -> AveragingRound | None:
+        """Begin round ``number`` of an averager; returns None where nothing is to be sent."""
+        return cls(averager, number)
+
+    @classmethod
+    def row_of_round(cls, averager: CrossRoundState, number: int) -> WeightRow | None:
+        """Return this rank's weights of a round; None if it exchanges with no neighbours."""
+        return None
+
+    @classmethod  # noqa: B027 - optional hook
+    def shadow_round(cls, averager: CrossRoundState, active_ranks: Sequence[int]) -> None:
+        """Take part in a round of the active ranks on a joined rank, whose buckets stay unchanged.
+
+        A no-op where no rank waits for a joined one.
+        """
 
     @abstractmethod
+    def _send(self, bucket: AveragedBucket) -> BucketExchange:
+        """Start the exchange of a bucket, and count the bytes sent."""
+
+    def _before_averages(self, before_write: BeforeWrite | None) -> None:  # noqa: B027 - optional hook
+        """Do what comes before the averages of all buckets are written."""
+
+    def _after_averages(self) -> None:  # noqa: B027 - optional hook
+        """Do what comes after that."""
+
+    def start(self, index: int) -> None:
+        """Send bucket ``index`` if it takes part; it must not change until it is finished."""
+        averager = self._averager
+        bucket = averager.buckets[index]
+        if averager.algorithm.takes_part(bucket):
+            with averager.exposed_time:
+                self._started[index] = self._send(bucket)
+
     def has_started(self, index: int) -> bool:
         """Return whether bucket ``index`` was sent, and its average not written yet."""
+        return index in self._started
 
     def leave_out_departed(self) -> None:  # noqa: B027 - only one-sided rounds need it
         """Move the weights of neighbours that have left the averaging to this rank."""
 
-    def wait_for_reads(self) -> None:  # noqa: B027 - of one-sided rounds peers read copies
-        """Wait until no message or peer reads a bucket any more."""
+    def wait_for_reads(self) -> None:
+        """Wait until no message or peer reads a bucket any more; averages are kept."""
+        with self._averager.exposed_time:
+            for exchange in self._started.values():
+                for handle in exchange.handles:
+                    handle.wait()
 
     @property
     def is_complete(self) -> bool:
         """True if no message or peer reads a bucket any more."""
-        return True
+        handles = [handle for one in self._started.values() for handle in one.handles]
+        return all([handle.poll() for handle in handles])
 
-    @abstractmethod
     def finish_bucket(self, index: int, before_write: BeforeWrite | None = None) -> None:
-        """Write the average of one bucket, where rounds overlap."""
-
-    @abstractmethod
-    def finish(self, before_write: BeforeWrite | None = None) -> None:
-        """Write the averages of all buckets, and end the round."""
-
-
-@dataclass(frozen=True)
-class BucketAveragingFunctions:
-    """Functions by which an averaging round averages one bucket and counts the bytes sent.
-
-    Attributes:
-        start: Starts averaging a flat tensor; takes the tensor, ``name``, for a bucket that is
-            compressed ``compression``, and where the average may replace the tensor ``out``.
-        copies_sent: Copies of a bucket that this rank sends, encoded if it is compressed.
-        parts: Equal parts in which a compressed bucket is encoded.
-        sums: Whether a bucket that is not compressed travels in the dtype in which it is summed.
-        row: This rank's weights, where it averages with neighbours.
-        leads: Whether this rank exchanges with others itself; None if all ranks do.
-        fast_path: Finds a blocking function that averages such a tensor in place, if there is
-            one: where neighbours read each other's memory, starting early gains nothing.
-    """
-
-    start: Callable[..., Handle[torch.Tensor]]
-    copies_sent: float
-    parts: int = 1
-    sums: bool = True
-    row: WeightRow | None = None
-    leads: bool | None = None
-    fast_path: Callable[[torch.Tensor, str], Callable[[], bool] | None] = lambda flat, name: None
-
-    def send_bytes(
-        self,
-        bucket: AveragedBucket,
-        sent: torch.Tensor,
-        states: Mapping[str, torch.Tensor] = MappingProxyType({}),
-    ) -> int:
-        """Compute the bytes that this rank sends of a bucket, and of its state."""
-        travels = DTYPES[sent.dtype].accumulate if self.sums else sent.dtype
-        message = bucket.message_bytes(self.parts, sent, travels)
-        along = sum(state.nbytes for state in states.values())
-        return round(self.copies_sent * (message + along))
-
-
-class TwoSidedRound(AveragingRound):
-    """Averaging round by messages: the ranks that average wait for each other."""
-
-    def __init__(self, averager: CrossRoundState, plan: BucketAveragingFunctions) -> None:
-        self._averager, self._plan = averager, plan
-        self._pending: dict[int, BucketExchange] = {}
-        self._fast_paths: dict[int, Callable[[], bool]] = {}
-
-    def start(self, index: int) -> None:
-        """Send a bucket that takes part, or look up the fast path that :meth:`finish` will take."""
-        averager, bucket = self._averager, self._averager.buckets[index]
-        method, name = averager.algorithm, averager.bucket_name(index)
-        if not method.takes_part(bucket):
-            return
-        plain = method.plain and bucket.compressor is None
-        with averager.exposed_time:
-            if plain and not averager.overlapping:
-                fast_path = self._plan.fast_path(bucket.flat, name)
-                if fast_path is not None:
-                    averager.bytes_sent += self._plan.send_bytes(bucket, bucket.flat)
-                    self._fast_paths[index] = fast_path
-                    return
-            bucket.row = self._plan.row
-            with use(averager.context), torch.no_grad():
-                if bucket.compressor is not None:
-                    bucket.clear_padding()
-                sent, along = method.outgoing(bucket), method.travelling_state(bucket)
-                averager.bytes_sent += self._plan.send_bytes(bucket, sent, along)
-                in_place = plain and averager.in_place
-                self._pending[index] = exchange_of(
-                    self._plan.start, method, bucket, sent, along, name, in_place=in_place
-                )
-
-    @override
-    def has_started(self, index: int) -> bool:
-        return index in self._pending or index in self._fast_paths
-
-    @override
-    def wait_for_reads(self) -> None:
-        with self._averager.exposed_time:
-            for exchange in self._pending.values():
-                exchange.wait()
-
-    @property
-    @override
-    def is_complete(self) -> bool:
-        return all([exchange.poll() for exchange in self._pending.values()])
-
-    @override
-    def finish_bucket(self, index: int, before_write: BeforeWrite | None = None) -> None:
+        """Write the average of one bucket."""
         averager = self._averager
         with averager.exposed_time, torch.no_grad():
-            received = self._pending[index].wait()
             if before_write is not None:
                 before_write(index)
-            averager.algorithm.incoming(averager.buckets[index], received)
-        del self._pending[index]
+            received = self._started[index].wait()
+            if received is not None:
+                averager.algorithm.incoming(averager.buckets[index], received)
+        del self._started[index]
+
+    def finish(self, before_write: BeforeWrite | None = None) -> None:
+        """Write the averages of all buckets, and end the round."""
+        self._before_averages(before_write)
+        for index in self._order():
+            self.finish_bucket(index, before_write)
+        self._after_averages()
+        self._averager.end_round()
+
+    def _order(self) -> list[int]:
+        """List the started buckets in the order in which their averages are written."""
+        return list(self._started)
+
+
+class LocalRound(AveragingRound):
+    """Averaging round of a rank that averages with nobody: W is one."""
+
+    name = "empty"
+    how = None
 
     @override
-    def finish(self, before_write: BeforeWrite | None = None) -> None:
-        averager = self._averager
-        with averager.exposed_time, torch.no_grad():
-            for index, fast_path in self._fast_paths.items():
-                if before_write is not None:
-                    before_write(index)
-                if not fast_path():  # it has become unavailable
-                    bucket = averager.buckets[index]
-                    with use(averager.context):
-                        name = averager.bucket_name(index)
-                        self._plan.start(bucket.flat, name=name, out=bucket.flat).wait()
-        for index in list(self._pending):
-            self.finish_bucket(index, before_write)
-        averager.round += 1
+    @classmethod
+    def begin(cls, averager: CrossRoundState, number: int) -> AveragingRound | None:
+        return cls(averager, number) if averager.algorithm.changes_alone else None
+
+    @override
+    def _send(self, bucket: AveragedBucket) -> BucketExchange:
+        method = self._averager.algorithm
+        with torch.no_grad():
+            received = ReceivedAverage(method.outgoing(bucket))
+            received.states = method.travelling_state(bucket)
+        return BucketExchange(lambda: received)

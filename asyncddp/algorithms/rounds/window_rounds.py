@@ -1,4 +1,4 @@
-"""Ways to average through one-sided windows: by puts, by gets, and push-sum by accumulates."""
+"""Rounds through one-sided windows: by puts, by gets, and push-sum by accumulates."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
-from asyncddp.algorithms.averaging_round import CrossRoundState
-from asyncddp.algorithms.bucket_windows import BucketWindow
 from asyncddp.algorithms.method_traits import CommunicationPattern
-from asyncddp.algorithms.one_sided_communication import OneSidedCommunication
+from asyncddp.algorithms.rounds.averaging_round import CrossRoundState
+from asyncddp.algorithms.rounds.bucket_windows import BucketWindow
+from asyncddp.algorithms.rounds.window_round import WindowRound
 from asyncddp.errors import ArgumentError, PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.weight_resolver import require_finite
@@ -19,7 +19,7 @@ from asyncddp.topology import Neighbors
 from asyncddp.windows.nonblocking_handle import WindowHandle
 
 
-class WindowPutCommunication(OneSidedCommunication):
+class WindowPutRound(WindowRound):
     r"""One-sided averaging by puts: neighbours write their tensors into this rank's window.
 
     .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} b_j
@@ -32,24 +32,26 @@ class WindowPutCommunication(OneSidedCommunication):
     how = CommunicationPattern.PUT
     override_names = ("self_weight", "src_weights", "dst_weights")
 
-    def weight_row(self, averager: CrossRoundState, near: Neighbors) -> WeightRow:
+    def _weight_row(self, near: Neighbors) -> WeightRow:
         """Return the topology's weights, with factors of 1 for puts."""
-        targets = _send_weights(self.name, averager, near, 1.0)
-        return WeightRow(*_receive_weights(averager, near), targets)
+        targets = _send_weights(self.name, self._averager, near, 1.0)
+        return WeightRow(*_receive_weights(self._averager, near), targets)
 
-    def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
+    def _publish(self, bucket: BucketWindow, row: WeightRow) -> WindowHandle | None:
         """Put the tensor into the neighbours' windows."""
         window = bucket.window
-        return window.put(window.tensor, 1.0, row.dst_weights, add=False, with_p=False, step=step)
+        return window.put(
+            window.tensor, 1.0, row.dst_weights, add=False, with_p=False, step=self._step
+        )
 
-    def mix(self, bucket: BucketWindow, row: WeightRow) -> None:
+    def _mix(self, bucket: BucketWindow, row: WeightRow) -> None:
         """Average with the latest put of each neighbour."""
         heard = row.without([s for s in row.src_weights if not bucket.has_put_from(s)])
         weights = heard.self_weight, heard.src_weights
         bucket.window.update(*weights, reset=False, clone=False, with_p=False)
 
 
-class WindowGetCommunication(OneSidedCommunication):
+class WindowGetRound(WindowRound):
     r"""One-sided averaging by gets: this rank reads the neighbours' tensors from their windows.
 
     .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} x_j
@@ -61,18 +63,18 @@ class WindowGetCommunication(OneSidedCommunication):
     how = CommunicationPattern.GET
     override_names = ("self_weight", "src_weights")
 
-    def weight_row(self, averager: CrossRoundState, near: Neighbors) -> WeightRow:
+    def _weight_row(self, near: Neighbors) -> WeightRow:
         """Return the topology's weights."""
-        return WeightRow(*_receive_weights(averager, near), {})
+        return WeightRow(*_receive_weights(self._averager, near), {})
 
-    def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
+    def _publish(self, bucket: BucketWindow, row: WeightRow) -> WindowHandle | None:
         """Publish the tensor locally, for neighbours to get."""
         with bucket.window.lock:
-            bucket.window.clock = step
+            bucket.window.clock = self._step
             bucket.window.publish()
         return None
 
-    def fetch(self, bucket: BucketWindow, sources: Iterable[int]) -> None:
+    def _fetch(self, bucket: BucketWindow, sources: Iterable[int]) -> None:
         """Request tensors of neighbours from which no get is pending."""
         self._collect_gets(bucket)
         pending, name = bucket.pending_gets, bucket.window.name
@@ -88,7 +90,7 @@ class WindowGetCommunication(OneSidedCommunication):
             del pending[source]
             bucket.received_from.add(source)
 
-    def mix(self, bucket: BucketWindow, row: WeightRow) -> None:
+    def _mix(self, bucket: BucketWindow, row: WeightRow) -> None:
         """Average with the latest tensor got from each neighbour."""
         self._collect_gets(bucket)
         got = row.without([s for s in row.src_weights if s not in bucket.received_from])
@@ -96,21 +98,21 @@ class WindowGetCommunication(OneSidedCommunication):
         # a clone, so that neighbours never get a half-averaged tensor
         window.tensor.copy_(window.update(*weights, reset=False, clone=True, with_p=False))
 
-    def transfer_count(self, row: WeightRow) -> int:
+    def _transfer_count(self, row: WeightRow) -> int:
         """Return the number of gets, which are counted by the rank that gets."""
         return len(row.src_weights)
 
-    def late_neighbors(self, bucket: BucketWindow, sources: Iterable[int], step: int) -> list[int]:
+    def _late_neighbors(self, bucket: BucketWindow, sources: Iterable[int], step: int) -> list[int]:
         """Get from neighbours that have reached the step; list those still missing."""
         self._collect_gets(bucket)
         window, left = bucket.window, bucket.window.context.engine.has_exited
         late = [source for source in sources if window.read_step(source) < step]
         near = window.edges.get_readers
-        self.fetch(bucket, [s for s in late if s not in near or near[s].clock() >= step])
+        self._fetch(bucket, [s for s in late if s not in near or near[s].clock() >= step])
         return [s for s in late if window.read_step(s) < step and not left(s)]
 
 
-class PushSumWindowCommunication(OneSidedCommunication):
+class PushSumWindowRound(WindowRound):
     r"""One-sided push-sum: ranks add shares of their tensors into their neighbours' windows.
 
     .. math:: x_i \leftarrow a_{ii} x_i + \sum_j b_j
@@ -125,15 +127,15 @@ class PushSumWindowCommunication(OneSidedCommunication):
     how = CommunicationPattern.ACCUMULATE
     override_names = ("self_weight", "dst_weights")
 
-    def weight_row(self, averager: CrossRoundState, near: Neighbors) -> WeightRow:
+    def _weight_row(self, near: Neighbors) -> WeightRow:
         """Return equal shares for this rank and its out-neighbours, or the overrides."""
-        overrides = averager.overrides
+        overrides = self._averager.overrides
         targets = near.dst_ranks if overrides.dst_weights is None else overrides.dst_weights
         count = len(list(targets))
         share = 1.0 / (count + 1)
         if overrides.self_weight is not None and count:
             share = (1.0 - overrides.self_weight) / count
-        shares = _send_weights(self.name, averager, near, share)
+        shares = _send_weights(self.name, self._averager, near, share)
         given = math.fsum(shares.values())
         own = 1.0 - given if overrides.self_weight is None else overrides.self_weight
         if not own > 0.0 or min(shares.values(), default=0.0) < 0.0 or abs(own + given - 1) > 1e-9:
@@ -141,9 +143,9 @@ class PushSumWindowCommunication(OneSidedCommunication):
                 f"{self.name}: arguments self_weight, dst_weights: expected a share above 0 to "
                 f"keep, and shares of others, which sum to 1 with it, got {own:.6g} and {shares}"
             )
-        return WeightRow(own, dict.fromkeys(averager.windows.sources, 1.0), shares)
+        return WeightRow(own, dict.fromkeys(self._averager.windows.sources, 1.0), shares)
 
-    def without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
+    def _without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
         """Keep the shares of departed neighbours; what they gave before is still collected."""
         kept = [share for peer, share in row.dst_weights.items() if peer in departed]
         if not kept:
@@ -151,17 +153,19 @@ class PushSumWindowCommunication(OneSidedCommunication):
         given = {peer: share for peer, share in row.dst_weights.items() if peer not in departed}
         return WeightRow(math.fsum([row.self_weight, *kept]), row.src_weights, given)
 
-    def publish(self, bucket: BucketWindow, row: WeightRow, step: int) -> WindowHandle | None:
+    def _publish(self, bucket: BucketWindow, row: WeightRow) -> WindowHandle | None:
         """Add the shares to the neighbours' windows."""
         window, own = bucket.window, row.self_weight
-        return window.put(window.tensor, own, row.dst_weights, add=True, with_p=True, step=step)
+        return window.put(
+            window.tensor, own, row.dst_weights, add=True, with_p=True, step=self._step
+        )
 
-    def asynchronous_row(self, bucket: BucketWindow, row: WeightRow) -> WeightRow:
+    def _asynchronous_row(self, bucket: BucketWindow) -> WeightRow:
         """Keep the shares of neighbours that have not collected the last one yet."""
-        edges, shares = bucket.window.edges.outgoing, row.dst_weights
-        return self.without(row, [peer for peer in shares if edges[peer].has_unread()])
+        edges, row, shares = bucket.window.edges.outgoing, self._row, self._row.dst_weights
+        return self._without(row, [peer for peer in shares if edges[peer].has_unread()])
 
-    def mix(self, bucket: BucketWindow, row: WeightRow) -> None:
+    def _mix(self, bucket: BucketWindow, row: WeightRow) -> None:
         """Collect the shares received, each once."""
         bucket.window.update(1.0, row.src_weights, reset=True, clone=False, with_p=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from asyncddp.algorithms.algorithm import Algorithm
-from asyncddp.algorithms.averaged_bucket import AveragedBucket, ReceivedAverage
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received, ReceivedAverage
 from asyncddp.algorithms.step_rate_estimator import StepRateEstimator
 from asyncddp.context import Context
 from asyncddp.context.context import use
@@ -43,12 +43,10 @@ class BucketWindow:
         if not self._algorithm.plain:
             self.window.tensor.copy_(as_real(self._algorithm.outgoing(self._bucket)))
 
-    def unpack(self) -> None:
-        """Update the bucket from the averaged tensor in the window."""
-        if not self._algorithm.plain:
-            mixed = self.window.tensor
-            mixed = torch.view_as_complex(mixed) if self._bucket.flat.is_complex() else mixed
-            self._algorithm.incoming(self._bucket, ReceivedAverage(mixed))
+    def mixed(self) -> Received | None:
+        """Return the averaged tensor in the window; None where that is the bucket itself."""
+        plain = self._algorithm.plain
+        return None if plain else received_like(self._bucket.flat, self.window.tensor)
 
     def has_put_from(self, source: int) -> bool:
         """Return whether a neighbour has put a tensor here since the last reset."""
@@ -163,6 +161,11 @@ class BucketWindowSet:
     def targets(self) -> list[int]:
         """Return the out-neighbours of any round, ascending."""
         return sorted({target for one in self._windows for target in one.window.edges.outgoing})
+
+    def count_step(self) -> None:
+        """Count a step of this rank, where updates are scaled by what ranks make."""
+        if self.step_rates is not None:
+            self.step_rates.count()
 
     def update_departures(self, *, got: bool) -> tuple[int, ...]:
         """Find out which in-neighbours have departed; called once in each round."""
@@ -292,3 +295,8 @@ class BucketWindowSet:
 def as_real(flat: torch.Tensor) -> torch.Tensor:
     """View a complex tensor as real numbers; weights are real, so averages are the same."""
     return torch.view_as_real(flat) if flat.is_complex() else flat
+
+
+def received_like(flat: torch.Tensor, mixed: torch.Tensor) -> Received:
+    """Return an average that was formed of :func:`as_real`, for a bucket like ``flat``."""
+    return ReceivedAverage(torch.view_as_complex(mixed) if flat.is_complex() else mixed)
