@@ -11,10 +11,10 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from asyncddp.algorithms.model_averager import ModelAverager
+from asyncddp.algorithms.phases.optimizer_buckets import OptimizedParameters
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.optim import DistributedOptimizer
 from asyncddp.parallel import DecentralizedDataParallel
-from asyncddp.parallel.optimizer_buckets import OptimizerBucket
 
 MONITORS_KEY = "monitors"
 """Key in a context's extensions of its monitors, by the labels of their targets."""
@@ -176,7 +176,7 @@ class ModuleTarget(MonitorTarget):
         if self._reducer.observer is self:
             self._reducer.observer = None
 
-    def before_update(self, bucket: OptimizerBucket) -> None:
+    def before_update(self, bucket: OptimizedParameters) -> None:
         """Add the gradients of a bucket to the norm, if the step will be reported."""
         if self._is_reported() and (norms := _gradient_norms(bucket.parameters)):
             self._square = _sum_of_squares(norms) + (self._square or 0.0)

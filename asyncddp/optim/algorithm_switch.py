@@ -185,9 +185,7 @@ class AlgorithmSwitcher:
 
     def end_phase(self) -> None:
         """End what is under way, free the windows and remove the hooks; collective."""
-        self.phase.conclude()
-        self.phase.wait_for_reads()
-        self.averager.windows.free()
+        self.phase.close()
         self.phase.detach()
 
     # checkpoints

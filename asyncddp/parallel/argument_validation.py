@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from asyncddp.algorithms.phases.optimizer_buckets import BucketUpdateConfig
 from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, require_dense
 from asyncddp.errors import ArgumentError
-from asyncddp.parallel.optimizer_buckets import BucketUpdateConfig
 
 
 def checked_model(model: Any, wrapper: type) -> torch.nn.Module:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from asyncddp.algorithms.phases.optimizer_buckets import OptimizedParameters
 from asyncddp.errors import ArgumentError
-from asyncddp.parallel.optimizer_buckets import OptimizerBucket
 
 _KEYS = ("step", "state", "options", "schedulers")
 
 
-def collect_state(buckets: Sequence[OptimizerBucket], step: int) -> dict[str, Any]:
+def collect_state(buckets: Sequence[OptimizedParameters], step: int) -> dict[str, Any]:
     """Collect the state of all optimizers and schedulers by parameter name, and the step."""
     found: dict[str, Any] = {"step": step, "state": {}, "options": {}, "schedulers": {}}
     for bucket in buckets:
@@ -47,7 +47,7 @@ def check_state(state: Any, names: Sequence[str]) -> None:
         )
 
 
-def restore_state(bucket: OptimizerBucket, saved: Mapping[str, Any]) -> None:
+def restore_state(bucket: OptimizedParameters, saved: Mapping[str, Any]) -> None:
     """Load a bucket's optimizer and scheduler with the state of their parameters."""
     names, optimizer = _names(bucket), bucket.optimizer
     content = optimizer.state_dict()
@@ -64,7 +64,7 @@ def restore_state(bucket: OptimizerBucket, saved: Mapping[str, Any]) -> None:
         bucket.scheduler.load_state_dict(_adapt_scheduler_state(deepcopy(past), optimizer))
 
 
-def _names(bucket: OptimizerBucket) -> dict[int, str]:
+def _names(bucket: OptimizedParameters) -> dict[int, str]:
     return {id(one): name for one, name in zip(bucket.parameters, bucket.names, strict=True)}
 
 

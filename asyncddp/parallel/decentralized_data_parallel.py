@@ -13,6 +13,8 @@ from typing_extensions import override
 from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
+from asyncddp.algorithms.phases.optimizer_buckets import LRSchedulerFn, OptimFn
+from asyncddp.algorithms.phases.previous_step import PreviousStepPhase
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.algorithms.wrapper_setup import check_weights, next_label, require_equal_settings
 from asyncddp.context import current
@@ -20,11 +22,8 @@ from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.parameter_sync import broadcast_start, starting_tensors
-from asyncddp.parallel.algorithm_reducer import AlgorithmReducer
 from asyncddp.parallel.argument_validation import checked_config, checked_model, checked_parameters
-from asyncddp.parallel.bucket_averager import BucketAverager
-from asyncddp.parallel.optimizer_buckets import LRSchedulerFn, OptimFn
-from asyncddp.parallel.reducer import Reducer
+from asyncddp.parallel.reducer import AlgorithmReducer, Reducer
 from asyncddp.parallel.switchable_module import SwitchableModule
 from asyncddp.tensors.buckets import require_untied
 from asyncddp.topology.builders import TopologyLike
@@ -165,7 +164,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         self._reducer = self._reducer_for(method, sync=bool(sync))
         self._tracer.attach_hooks([model])
 
-    def _reducer_for(self, method: MethodSettings, *, sync: bool) -> Reducer | AlgorithmReducer:
+    def _reducer_for(self, method: MethodSettings, *, sync: bool) -> Reducer:
         """Create the reducer: bucket by bucket for the default algorithm, or that of any."""
         named, config = checked_parameters(self.module), self._config
         if method.is_plain("adapt_with_combine"):
@@ -177,16 +176,16 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
                 )
             require_untied(named, tensors_of(self.module).items())
             context = current()
-            label = next_label(context, _NAME)
-            bucket_averager = BucketAverager(context, label, method.topology, sync=sync)
-            check_weights(bucket_averager.averager, _NAME)
-            return Reducer(named, bucket_averager, config, self._tracer)
+            settings = context, next_label(context, _NAME), method.topology
+            phase = PreviousStepPhase(named, config, self._tracer, *settings, sync=sync)
+            check_weights(phase.averager, _NAME)
+            return Reducer(named, config, phase)
         if not sync:
             raise ArgumentError(
                 "argument sync: False is for the default algorithm; expected True, or "
                 f"algorithm='win_put', which waits for nobody, in place of {method.algorithm!r}"
             )
-        return AlgorithmReducer(self.module, named, method, config, self._tracer)
+        return AlgorithmReducer(self.module, named, method, config)
 
     @property
     @override
@@ -231,7 +230,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
 
     def set_accumulate_grad(self, enable: bool = True) -> None:
         """Let gradients add up from now on; set it back before the pass that ends the step."""
-        self._reducer.accumulating = bool(enable)
+        self._reducer.accumulate(bool(enable))
 
     def set_topology(self, topology: TopologyLike | None) -> None:
         """Take another topology in mid-run; all ranks call it after the same step.
@@ -256,7 +255,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Optimizers, one for each bucket; none before the end of the first backward pass."""
-        return [bucket.optimizer for bucket in self._reducer.buckets]
+        return [one.optimizer for one in self._reducer.buckets]
 
     @property
     def lr_schedulers(self) -> list[LRScheduler]:
@@ -275,7 +274,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         next step. :meth:`global_avg`, :meth:`eval` and the end of the script say so as well.
         """
         self._reducer.end_failed_step()
-        if isinstance(self._reducer, AlgorithmReducer):
+        if self._reducer.optimizer is not None:
             self._reducer.optimizer.conclude()
         else:
             super().conclude()

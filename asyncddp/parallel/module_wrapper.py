@@ -11,7 +11,6 @@ from typing_extensions import Self
 from asyncddp.context.context import use
 from asyncddp.errors import UsageError
 from asyncddp.ops.allreduce_tensors import average_module, dense_floats
-from asyncddp.parallel.algorithm_reducer import AlgorithmReducer
 from asyncddp.parallel.reducer import Reducer
 from asyncddp.tensors.allocation import TensorBackup
 
@@ -67,7 +66,7 @@ class TransparentModuleWrapper(torch.nn.Module):
 class AveragedModelAccess(TransparentModuleWrapper):
     """Base class of module wrappers that give access to the average of all ranks' models."""
 
-    _reducer: Reducer | AlgorithmReducer
+    _reducer: Reducer
     _averages_buffers: bool  # beside parameters
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -106,7 +105,7 @@ class AveragedModelAccess(TransparentModuleWrapper):
         self._require_open("global_avg")
         self._restore_own()
         self._reducer.end_failed_step()
-        self._reducer.average_pending()
+        self._reducer.conclude()
         self._average()
         self._reducer.restart(averaged=True)
 

@@ -6,37 +6,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncddp.algorithms import Algorithm
-from asyncddp.algorithms.training_tracer import NullTrainingTracer
+from asyncddp.algorithms.phases.optimizer_buckets import BucketUpdateConfig
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.algorithm_switch import require_equal_switch
 from asyncddp.optim.autotuner import Autotuner
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.replica_agreement import unify_replicas
-from asyncddp.parallel.algorithm_reducer import AlgorithmReducer
-from asyncddp.parallel.bucket_optimizer_state import check_state
+from asyncddp.parallel.bucket_optimizer_state import check_state, restore_state
 from asyncddp.parallel.module_wrapper import AveragedModelAccess
-from asyncddp.parallel.optimizer_buckets import BucketUpdateConfig
+from asyncddp.parallel.reducer import AlgorithmReducer
 
 
 class SwitchableModule(AveragedModelAccess):
     """Base class of module wrappers whose algorithm can be switched, paused, and saved."""
 
     _config: BucketUpdateConfig
-    _tracer: NullTrainingTracer
 
     @property
     def algorithm(self) -> str:
         """Name of the algorithm."""
-        if isinstance(self._reducer, AlgorithmReducer):
-            return self._reducer.averager.algorithm.name
-        return "adapt_with_combine"
+        optimizer = self._reducer.optimizer
+        return "adapt_with_combine" if optimizer is None else optimizer.algorithm
 
     @property
     def autotune(self) -> Autotuner | None:
         """The search for the fastest settings, with its ``result``; None if none was asked for."""
-        reducer = self._reducer
-        return reducer.optimizer.autotune if isinstance(reducer, AlgorithmReducer) else None
+        optimizer = self._reducer.optimizer
+        return None if optimizer is None else optimizer.autotune
 
     def switch_to(
         self, algorithm: str | type[Algorithm], *, replicas: str = "average", **arguments: Any
@@ -69,7 +66,7 @@ class SwitchableModule(AveragedModelAccess):
         self._restore_own()
         before = self._reducer
         before.end_failed_step()
-        if isinstance(before, AlgorithmReducer):
+        if before.optimizer is not None:
             before.optimizer.switch_to(algorithm, replicas=replicas, **arguments)
             return
         megabytes = self._config.bucket_bytes / 2**20
@@ -80,27 +77,27 @@ class SwitchableModule(AveragedModelAccess):
             averager.context, optimizer, averager.algorithm, settings, replicas, before.steps
         )
         state, sent = before.state, averager.bytes_sent
-        before.average_pending()
+        before.conclude()
         before.detach()
         before.close()
         with use(averager.context):
             unify_replicas([self.module], replicas)
             self._reducer = AlgorithmReducer(
-                self.module, named, settings, self._config, self._tracer, steps=before.steps
+                self.module, named, settings, self._config, steps=before.steps
             )
-        self._reducer.load_optimizer(state)
+        restore_state(self._reducer.buckets[0], state)
         self._reducer.averager.bytes_sent += sent
         self._reducer.observer, self._reducer.training = before.observer, before.training
-        self._reducer.accumulating = before.accumulating
+        self._reducer.accumulate(before.accumulating)
 
     def abort(self) -> None:
         """End averaging by the clock, as :meth:`asyncddp.DistributedOptimizer.abort` does."""
-        if isinstance(self._reducer, AlgorithmReducer):
+        if self._reducer.optimizer is not None:
             self._reducer.optimizer.abort()
 
     def resume(self) -> None:
         """Let averaging by the clock go on after :meth:`abort`."""
-        if isinstance(self._reducer, AlgorithmReducer):
+        if self._reducer.optimizer is not None:
             self._reducer.optimizer.resume()
 
     def load_state_dict(
@@ -150,4 +147,4 @@ class SwitchableModule(AveragedModelAccess):
         """
         check_state(state_dict, [name for name, _ in self._reducer.named_parameters])
         self._reducer.end_failed_step()
-        self._reducer.state = state_dict
+        self._reducer.load_state(state_dict)

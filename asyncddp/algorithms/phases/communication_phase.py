@@ -20,9 +20,8 @@ from asyncddp.algorithms.phases.accumulation_counter import AccumulationCounter
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
 from asyncddp.algorithms.wrapper_setup import require_dense
 from asyncddp.errors import ArgumentError
-from asyncddp.tensors.buckets import (
-    NamedFlatBucket,
-)
+from asyncddp.tensors.buckets import NamedFlatBucket
+from asyncddp.topology.builders import TopologyLike
 
 Closure: TypeAlias = Callable[[], Any]
 Update: TypeAlias = Callable[[Closure | None], Any]
@@ -36,14 +35,14 @@ class PhaseConfig:
     averager: ModelAverager
     optimizer: torch.optim.Optimizer
     models: Sequence[torch.nn.Module]
-    passes_per_round: int
-    """``num_steps_per_communication``."""
-    counts_steps: bool
-    """Whether a round follows after so many steps, whatever their backward passes."""
-    first_round_at_once: bool
-    """Whether the first step averages, and then every ``passes_per_round``-th."""
     bucket_bytes: int
     training_tracer: NullTrainingTracer
+    passes_per_round: int = 1
+    """``num_steps_per_communication``."""
+    counts_steps: bool = False
+    """Whether a round follows after so many steps, whatever their backward passes."""
+    first_round_at_once: bool = False
+    """Whether the first step averages, and then every ``passes_per_round``-th."""
 
     @property
     def first_carried_passes(self) -> int:
@@ -220,6 +219,16 @@ class CommunicationPhase(ABC):
 
     def _on_backward_end(self) -> None:  # noqa: B027 - optional
         """Handle that the outermost backward pass has ended."""
+
+    def set_topology(self, topology: TopologyLike | None) -> None:
+        """Use another topology from now on."""
+        self.averager.set_topology(topology)
+
+    def close(self) -> None:
+        """Finish the pending round, and free the windows; collective."""
+        self.conclude()
+        self.wait_for_reads()
+        self.averager.windows.free()
 
     def detach(self) -> None:
         """Remove all hooks; ``step()`` keeps working without overlap."""

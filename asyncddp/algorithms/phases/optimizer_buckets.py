@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,7 +9,6 @@ from typing import TypeAlias
 import torch
 from torch.autograd.graph import increment_version
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from typing_extensions import override
 
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.tensors.buckets import NamedFlatBucket, ParameterBucket, TensorFactory, partition
@@ -39,68 +37,22 @@ class BucketUpdateConfig:
         return self.scaler is not None or self.grad_clip_norm > 0
 
 
-class OptimizerBucket(ABC):
-    """Bucket of parameters sent in one message, with its own optimizer and scheduler (base class).
+class OptimizedParameters:
+    """Parameters with an optimizer and a scheduler of their own.
 
     Attributes:
-        index: Index of the bucket.
-        members: Indices of its parameters in the model.
-        flat: The flat tensor that is sent.
-        layout: Where the parameters lie in it.
         optimizer, scheduler: Set by :meth:`create_optimizer`.
     """
 
-    flat: torch.Tensor
-    layout: NamedFlatBucket
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None
 
-    def __init__(self, index: int, members: Sequence[int], named: NamedParameters) -> None:
-        self.index, self.members = index, members
+    def __init__(self, named: NamedParameters) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        self._versions: list[int] = []
-
-    # values
-
-    @abstractmethod
-    def pack(self) -> None:
-        """Copy the parameters' values into ``flat``, where they are not views."""
-
-    @abstractmethod
-    def unpack(self) -> None:
-        """Copy the values of ``flat`` into the parameters, where they are not views."""
-
-    def detached_indices(self) -> list[int]:
-        """Return indices of parameters that are no longer views of the bucket."""
-        return []
-
-    def record_versions(self) -> None:
-        """Record the parameters' version counters, for :meth:`check_unchanged`."""
-        self._versions = [parameter._version for parameter in self.parameters]
-
-    def check_unchanged(self) -> None:
-        """Raise an error if a parameter was changed since versions were recorded."""
-        changed = self.detached_indices()
-        pairs = zip(self.parameters, self._versions, strict=True)
-        changed += [position for position, (one, then) in enumerate(pairs) if one._version != then]
-        if changed:
-            raise UsageError(
-                f"parameter {self.names[changed[0]]} was changed between two backward passes, "
-                "while it was being averaged with the neighbours'; give parameters new values with "
-                "load_state_dict() of the DecentralizedDataParallel, or use sync=False"
-            )
-
-    def _moved_error(self, name: str) -> UsageError:
-        return UsageError(
-            f"parameter {name} has another dtype, device, shape or memory format than in the first "
-            "backward pass; move or cast the model before DecentralizedDataParallel gets it"
-        )
-
-    # updates
 
     def create_optimizer(self, optim_fn: OptimFn, lr_scheduler_fn: LRSchedulerFn | None) -> None:
-        """Create the bucket's optimizer and scheduler."""
+        """Create the optimizer and the scheduler."""
         optimizer = optim_fn(list(zip(self.names, self.parameters, strict=True)))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ArgumentError(
@@ -129,54 +81,76 @@ class OptimizerBucket(ABC):
             self.scheduler.step()
 
 
-class ViewParameterBucket(OptimizerBucket):
-    """Bucket whose parameters are views of one flat tensor, with an optimizer of its own."""
+class OptimizerBucket(OptimizedParameters):
+    """Bucket of parameters sent in one message, with its own optimizer and scheduler.
+
+    Attributes:
+        index: Index of the bucket.
+        members: Indices of its parameters in the model.
+        flat: The flat tensor that is sent, of which parameters are views, or to and from which they
+            are copied.
+        layout: Where the parameters lie in it.
+    """
 
     def __init__(
-        self, index: int, members: Sequence[int], named: NamedParameters, make: TensorFactory | None
+        self,
+        index: int,
+        members: Sequence[int],
+        named: NamedParameters,
+        make: TensorFactory | None,
+        *,
+        as_view: bool,
     ) -> None:
-        super().__init__(index, members, named)
-        self.layout = self._storage = ParameterBucket(named, make)
-        self.flat = self._storage.flat
+        super().__init__(named)
+        self.index, self.members = index, members
+        self._storage = ParameterBucket(named, make) if as_view else None
+        self.layout = self._storage or NamedFlatBucket(named, make=make)
+        self.flat = self.layout.flat
+        self._versions: list[int] = []
 
     def pack(self) -> None:
-        """Make detached parameters views again; all other values are in place."""
-        detached = self.detached_indices()
-        if detached and not self._storage.reattach():
-            raise self._moved_error(self.names[detached[0]])
-
-    def unpack(self) -> None:
-        """Increment the parameters' version counters, since the views have new values."""
-        for parameter in self.parameters:
-            increment_version(parameter)
-
-    @override
-    def detached_indices(self) -> list[int]:
-        return self._storage.detached_indices()
-
-
-class CopyParameterBucket(OptimizerBucket):
-    """Bucket whose parameters are copied to and from one flat tensor, with its own optimizer."""
-
-    def __init__(
-        self, index: int, members: Sequence[int], named: NamedParameters, make: TensorFactory | None
-    ) -> None:
-        super().__init__(index, members, named)
-        self.layout = NamedFlatBucket(named, make=make)
-        self.flat, self._views = self.layout.flat, self.layout.views
-
-    @override
-    def pack(self) -> None:
-        for name, one, view in zip(self.names, self.parameters, self._views, strict=True):
+        """Bring the parameters' values into ``flat``, with detached parameters as views again."""
+        if self._storage is not None:
+            detached = self._storage.detached_indices()
+            if detached and not self._storage.reattach():
+                raise self._moved_error(self.names[detached[0]])
+            return
+        for name, one, view in zip(self.names, self.parameters, self.layout.views, strict=True):
             if (one.dtype, one.device, one.shape) != (view.dtype, view.device, view.shape):
                 raise self._moved_error(name)
             view.copy_(one.data)
 
-    @override
     def unpack(self) -> None:
+        """Bring the values of ``flat`` into the parameters, whose version counters go up."""
+        if self._storage is not None:
+            for parameter in self.parameters:
+                increment_version(parameter)
+            return
         with torch.no_grad():
-            for parameter, view in zip(self.parameters, self._views, strict=True):
+            for parameter, view in zip(self.parameters, self.layout.views, strict=True):
                 parameter.copy_(view)
+
+    def record_versions(self) -> None:
+        """Record the parameters' version counters, for :meth:`check_unchanged`."""
+        self._versions = [parameter._version for parameter in self.parameters]
+
+    def check_unchanged(self) -> None:
+        """Raise an error if a parameter was changed since versions were recorded."""
+        changed = [] if self._storage is None else self._storage.detached_indices()
+        pairs = zip(self.parameters, self._versions, strict=True)
+        changed += [position for position, (one, then) in enumerate(pairs) if one._version != then]
+        if changed:
+            raise UsageError(
+                f"parameter {self.names[changed[0]]} was changed between two backward passes, "
+                "while it was being averaged with the neighbours'; give parameters new values with "
+                "load_state_dict() of the DecentralizedDataParallel, or use sync=False"
+            )
+
+    def _moved_error(self, name: str) -> UsageError:
+        return UsageError(
+            f"parameter {name} has another dtype, device, shape or memory format than in the first "
+            "backward pass; move or cast the model before DecentralizedDataParallel gets it"
+        )
 
 
 def _checked(scheduler: object) -> LRScheduler:
@@ -196,13 +170,13 @@ def build_buckets(
     make: TensorFactory | None,
 ) -> list[OptimizerBucket]:
     """Create buckets with their optimizers, in order; no bucket holds parameters of two parts."""
-    bucket_type = ViewParameterBucket if config.as_view else CopyParameterBucket
     built: list[OptimizerBucket] = []
     for part in parts:
         for positions in partition([named[index][1] for index in part], config.bucket_bytes):
             members = [part[position] for position in positions]
+            own = [named[index] for index in members]
             with torch.no_grad():
-                bucket = bucket_type(len(built), members, [named[i] for i in members], make)
+                bucket = OptimizerBucket(len(built), members, own, make, as_view=config.as_view)
             bucket.create_optimizer(config.optim_fn, config.lr_scheduler_fn)
             built.append(bucket)
     return built
