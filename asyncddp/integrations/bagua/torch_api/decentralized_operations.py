@@ -23,10 +23,8 @@ from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGrou
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import allreduce_nonblocking, local_allreduce_
 from asyncddp.ops.hierarchical_allreduce import hierarchical_allreduce_nonblocking
-from asyncddp.ops.hierarchical_neighbor_allreduce import (
-    hierarchical_neighbor_allreduce_nonblocking,
-)
-from asyncddp.ops.neighbor_allreduce import neighbor_allreduce_nonblocking
+from asyncddp.ops.hierarchical_neighbor_allreduce import average_by_machine_row_nonblocking
+from asyncddp.ops.neighbor_allreduce import average_by_row_nonblocking
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors_nonblocking
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.topology import shift_one
@@ -85,20 +83,11 @@ class DecentralizedOperation(GroupOperation):
         if self._hierarchical:
             place, count = context.machine_rank, context.machine_size
         near = shift_one(count).neighbors(place, self.step)
-        own, sources, targets = near.self_weight, dict(near.src_weights), list(near.dst_ranks)
+        row = WeightRow(near.self_weight, near.src_weights, dict.fromkeys(near.dst_ranks, 1.0))
+        by_row = average_by_row_nonblocking
         if self._hierarchical:
-            return partial(
-                hierarchical_neighbor_allreduce_nonblocking,
-                self_weight=own,
-                src_machine_weights=sources,
-                dst_machine_weights=targets,
-            )
-        return partial(
-            neighbor_allreduce_nonblocking,
-            self_weight=own,
-            src_weights=sources,
-            dst_weights=targets,
-        )
+            by_row = average_by_machine_row_nonblocking
+        return partial(by_row, row=row)
 
     def copy_back_peer_weight(self, bucket: OperatedBucket) -> None:
         """Write the average to the bucket's tensors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -46,6 +46,15 @@ def communicated_parameters(module: torch.nn.Module) -> list[tuple[str, torch.nn
         for name, parameter in module.named_parameters()
         if parameter.requires_grad and name not in ignored and not is_expert(parameter)
     ]
+
+
+def unmanaged_parameters(
+    module: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return names and parameters to communicate that belong to no optimizer."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    managed = {id(parameter) for group in groups for parameter in group["params"]}
+    return [pair for pair in communicated_parameters(module) if id(pair[1]) not in managed]
 
 
 def communicated_state(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, torch.Tensor]:

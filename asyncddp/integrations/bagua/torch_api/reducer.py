@@ -21,6 +21,7 @@ from asyncddp.integrations.bagua.torch_api.distributed_define import BucketType
 from asyncddp.integrations.bagua.torch_api.distributed_module import DistributedModule
 from asyncddp.integrations.bagua.torch_api.model_state import communicated_parameters
 from asyncddp.integrations.bagua.torch_api.process_group import default_group
+from asyncddp.integrations.bagua.torch_api.tensor import gradient_of, set_gradient
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 
@@ -172,7 +173,7 @@ class Reducer:
         """Make a parameter a communicated tensor, which leads to what is sent of it."""
         parameter: Any = self._parameter(name)
         of_gradient = self.bucket_type is BucketType.Gradient
-        closures = (_gradient_of, _set_gradient) if of_gradient else (None, None)
+        closures = (gradient_of, set_gradient) if of_gradient else (None, None)
         if of_gradient:
             parameter.bagua_ensure_grad()
         communicated: torch.Tensor = parameter.ensure_bagua_tensor(
@@ -199,7 +200,7 @@ class Reducer:
         views = []
         for parameter in parameters:
             of_gradient = self.bucket_type is not BucketType.Gradient and parameter.grad is not None
-            closures = (_gradient_of, _set_gradient) if of_gradient else (None, None)
+            closures = (gradient_of, set_gradient) if of_gradient else (None, None)
             if of_gradient or self.bucket_type is BucketType.Gradient:
                 views.append(parameter.to_bagua_tensor(f"{id(parameter)}", "", *closures))
         if views:
@@ -248,11 +249,3 @@ class Reducer:
 
 def _name_of(declared: str | Mapping[str, Any]) -> str:
     return declared if isinstance(declared, str) else str(declared["name"])
-
-
-def _gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    return parameter.grad
-
-
-def _set_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    parameter.grad = gradient

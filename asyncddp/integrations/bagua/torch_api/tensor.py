@@ -92,6 +92,16 @@ class CommunicatedTensor:
         return type(None), ()  # a parameter that is copied or saved does not take it along
 
 
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a parameter, as a ``getter_closure`` does."""
+    return parameter.grad  # type: ignore[return-value] # None is refused where it is used
+
+
+def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Replace the gradient of a parameter, as a ``setter_closure`` does."""
+    parameter.grad = gradient
+
+
 def record_of(tensor: torch.Tensor) -> CommunicatedTensor:
     """Return the record of a communicated tensor.
 

@@ -12,6 +12,7 @@ from asyncddp.integrations.bagua.errors import AlgorithmNameError
 from asyncddp.integrations.bagua.torch_api.bucket import BaguaBucket
 from asyncddp.integrations.bagua.torch_api.bucket_scheduler import BucketScheduler
 from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
+from asyncddp.integrations.bagua.torch_api.tensor import gradient_of, set_gradient
 from asyncddp.registry import nearest
 
 __all__ = ["Algorithm", "AlgorithmImpl", "AlgorithmRegistry", "WrappedModel"]
@@ -94,7 +95,7 @@ class AlgorithmImpl:
         """Return the communicated tensors, by default all gradients, the last parameter's first."""
         return [
             parameter.bagua_ensure_grad().ensure_bagua_tensor(  # type: ignore[attr-defined]
-                name, bagua_ddp.bagua_module_name, _gradient_of, _set_gradient
+                name, bagua_ddp.bagua_module_name, gradient_of, set_gradient
             )
             for name, parameter in reversed(bagua_ddp.bagua_build_params())
         ]
@@ -126,14 +127,6 @@ class AlgorithmImpl:
     def init_post_optimizer_step_hook(self, bagua_ddp: WrappedModel) -> PostStepHook:
         """Return what to call with an optimizer after its step."""
         return lambda optimizer: None
-
-
-def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.grad  # type: ignore[return-value] # None is refused where it is used
-
-
-def _set_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    parameter.grad = gradient
 
 
 class Algorithm:

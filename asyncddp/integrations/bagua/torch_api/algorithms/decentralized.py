@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from asyncddp.integrations.bagua.errors import UnmanagedParameterError
 from asyncddp.integrations.bagua.torch_api.algorithms.library_method import LibraryAlgorithm
+from asyncddp.integrations.bagua.torch_api.model_state import unmanaged_parameters
 
 __all__ = ["DecentralizedAlgorithm", "LowPrecisionDecentralizedAlgorithm"]
 
@@ -60,20 +61,11 @@ class LowPrecisionDecentralizedAlgorithm(LibraryAlgorithm):
 
     @override
     def check_optimizers(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
-        managed = {
-            id(parameter)
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        for name, parameter in parameters:
-            if id(parameter) not in managed:
-                raise UnmanagedParameterError(
-                    f"with_bagua: parameter {name} belongs to none of the optimizers, in whose "
-                    "steps low_precision_decentralized communicates; give its optimizer too, or "
-                    "freeze it by requires_grad_(False)"
-                )
+        for name, _ in unmanaged_parameters(module, optimizers):
+            raise UnmanagedParameterError(
+                f"with_bagua: parameter {name} belongs to none of the optimizers, in whose "
+                "steps low_precision_decentralized communicates; give its optimizer too, or "
+                "freeze it by requires_grad_(False)"
+            )

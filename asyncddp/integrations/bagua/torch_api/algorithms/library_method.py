@@ -44,11 +44,9 @@ class LibraryAlgorithm(Algorithm):
         return dict(vars(self))
 
     def check_optimizers(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
-        """Raise an error for optimizers with which the algorithm cannot train the parameters."""
+        """Raise an error for optimizers with which the algorithm cannot train the module."""
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())

@@ -40,9 +40,7 @@ class QAdamAlgorithm(LibraryAlgorithm):
 
     @override
     def check_optimizers(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
         if [id(one) for one in optimizers] != [id(self.optimizer)]:
             raise ArgumentError(

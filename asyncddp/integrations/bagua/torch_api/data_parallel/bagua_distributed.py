@@ -90,7 +90,7 @@ class BaguaDistributedDataParallel:
                 f"GradientAllReduceAlgorithm(), got {algorithm!r}"
             )
         if isinstance(algorithm, LibraryAlgorithm):
-            algorithm.check_optimizers(self.optimizers, self.bagua_build_params())
+            algorithm.check_optimizers(module, self.optimizers)
         self._synchronize(wrapper_of(module))
         self._driver = self._driver_of(
             algorithm.reify(self.process_group), find_unused_parameters=find_unused_parameters

@@ -25,6 +25,7 @@ from asyncddp.integrations.bagua.torch_api.env import (
     get_autotune_level,
     get_default_bucket_size,
 )
+from asyncddp.integrations.bagua.torch_api.model_state import unmanaged_parameters
 from asyncddp.optim import DistributedOptimizer
 from asyncddp.tensors.allocation import detached_copy
 
@@ -82,7 +83,7 @@ class MethodDriver(TrainingDriver):
         if sends_gradients:
             require_dense_gradients(wrapped.module)
         optimizers = list(wrapped.optimizers)
-        unmanaged = self._unmanaged(wrapped)
+        unmanaged = [one for _, one in unmanaged_parameters(wrapped.module, optimizers)]
         if unmanaged and ALGORITHMS[method.name].what is AveragedQuantity.GRADIENT:
             optimizers.append(torch.optim.SGD(unmanaged, lr=0.0))
         if not optimizers:
@@ -100,17 +101,6 @@ class MethodDriver(TrainingDriver):
             )
             self._distribute(wrapped, RoutedOptimizer(optimizer, left_out), method)
         self._optimizers = optimizers
-
-    @staticmethod
-    def _unmanaged(wrapped: WrappedModel) -> list[torch.nn.Parameter]:
-        """Return the parameters that belong to no optimizer."""
-        managed = {
-            id(parameter)
-            for optimizer in wrapped.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        return [one for _, one in wrapped.bagua_build_params() if id(one) not in managed]
 
     def _distribute(
         self, wrapped: WrappedModel, optimizer: RoutedOptimizer, method: LibraryMethod
