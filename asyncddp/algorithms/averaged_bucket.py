@@ -19,6 +19,7 @@ from asyncddp.tensors.dtypes import DTYPES
 
 _VECTOR = "vector: "
 """Begins the names of vectors in checkpoints."""
+_NO_TERMS = "an average has no terms: declare compression = CompressionUse.DIFFERENCES"
 
 
 class AveragedBucket:
@@ -264,7 +265,6 @@ class Received(ABC):
     def mixed(self) -> torch.Tensor:
         r"""Return :math:`\sum_j w_{ij} z_j`, the weighted sum of what all have sent."""
 
-    @abstractmethod
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
         """Add ``weight`` times what a rank has sent, as its receivers decode it, to a tensor.
 
@@ -272,14 +272,15 @@ class Received(ABC):
             target: In the bucket's layout.
             rank: One of ``sources``.
             weight: The factor.
-        """
 
-    @abstractmethod
+        Raises:
+            TypeError: The ranks have formed an average, of which single terms are not known.
+        """
+        raise TypeError(_NO_TERMS)
+
     def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
         """Add ``weight`` times what this rank has sent, as its receivers decode it, to a tensor."""
-
-
-_NO_TERMS = "an average has no terms: declare compression = CompressionUse.DIFFERENCES"
+        raise TypeError(_NO_TERMS)
 
 
 class ReceivedAverage(Received):
@@ -292,11 +293,3 @@ class ReceivedAverage(Received):
     @override
     def mixed(self) -> torch.Tensor:
         return self._mixed
-
-    @override
-    def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
-        raise TypeError(_NO_TERMS)
-
-    @override
-    def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
-        raise TypeError(_NO_TERMS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -150,13 +150,16 @@ class ModelAverager(CrossRoundState):
 
     def _own_or_given(self, topology: TopologyLike | None) -> GraphOrSchedule | None:
         """Return the topology given, or else the method's own for ranks or machines, or None."""
-        nodes = self.communication.nodes
         if topology is not None:
-            return topology_for(topology, self._node_count(nodes))
-        return None if nodes is None else self.algorithm.default_topology(self._node_count(nodes))
+            return topology_for(topology, self._nodes)
+        none = self.communication.nodes is None
+        return None if none else self.algorithm.default_topology(self._nodes)
 
-    def _node_count(self, nodes: Literal["ranks", "machines"] | None) -> int:
-        return self.context.machine_size if nodes == "machines" else self.context.size
+    @property
+    def _nodes(self) -> int:
+        """Number of ranks, or machines, that average."""
+        machines = self.communication.nodes == "machines"
+        return self.context.machine_size if machines else self.context.size
 
     def topology_in_use(self, topology: GraphOrSchedule | None) -> GraphOrSchedule | None:
         """Return a topology, or the context's for None, which may be None if there is none."""
@@ -199,10 +202,8 @@ class ModelAverager(CrossRoundState):
 
     def begin_state(self) -> None:
         """Begin the state of method and compressors, from what buckets hold now; collective."""
-        nodes = self.communication.nodes
         for bucket in self.buckets:
-            bucket.rank = self.context.rank
-            bucket.nodes = self.context.size if nodes is None else self._node_count(nodes)
+            bucket.rank, bucket.nodes = self.context.rank, self._nodes
             if self.compressor is not None:
                 seed = self.context.rank + bucket.index * self.context.size
                 bucket.compressor = TensorCompressor(self.compressor, seed)
@@ -277,12 +278,11 @@ class ModelAverager(CrossRoundState):
         if nodes is None:
             return
         schedule = as_schedule(given)
-        count = self._node_count(nodes)
-        if schedule.n != count:
+        if schedule.n != self._nodes:
             raise TopologyError(
                 f"argument topology: {describe(given)} has {schedule.n} nodes, but "
-                f"{self.communication.name} averages among {count} {nodes} here; build it with "
-                f"n={count}"
+                f"{self.communication.name} averages among {self._nodes} {nodes} here; build it "
+                f"with n={self._nodes}"
             )
         if not self.force:
             self.algorithm.check(given)

@@ -19,8 +19,9 @@ from asyncddp.algorithms.phases.optimizer_buckets import (
     BucketUpdateConfig,
     NamedParameters,
     OptimizedParameters,
+    TrainingObserver,
 )
-from asyncddp.algorithms.phases.previous_step import PreviousStepPhase, TrainingObserver
+from asyncddp.algorithms.phases.previous_step import PreviousStepPhase
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.parallel.bucket_optimizer_state import collect_state, restore_state

@@ -76,7 +76,7 @@ class SwitchableModule(AveragedModelAccess):
         require_equal_switch(
             averager.context, optimizer, averager.algorithm, settings, replicas, before.steps
         )
-        state, sent = before.state, averager.bytes_sent
+        state = before.state
         before.conclude()
         before.detach()
         before.close()
@@ -86,7 +86,7 @@ class SwitchableModule(AveragedModelAccess):
                 self.module, named, settings, self._config, steps=before.steps
             )
         restore_state(self._reducer.buckets[0], state)
-        self._reducer.averager.bytes_sent += sent
+        self._reducer.averager.continue_totals(averager)
         self._reducer.observer, self._reducer.training = before.observer, before.training
         self._reducer.accumulate(before.accumulating)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch.autograd.graph import increment_version
@@ -153,6 +153,16 @@ class OptimizerBucket(OptimizedParameters):
         )
 
 
+class TrainingObserver(Protocol):
+    """Interface of observers, such as a monitor, that are told of a model's updates and steps."""
+
+    def before_update(self, bucket: OptimizedParameters) -> None:
+        """Handle that the optimizer of a bucket is about to use its gradients."""
+
+    def after_step(self) -> None:
+        """Handle that a step was completed."""
+
+
 def _checked(scheduler: object) -> LRScheduler:
     if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
         return scheduler
@@ -180,3 +190,19 @@ def build_buckets(
             bucket.create_optimizer(config.optim_fn, config.lr_scheduler_fn)
             built.append(bucket)
     return built
+
+
+def describe_ready_order(counts: Mapping[int, int], names: Sequence[str]) -> list[str]:
+    """Describe in which order parameters got how many gradients, which all ranks compare.
+
+    Example:
+        >>> describe_ready_order({0: 1, 2: 2}, ["a", "b", "c"])[1:]
+        ['the 2nd gradient of all for c, which got 2', 'no gradient for b']
+    """
+    found = []
+    for position, (parameter, times) in enumerate(counts.items(), start=1):
+        teen = position % 100 in (11, 12, 13)
+        ending = "th" if teen else {1: "st", 2: "nd", 3: "rd"}.get(position % 10, "th")
+        more = f", which got {times}" if times > 1 else ""
+        found.append(f"the {position}{ending} gradient of all for {names[parameter]}{more}")
+    return found + [f"no gradient for {name}" for i, name in enumerate(names) if i not in counts]

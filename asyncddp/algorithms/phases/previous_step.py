@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 from weakref import ReferenceType, ref
 
 from typing_extensions import override
@@ -26,7 +26,9 @@ from asyncddp.algorithms.phases.optimizer_buckets import (
     NamedParameters,
     OptimizedParameters,
     OptimizerBucket,
+    TrainingObserver,
     build_buckets,
+    describe_ready_order,
 )
 from asyncddp.algorithms.rounds.averaging_round import AveragingRound
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
@@ -37,16 +39,6 @@ from asyncddp.topology import TopologyError, as_schedule, describe
 from asyncddp.topology.builders import TopologyLike, topology_for
 
 _NAME = "DecentralizedDataParallel"
-
-
-class TrainingObserver(Protocol):
-    """Interface of observers, such as a monitor, that are told of a model's updates and steps."""
-
-    def before_update(self, bucket: OptimizedParameters) -> None:
-        """Handle that the optimizer of a bucket is about to use its gradients."""
-
-    def after_step(self) -> None:
-        """Handle that a step was completed."""
 
 
 class _PreviousStepAveraging(Algorithm):
@@ -351,19 +343,3 @@ class _PendingRounds:
         """Wait for all messages that can still arrive."""
         with suppress(PeerError, NotInitializedError):
             self.wait()
-
-
-def describe_ready_order(counts: Mapping[int, int], names: Sequence[str]) -> list[str]:
-    """Describe in which order parameters got how many gradients, which all ranks compare.
-
-    Example:
-        >>> describe_ready_order({0: 1, 2: 2}, ["a", "b", "c"])[1:]
-        ['the 2nd gradient of all for c, which got 2', 'no gradient for b']
-    """
-    found = []
-    for position, (parameter, times) in enumerate(counts.items(), start=1):
-        teen = position % 100 in (11, 12, 13)
-        ending = "th" if teen else {1: "st", 2: "nd", 3: "rd"}.get(position % 10, "th")
-        more = f", which got {times}" if times > 1 else ""
-        found.append(f"the {position}{ending} gradient of all for {names[parameter]}{more}")
-    return found + [f"no gradient for {name}" for i, name in enumerate(names) if i not in counts]

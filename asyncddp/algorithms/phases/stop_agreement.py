@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -12,7 +13,7 @@ from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.neighbor_exchange import ExchangedTensors, exchange_with_neighbors_nonblocking
+from asyncddp.ops.neighbor_exchange import exchange_with_neighbors_nonblocking
 from asyncddp.ops.unordered_average import unordered_average_nonblocking
 from asyncddp.tensors.allocation import make_tensor
 
@@ -26,6 +27,8 @@ class StopAgreement(ABC):
         asked: Whether this rank has asked for the end.
     """
 
+    _handle: Handle[Any]
+
     def __init__(self, averager: ModelAverager) -> None:
         self._averager, self._name = averager, f"{averager.label}.stop"
         self.asked = False
@@ -35,9 +38,9 @@ class StopAgreement(ABC):
         """Tell the others, with a round that starts."""
 
     @property
-    @abstractmethod
     def is_complete(self) -> bool:
         """True if what the others tell in this round has come."""
+        return self._handle.poll()
 
     @abstractmethod
     def finish(self) -> bool:
@@ -47,18 +50,11 @@ class StopAgreement(ABC):
 class GlobalStopAgreement(StopAgreement):
     """Agreement where all ranks average with each other: the round in which all have asked."""
 
-    _handle: Handle[torch.Tensor]
-
     @override
     def start(self) -> None:
         with use(self._averager.context):
             flag = make_tensor(float(self.asked), torch.float64)
             self._handle = unordered_average_nonblocking(flag, name=self._name)
-
-    @property
-    @override
-    def is_complete(self) -> bool:
-        return self._handle.poll()
 
     @override
     def finish(self) -> bool:
@@ -74,8 +70,6 @@ class NeighborStopAgreement(StopAgreement):
     d before all have asked, and d rounds later all are equal, so that all exceed d in one round.
     """
 
-    _handle: Handle[ExchangedTensors]
-
     def __init__(self, averager: ModelAverager) -> None:
         super().__init__(averager)
         self._count = 0
@@ -90,11 +84,6 @@ class NeighborStopAgreement(StopAgreement):
         self._asked_then = self.asked
         with use(context):
             self._handle = exchange_with_neighbors_nonblocking(count, row, None, name=self._name)
-
-    @property
-    @override
-    def is_complete(self) -> bool:
-        return self._handle.poll()
 
     @override
     def finish(self) -> bool:
