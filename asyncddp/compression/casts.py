@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
-from asyncddp.compression.piecewise import PiecewiseCompressor, Scratch, pieces
+from asyncddp.compression.compressor import Fields, State, Views
+from asyncddp.compression.piecewise import Pieces, PiecewiseCompressor, Scratch, pieces
 from asyncddp.tensors.dtypes import DTYPES
 
 
@@ -24,21 +23,13 @@ class Cast(PiecewiseCompressor):
 
     to: ClassVar[torch.dtype]
 
-    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk: two per element, padded."""
-        return padded(numel * self.to.itemsize)
+    @override
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        return ((numel, self.to),)
 
     @override
-    def encode(
-        self,
-        chunks: torch.Tensor,
-        encoded: torch.Tensor,
-        *,
-        seed: int = 0,
-        state: CompressorState | None = None,
-    ) -> None:
-        short = field(encoded, 0, chunks.shape[1], self.to)
-        clear_padding(encoded, short.shape[1] * self.to.itemsize)
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
+        short = fields[0]
         largest, given = torch.finfo(self.to).max, torch.finfo(chunks.dtype)
         if given.max <= largest:
             short.copy_(chunks)
@@ -52,9 +43,6 @@ class Cast(PiecewiseCompressor):
             short[piece] = within.add_(part, alpha=given.tiny)
 
     @override
-    def decoded_pieces(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        short = field(encoded, 0, chunks.shape[1], self.to)
+    def decoded_pieces(self, fields: Views, chunks: torch.Tensor) -> Pieces:
         for piece in pieces(chunks):
-            yield chunks[piece], short[piece]
+            yield chunks[piece], fields[0][piece]

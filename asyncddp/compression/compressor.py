@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, TypeAlias
 
 import torch
+from typing_extensions import override
 
 from asyncddp.errors import ArgumentError, DtypeError
 from asyncddp.tensors.allocation import empty
@@ -13,6 +14,13 @@ from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 
 CompressorState: TypeAlias = dict[str, torch.Tensor]
 """What a compressor keeps from one tensor to the next, such as what error feedback still owes."""
+
+State: TypeAlias = CompressorState | None
+Views: TypeAlias = list[torch.Tensor]
+"""Views of the fields of encoded rows, each ``(K, elements)``."""
+
+Fields: TypeAlias = tuple[tuple[int, torch.dtype], ...]
+"""Number of elements and dtype of each field of an encoded chunk."""
 
 ROW_ALIGNMENT = 8
 """Bytes to whose multiples encoded rows are padded, so that fields can be viewed as any dtype."""
@@ -110,6 +118,53 @@ class Compressor(ABC):
         return 8 * self.encoded_size(numel, dtype) / numel
 
 
+class FieldCompressor(Compressor):
+    """Compressor whose encoded rows are fields side by side, each padded by zeros."""
+
+    alignment: ClassVar[int] = ROW_ALIGNMENT
+    """Bytes to whose multiples fields are padded, itself a multiple of 8."""
+
+    @abstractmethod
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        """Return the number and the dtype of the elements of each field of an encoded chunk.
+
+        Args:
+            numel: Elements of the chunk.
+            dtype: Their dtype.
+        """
+
+    @override
+    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
+        fields = self.fields(numel, dtype)
+        return sum(padded(count * kind.itemsize, self.alignment) for count, kind in fields)
+
+    @override
+    def encode(
+        self,
+        chunks: torch.Tensor,
+        encoded: torch.Tensor,
+        *,
+        seed: int = 0,
+        state: CompressorState | None = None,
+    ) -> None:
+        self.encode_into(self.views(encoded, chunks, clear=True), chunks, seed, state)
+
+    @abstractmethod
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
+        """Write the fields of encoded rows; arguments as for :meth:`encode`."""
+
+    def views(self, encoded: torch.Tensor, chunks: torch.Tensor, *, clear: bool = False) -> Views:
+        """View the fields of encoded rows; ``clear`` the padding behind each."""
+        found, start = [], 0
+        for count, kind in self.fields(chunks.shape[1], chunks.dtype):
+            end = start + count * kind.itemsize
+            found.append(encoded[:, start:end].view(kind))
+            start = padded(end, self.alignment)
+            if clear and start > end:
+                encoded[:, end:start] = 0
+        return found
+
+
 def require_compressible(what: str, tensor: torch.Tensor) -> None:
     """Raise a DtypeError unless the tensor's dtype is a float; ``what`` begins the message."""
     traits = DTYPES.get(tensor.dtype)
@@ -132,17 +187,6 @@ def require_chunks(what: str, chunks: torch.Tensor) -> None:
         )
 
 
-def field(encoded: torch.Tensor, start: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """View ``count`` elements of each encoded row, from byte ``start`` on, as a dtype."""
-    return encoded[:, start : start + count * dtype.itemsize].view(dtype)
-
-
-def clear_padding(encoded: torch.Tensor, end: int, multiple: int = ROW_ALIGNMENT) -> None:
-    """Write zeros between the end of a field and what it is padded to."""
-    if end % multiple:
-        encoded[:, end : padded(end, multiple)] = 0
-
-
 def padded(size: int, multiple: int = ROW_ALIGNMENT) -> int:
     """Round a number of bytes up to a multiple.
 
@@ -160,7 +204,8 @@ def fraction_of(what: str, ratio: object) -> float:
     return float(ratio)
 
 
-def require_count(what: str, count: object, most: int) -> None:
-    """Raise an ArgumentError unless a count is a whole number from 1 to ``most``."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
-        raise ArgumentError(f"{what}: expected a whole number from 1 to {most}, got {count!r}")
+def require_count(what: str, count: object, most: int | None = None) -> None:
+    """Raise an ArgumentError unless a count is a whole number from 1, to ``most`` if given."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= (most or count):
+        expected = "a positive integer" if most is None else f"a whole number from 1 to {most}"
+        raise ArgumentError(f"{what}: expected {expected}, got {count!r}")

@@ -11,11 +11,10 @@ import torch
 from typing_extensions import override
 
 from asyncddp.compression.compressor import (
-    Compressor,
-    CompressorState,
-    clear_padding,
-    field,
-    padded,
+    FieldCompressor,
+    Fields,
+    State,
+    Views,
     require_count,
 )
 from asyncddp.tensors.allocation import make_tensor, zeros
@@ -26,7 +25,7 @@ _SCALE = 1 / 16  # keeps coefficients below the largest element
 
 
 @dataclass(frozen=True)
-class DCTTopK(Compressor):
+class DCTTopK(FieldCompressor):
     r"""Keep the k coefficients of each block's discrete cosine transform that are largest.
 
     .. math:: c = D x, \qquad Q(x) = D^{\top} \mathrm{TopK}_k(c), \qquad
@@ -59,24 +58,17 @@ class DCTTopK(Compressor):
     def __post_init__(self) -> None:
         require_count(f"{self.name}: argument k", self.k, _BLOCK)
 
-    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk: a byte and a value for each coefficient kept."""
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        """Return which coefficients are kept, in a byte each, and their values."""
         count = self.k * -(-numel // _BLOCK)
-        return padded(count) + padded(count * dtype.itemsize)
+        return (count, torch.uint8), (count, dtype)
 
     def contraction(self, numel: int) -> float:
         r"""Return :math:`k / 64`, which a block with equally large coefficients attains."""
         return self.k / _BLOCK
 
     @override
-    def encode(
-        self,
-        chunks: torch.Tensor,
-        encoded: torch.Tensor,
-        *,
-        seed: int = 0,
-        state: CompressorState | None = None,
-    ) -> None:
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
         rows, numel = chunks.shape
         wide = DTYPES[chunks.dtype].accumulate
         blocks = zeros((rows, -(-numel // _BLOCK), _BLOCK), wide, chunks.device)
@@ -84,31 +76,21 @@ class DCTTopK(Compressor):
         coefficients = _product(blocks * _SCALE, _transform(wide, chunks.device).T)
         indices = coefficients.abs().topk(self.k, sorted=False).indices
         kept = coefficients.gather(2, indices).view(rows, -1)
-        places, values = self._fields(encoded, chunks)
+        places, values = fields
         places.copy_(indices.view(rows, -1))
         values.copy_(kept)
-        clear_padding(encoded, places.shape[1])
-        clear_padding(encoded, padded(places.shape[1]) + values.shape[1] * chunks.element_size())
 
     @override
     def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
         rows, numel = chunks.shape
         wide = DTYPES[chunks.dtype].accumulate
-        places, values = self._fields(encoded, chunks)
+        places, values = self.views(encoded, chunks)
         coefficients = zeros((rows, -(-numel // _BLOCK), _BLOCK), wide, chunks.device)
         form = (rows, -1, self.k)
         indices = places.to(torch.int64).reshape(form)
         coefficients.scatter_(2, indices, values.to(wide).reshape(form))
         blocks = _product(coefficients, _transform(wide, chunks.device)).div_(_SCALE)
         chunks.copy_(blocks.view(rows, -1)[:, :numel])
-
-    def _fields(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """View which coefficients are kept, and their values, in encoded rows."""
-        count = self.k * -(-chunks.shape[1] // _BLOCK)
-        places = field(encoded, 0, count, torch.uint8)
-        return places, field(encoded, padded(count), count, chunks.dtype)
 
 
 def _product(blocks: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

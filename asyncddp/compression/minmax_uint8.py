@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
-from asyncddp.compression.piecewise import PiecewiseCompressor, Scratch, pieces
+from asyncddp.compression.compressor import Fields, State, Views
+from asyncddp.compression.piecewise import Pieces, PiecewiseCompressor, Scratch, pieces
 from asyncddp.tensors.dtypes import DTYPES
 
-_HEADER = 32  # bytes: the minimum and the maximum in the chunk's dtype, and padding
 _LEVELS, _SPREAD = 255, 1e-7
 
 
@@ -44,28 +42,19 @@ class MinMaxUInt8(PiecewiseCompressor):
     """
 
     name: ClassVar[str] = "minmax_uint8"
+    alignment = 32
 
-    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk: 32 for the header, one per element, padded."""
-        return _HEADER + padded(numel, _HEADER)
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        """Return the minimum and the maximum, and a byte for each element."""
+        return (2, dtype), (numel, torch.uint8)
 
     @override
-    def encode(
-        self,
-        chunks: torch.Tensor,
-        encoded: torch.Tensor,
-        *,
-        seed: int = 0,
-        state: CompressorState | None = None,
-    ) -> None:
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
         low, high = chunks.amin(1, keepdim=True), chunks.amax(1, keepdim=True)
-        field(encoded, 0, 1, chunks.dtype).copy_(low)
-        field(encoded, chunks.element_size(), 1, chunks.dtype).copy_(high)
-        clear_padding(encoded, 2 * chunks.element_size(), _HEADER)
-        clear_padding(encoded, _HEADER + chunks.shape[1], _HEADER)
+        ends, codes = fields
+        ends.copy_(torch.cat([low, high], 1))
         scale, upper = _lattice(low, high)
         lower = upper - _LEVELS
-        codes = field(encoded, _HEADER, chunks.shape[1], torch.uint8)
         scratch = Scratch(chunks.device)
         for at, columns in pieces(chunks):
             part = chunks[at, columns]
@@ -76,14 +65,10 @@ class MinMaxUInt8(PiecewiseCompressor):
             codes[at, columns] = scratch("codes", part.shape, torch.int32).copy_(levels)
 
     @override
-    def decoded_pieces(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        low = field(encoded, 0, 1, chunks.dtype)
-        high = field(encoded, chunks.element_size(), 1, chunks.dtype)
-        scale, upper = _lattice(low, high)
+    def decoded_pieces(self, fields: Views, chunks: torch.Tensor) -> Pieces:
+        ends, codes = fields
+        scale, upper = _lattice(ends[:, :1], ends[:, 1:])
         lower = upper - _LEVELS
-        codes = field(encoded, _HEADER, chunks.shape[1], torch.uint8)
         scratch = Scratch(chunks.device)
         for at, columns in pieces(chunks):
             part = chunks[at, columns]

@@ -5,29 +5,32 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import TypeAlias
 
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import Compressor
+from asyncddp.compression.compressor import FieldCompressor, Views
 from asyncddp.tensors.allocation import empty
+
+Pieces: TypeAlias = Iterator[tuple[torch.Tensor, torch.Tensor]]
+"""Parts of chunks, and what belongs there."""
 
 _HOST_PIECE = 1 << 18  # elements
 _DEVICE_PIECE = 1 << 24  # elements; bounds the memory that intermediate results take
 
 
-class PiecewiseCompressor(Compressor):
+class PiecewiseCompressor(FieldCompressor):
     """Compressor that decodes piece by piece: its ``decode_add`` needs one pass over memory."""
 
     @abstractmethod
-    def decoded_pieces(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def decoded_pieces(self, fields: Views, chunks: torch.Tensor) -> Pieces:
         """Decode piece by piece.
 
         Args:
-            encoded: As for :meth:`~asyncddp.compression.Compressor.decode`.
-            chunks: As there; its values are not looked at.
+            fields: The fields of encoded rows.
+            chunks: As for :meth:`~asyncddp.compression.Compressor.decode`; its values are not
+                looked at.
 
         Yields:
             A view of a part of ``chunks``, and what belongs there, in a dtype that holds it; the
@@ -36,12 +39,12 @@ class PiecewiseCompressor(Compressor):
 
     @override
     def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
-        for part, decoded in self.decoded_pieces(encoded, chunks):
+        for part, decoded in self.decoded_pieces(self.views(encoded, chunks), chunks):
             part.copy_(decoded)
 
     @override
     def decode_add(self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float = 1.0) -> None:
-        for part, decoded in self.decoded_pieces(encoded, chunks):
+        for part, decoded in self.decoded_pieces(self.views(encoded, chunks), chunks):
             part.add_(decoded.to(part.dtype), alpha=weight)
 
 

@@ -10,14 +10,14 @@ import torch
 from typing_extensions import override
 
 from asyncddp.compression.compressor import (
-    Compressor,
     CompressorState,
-    clear_padding,
-    field,
-    padded,
+    FieldCompressor,
+    Fields,
+    State,
+    Views,
+    require_count,
 )
 from asyncddp.compression.counter_random import normal, random_words
-from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import empty, zeros
 from asyncddp.tensors.dtypes import DTYPES
 
@@ -26,7 +26,7 @@ _Q = "power_sgd.q"
 
 
 @dataclass(frozen=True)
-class PowerSGD(Compressor):
+class PowerSGD(FieldCompressor):
     r"""Approximate each chunk, as a near-square matrix M, by a product of two thin matrices.
 
     .. math:: P = \operatorname{orthonormalize}(M Q_{\text{last}}), \qquad Q = M^\top P, \qquad
@@ -63,16 +63,12 @@ class PowerSGD(Compressor):
     costly_with = ("betas",)
 
     def __post_init__(self) -> None:
-        rank: object = self.rank
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise ArgumentError(
-                f"{self.name}: argument rank: expected a positive integer, got {rank!r}"
-            )
+        require_count(f"{self.name}: argument rank", self.rank)
 
-    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk: P and Q, in float32 or float64, padded."""
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        """Return P and Q, in float32 or float64, as one field."""
         height, width, rank = self._matrix(numel)
-        return padded((height + width) * rank * DTYPES[dtype].accumulate.itemsize)
+        return (((height + width) * rank, DTYPES[dtype].accumulate),)
 
     def contraction(self, numel: int) -> float:
         r"""Return the rank over the smaller side of the matrix: without a state, in expectation."""
@@ -86,16 +82,9 @@ class PowerSGD(Compressor):
         return {_Q: zeros((chunks.shape[0], rank, width), wide, chunks.device)}
 
     @override
-    def encode(
-        self,
-        chunks: torch.Tensor,
-        encoded: torch.Tensor,
-        *,
-        seed: int = 0,
-        state: CompressorState | None = None,
-    ) -> None:
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
         whole, rest = self._matrix_rows(chunks.to(DTYPES[chunks.dtype].accumulate))
-        p, q = self._factors(encoded, chunks)
+        p, q = self._factors(fields, chunks)
         start = _random_start(seed, q)
         if state is not None:
             start = _scaled(state[_Q], start)
@@ -105,14 +94,13 @@ class PowerSGD(Compressor):
         q[..., : rest.shape[2]].add_(p[..., whole.shape[1] :] @ rest)
         if state is not None:
             state[_Q].copy_(q)
-        clear_padding(encoded, (p[0].numel() + q[0].numel()) * p.element_size())
 
     @override
     def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
         wide = DTYPES[chunks.dtype].accumulate
         decoded = chunks if chunks.dtype == wide else empty(chunks.shape, wide, chunks.device)
         whole, rest = self._matrix_rows(decoded)
-        p, q = self._factors(encoded, chunks)
+        p, q = self._factors(self.views(encoded, chunks), chunks)
         torch.bmm(p[..., : whole.shape[1]].mT, q, out=whole)
         torch.bmm(p[..., whole.shape[1] :].mT, q[..., : rest.shape[2]], out=rest)
         if decoded is not chunks:
@@ -134,13 +122,10 @@ class PowerSGD(Compressor):
             rest = rest.view(rows, 0, 0)
         return chunks[:, : whole * width].view(rows, whole, width), rest
 
-    def _factors(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _factors(self, fields: Views, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """View the transposes of P and Q in encoded rows, with which products are faster."""
         height, width, rank = self._matrix(chunks.shape[1])
-        both = field(encoded, 0, (height + width) * rank, DTYPES[chunks.dtype].accumulate)
-        p, q = both[:, : height * rank], both[:, height * rank :]
+        p, q = fields[0][:, : height * rank], fields[0][:, height * rank :]
         return p.view(-1, rank, height), q.view(-1, rank, width)
 
 

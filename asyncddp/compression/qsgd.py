@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
-from asyncddp.compression.piecewise import PiecewiseCompressor, Scratch, pieces
+from asyncddp.compression.compressor import Fields, State, Views
+from asyncddp.compression.piecewise import Pieces, PiecewiseCompressor, Scratch, pieces
 from asyncddp.compression.rounding_noise import RoundingNoise
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.dtypes import DTYPES
@@ -56,9 +56,9 @@ class QSGD(PiecewiseCompressor):
             f"got {size!r}"
         )
 
-    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk: a scale in its dtype per block, and the codes."""
-        return self._codes_start(numel, dtype) + padded(-(-numel * self.bits // 8))
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        """Return the scales of the blocks, and the codes."""
+        return (-(-numel // self.block_size), dtype), (self._bytes(numel), torch.uint8)
 
     def contraction(self, numel: int) -> float | None:
         r"""Return :math:`\frac{3}{2} - \frac{1}{2} \sqrt{1 + (b - 1) / L^2}` if it is positive.
@@ -71,18 +71,8 @@ class QSGD(PiecewiseCompressor):
         return delta if delta > 0 else None
 
     @override
-    def encode(
-        self,
-        chunks: torch.Tensor,
-        encoded: torch.Tensor,
-        *,
-        seed: int = 0,
-        state: CompressorState | None = None,
-    ) -> None:
-        scales, codes = self._fields(encoded, chunks)
-        codes_start = self._codes_start(chunks.shape[1], chunks.dtype)
-        clear_padding(encoded, scales.shape[1] * scales.element_size())
-        clear_padding(encoded, codes_start + codes.shape[1])
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
+        scales, codes = fields
         noise = RoundingNoise(seed, chunks, self.block_size, self.bits)
         scratch = Scratch(chunks.device)
         for rows, columns, blocks, size in self._parts(chunks, noise.tile_blocks):
@@ -96,11 +86,9 @@ class QSGD(PiecewiseCompressor):
             self._pack(levels, _blocks(packed, self._bytes(size)))
 
     @override
-    def decoded_pieces(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def decoded_pieces(self, fields: Views, chunks: torch.Tensor) -> Pieces:
         wide = DTYPES[chunks.dtype].accumulate
-        scales, codes = self._fields(encoded, chunks)
+        scales, codes = fields
         scratch = Scratch(chunks.device)
         for rows, columns, blocks, size in self._parts(chunks):
             part = _blocks(chunks[rows, columns], size)
@@ -124,18 +112,6 @@ class QSGD(PiecewiseCompressor):
     def _bytes(self, numel: int) -> int:
         """Bytes of the codes of so many elements."""
         return -(-numel * self.bits // 8)
-
-    def _codes_start(self, numel: int, dtype: torch.dtype) -> int:
-        return padded(-(-numel // self.block_size) * dtype.itemsize)
-
-    def _fields(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """View the scales of the blocks, and the codes, in encoded rows."""
-        numel, dtype = chunks.shape[1], chunks.dtype
-        scales = field(encoded, 0, -(-numel // self.block_size), dtype)
-        start = self._codes_start(numel, dtype)
-        return scales, field(encoded, start, self._bytes(numel), torch.uint8)
 
     @abstractmethod
     def _pack(self, levels: torch.Tensor, codes: torch.Tensor) -> None:

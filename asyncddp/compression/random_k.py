@@ -8,13 +8,11 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
+from asyncddp.compression.compressor import Fields, State, Views
 from asyncddp.compression.counter_random import below, random_words
 from asyncddp.compression.sparsifier import Sparsifier
 from asyncddp.tensors.allocation import arange
 from asyncddp.tensors.dtypes import DTYPES
-
-_HEADER = 8  # bytes: the seed of the chunk
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,9 @@ class RandomK(Sparsifier):
         super().__post_init__()
         object.__setattr__(self, "wants_error_feedback", not self.unbiased)
 
-    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk: 8 for the seed, and k values, padded."""
-        return _HEADER + padded(dtype.itemsize * self.kept(numel))
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        """Return the seed, and k values."""
+        return (1, torch.int64), (self.kept(numel), dtype)
 
     def contraction(self, numel: int) -> float | None:
         r"""Return :math:`k / S`, or :math:`2 - S / k` with ``unbiased``, if it is positive."""
@@ -70,33 +68,23 @@ class RandomK(Sparsifier):
         return 2 - 1 / share if share > 0.5 else None
 
     @override
-    def encode(
-        self,
-        chunks: torch.Tensor,
-        encoded: torch.Tensor,
-        *,
-        seed: int = 0,
-        state: CompressorState | None = None,
-    ) -> None:
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
         rows, numel = chunks.shape
         k = self.kept(numel)
         seeds = random_words(seed, rows, chunks.device).unsqueeze(1)
-        field(encoded, 0, 1, torch.int64).copy_(seeds)
+        sent, kept = fields
+        sent.copy_(seeds)
         values = chunks.gather(1, _drawn(seeds, k, numel))
         if self.unbiased:
             values.mul_(numel / k)
         # zero, or NaN where any element is not finite, whether it is kept or not
         values.add_(chunks.sum(1, keepdim=True, dtype=DTYPES[chunks.dtype].accumulate).mul_(0))
-        field(encoded, _HEADER, k, chunks.dtype).copy_(values)
-        clear_padding(encoded, _HEADER + k * chunks.element_size())
+        kept.copy_(values)
 
     @override
-    def _found(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        k = self.kept(chunks.shape[1])
-        indices = _drawn(field(encoded, 0, 1, torch.int64), k, chunks.shape[1])
-        return indices, field(encoded, _HEADER, k, chunks.dtype)
+    def _found(self, fields: Views, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
+        seeds, values = fields
+        return _drawn(seeds, values.shape[1], numel), values
 
 
 def _drawn(seeds: torch.Tensor, k: int, numel: int) -> torch.Tensor:

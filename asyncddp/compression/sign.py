@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
-from asyncddp.compression.piecewise import PiecewiseCompressor, Scratch, pieces
+from asyncddp.compression.compressor import Fields, State, Views, padded
+from asyncddp.compression.piecewise import Pieces, PiecewiseCompressor, Scratch, pieces
 from asyncddp.tensors.allocation import arange, zeros
 from asyncddp.tensors.dtypes import DTYPES
 
-_HEADER = 8  # bytes: the scale, float32 or float64
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # of the floats' sizes
 _ONES = 0x0101010101010101  # in each byte of a word
 _DIAGONAL = 0x8040201008040201 - (1 << 64)  # bit i in byte i
@@ -50,28 +48,20 @@ class Sign(PiecewiseCompressor):
     wants_error_feedback = True
     costly_with = ("momentum", "betas")
 
-    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk: 8 for the scale, a bit per element, padded."""
-        return _HEADER + padded(-(-numel // 8))
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        """Return the scale, float32 or float64, and a bit for each element."""
+        return (1, DTYPES[dtype].accumulate), (-(-numel // 8), torch.uint8)
 
     def contraction(self, numel: int) -> float:
         r"""Return :math:`1 / S`, which a chunk with one element that is not zero attains."""
         return 1 / numel
 
     @override
-    def encode(
-        self,
-        chunks: torch.Tensor,
-        encoded: torch.Tensor,
-        *,
-        seed: int = 0,
-        state: CompressorState | None = None,
-    ) -> None:
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
         rows, numel = chunks.shape
         wide = DTYPES[chunks.dtype].accumulate
         scale = zeros((rows, 1), torch.float64, chunks.device)
-        bits = encoded[:, _HEADER:]
-        clear_padding(encoded, _HEADER + -(-numel // 8))
+        sent, bits = fields
         scratch = Scratch(chunks.device)
         for at, columns in pieces(chunks, 64):
             part = chunks[at, columns]
@@ -79,21 +69,18 @@ class Sign(PiecewiseCompressor):
             scale[at] += magnitudes.sum(1, keepdim=True, dtype=wide)
             packed = _pack(part, scratch)
             bits[at, columns.start // 8 :][:, : packed.shape[1]] = packed
-        field(encoded, 0, 1, wide).copy_(scale.div_(numel))
-        clear_padding(encoded, wide.itemsize)
+        sent.copy_(scale.div_(numel))
 
     @override
-    def decoded_pieces(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        scale = field(encoded, 0, 1, DTYPES[chunks.dtype].accumulate)
+    def decoded_pieces(self, fields: Views, chunks: torch.Tensor) -> Pieces:
+        scale, bits = fields
         words = _sign_words(chunks.device)
         scratch = Scratch(chunks.device)
         for at, columns in pieces(chunks, 64):
             part = chunks[at, columns]
             rows, count = part.shape
             size = -(-count // 8)
-            packed = encoded[at, _HEADER + columns.start // 8 :][:, :size]
+            packed = bits[at, columns.start // 8 :][:, :size]
             indices = scratch("indices", (rows, size), torch.int32).copy_(packed).view(-1)
             found = scratch("signs", (rows * size,), torch.int64)
             torch.index_select(words, 0, indices, out=found)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import Compressor, fraction_of
+from asyncddp.compression.compressor import FieldCompressor, Views, fraction_of, require_count
 from asyncddp.errors import ArgumentError
 
 _RATIO = 0.01
 
 
 @dataclass(frozen=True)
-class Sparsifier(Compressor):
+class Sparsifier(FieldCompressor):
     r"""Keeps k elements of each chunk, and none twice; the others decode to zero.
 
     Args:
@@ -36,10 +36,7 @@ class Sparsifier(Compressor):
                 f"{self.name}: expected one of the arguments ratio and k, got ratio="
                 f"{self.ratio!r} and k={self.k!r}"
             )
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            raise ArgumentError(
-                f"{self.name}: argument k: expected a positive integer, got {self.k!r}"
-            )
+        require_count(f"{self.name}: argument k", self.k)
 
     def kept(self, numel: int) -> int:
         """Return how many of ``numel`` elements are kept.
@@ -66,16 +63,14 @@ class Sparsifier(Compressor):
 
     @override
     def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
-        indices, values = self._found(encoded, chunks)
+        indices, values = self._found(self.views(encoded, chunks), chunks.shape[1])
         chunks.zero_().scatter_(1, indices, values)
 
     @override
     def decode_add(self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float = 1.0) -> None:
-        indices, values = self._found(encoded, chunks)
+        indices, values = self._found(self.views(encoded, chunks), chunks.shape[1])
         chunks.scatter_(1, indices, chunks.gather(1, indices).add_(values, alpha=weight))
 
     @abstractmethod
-    def _found(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read the indices, as int64, and the values of what was kept, both ``(K, k)``."""
+    def _found(self, fields: Views, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the indices, as int64, and the values of what was kept, both ``(K, k)``."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from asyncddp.compression.compressor import CompressorState, clear_padding, field, padded
+from asyncddp.compression.compressor import Fields, State, Views
 from asyncddp.compression.piecewise import Scratch, pieces
 from asyncddp.compression.sparsifier import Sparsifier
 from asyncddp.tensors.allocation import empty
@@ -41,20 +41,13 @@ class TopK(Sparsifier):
     wants_error_feedback = True
     costly_with = ("momentum", "betas")
 
-    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk: k indices of 4 bytes and k values, each padded."""
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        """Return k indices, and k values."""
         k = self.kept(numel)
-        return padded(4 * k) + padded(dtype.itemsize * k)
+        return (k, torch.int32), (k, dtype)
 
     @override
-    def encode(
-        self,
-        chunks: torch.Tensor,
-        encoded: torch.Tensor,
-        *,
-        seed: int = 0,
-        state: CompressorState | None = None,
-    ) -> None:
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
         rows, numel = chunks.shape
         k = self.kept(numel)
         if chunks.device.type == "cpu" and numel > 4 * _SAMPLE:
@@ -63,18 +56,14 @@ class TopK(Sparsifier):
                 indices[row] = _largest(chunks[row], k)
         else:
             indices = chunks.abs().topk(k, sorted=False).indices
-        field(encoded, 0, k, torch.int32).copy_(indices)
-        clear_padding(encoded, 4 * k)
-        field(encoded, padded(4 * k), k, chunks.dtype).copy_(chunks.gather(1, indices))
-        clear_padding(encoded, padded(4 * k) + k * chunks.element_size())
+        places, values = fields
+        places.copy_(indices)
+        values.copy_(chunks.gather(1, indices))
 
     @override
-    def _found(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        k = self.kept(chunks.shape[1])
-        indices = field(encoded, 0, k, torch.int32).to(torch.int64)
-        return indices, field(encoded, padded(4 * k), k, chunks.dtype)
+    def _found(self, fields: Views, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
+        indices, values = fields
+        return indices.to(torch.int64), values
 
 
 def _largest(row: torch.Tensor, k: int) -> torch.Tensor:

@@ -9,11 +9,10 @@ import torch
 from typing_extensions import override
 
 from asyncddp.compression.compressor import (
-    Compressor,
-    CompressorState,
-    clear_padding,
-    field,
-    padded,
+    FieldCompressor,
+    Fields,
+    State,
+    Views,
     require_count,
 )
 from asyncddp.tensors.allocation import zeros
@@ -25,7 +24,7 @@ _WIDTH = 1.5  # of a bin, in standard deviations: four of them span six
 
 
 @dataclass(frozen=True)
-class TopKInt2(Compressor):
+class TopKInt2(FieldCompressor):
     r"""Keep the k elements of each block of 4096 that are largest, and of these one of four values.
 
     .. math:: c_i = [v_i \ge \mu - \tfrac32 \sigma] + [v_i \ge \mu]
@@ -62,20 +61,14 @@ class TopKInt2(Compressor):
     def __post_init__(self) -> None:
         require_count(f"{self.name}: argument k", self.k, _BLOCK)
 
-    def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of a chunk: four values, then 12 and 2 bits for each element kept."""
+    def fields(self, numel: int, dtype: torch.dtype) -> Fields:
+        """Return four values, then 12 and 2 bits for each element kept."""
         count = self._count(numel)
-        return self._codes_start(numel, dtype) + padded(-(-count // 4))
+        packed = (3 * -(-count // 2), torch.uint8), (-(-count // 4), torch.uint8)
+        return (_LEVELS, DTYPES[dtype].accumulate), *packed
 
     @override
-    def encode(
-        self,
-        chunks: torch.Tensor,
-        encoded: torch.Tensor,
-        *,
-        seed: int = 0,
-        state: CompressorState | None = None,
-    ) -> None:
+    def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
         rows, numel = chunks.shape
         wide, blocks = DTYPES[chunks.dtype].accumulate, -(-numel // _BLOCK)
         magnitudes = zeros((rows, blocks * _BLOCK), chunks.dtype, chunks.device).sub_(1.0)
@@ -85,7 +78,7 @@ class TopKInt2(Compressor):
         places, there = _places(indices.flatten(1), per_block, numel)
         values = torch.where(there, chunks.gather(1, places).to(wide), 0.0)
         codes = _codes(values, there)
-        table, packed_indices, packed_codes = self._fields(encoded, chunks)
+        table, packed_indices, packed_codes = fields
         for level in range(_LEVELS):
             member = there & (codes == level)
             total = torch.where(member, values, 0.0).sum(1)
@@ -97,8 +90,6 @@ class TopKInt2(Compressor):
         packed_indices.copy_(torch.stack(parts, -1).flatten(1))
         quads = _filled(codes, 4)
         packed_codes.copy_(sum(quads[..., place] * 4**place for place in range(4)))
-        clear_padding(encoded, 4 * wide.itemsize + packed_indices.shape[1])
-        clear_padding(encoded, self._codes_start(numel, chunks.dtype) + packed_codes.shape[1])
 
     @override
     def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
@@ -108,7 +99,7 @@ class TopKInt2(Compressor):
     def decode_add(self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float = 1.0) -> None:
         numel = chunks.shape[1]
         count = self._count(numel)
-        table, packed_indices, packed_codes = self._fields(encoded, chunks)
+        table, packed_indices, packed_codes = self.views(encoded, chunks)
         bytes_of = packed_indices.to(torch.int64).reshape(len(encoded), -1, 3)
         low, middle, high = bytes_of[..., 0], bytes_of[..., 1], bytes_of[..., 2]
         first = low + middle.bitwise_and(15) * 256
@@ -124,20 +115,6 @@ class TopKInt2(Compressor):
         """Return how many elements of a chunk are kept, with those behind the end of the last."""
         blocks = -(-numel // _BLOCK)
         return blocks * (min(self.k, numel) if blocks == 1 else self.k)
-
-    def _codes_start(self, numel: int, dtype: torch.dtype) -> int:
-        pairs = -(-self._count(numel) // 2)
-        return padded(_LEVELS * DTYPES[dtype].accumulate.itemsize + 3 * pairs)
-
-    def _fields(
-        self, encoded: torch.Tensor, chunks: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """View the four values, the indices and the codes in encoded rows."""
-        wide, numel = DTYPES[chunks.dtype].accumulate, chunks.shape[1]
-        count, start = self._count(numel), self._codes_start(numel, chunks.dtype)
-        table = field(encoded, 0, _LEVELS, wide)
-        indices = field(encoded, _LEVELS * wide.itemsize, 3 * -(-count // 2), torch.uint8)
-        return table, indices, field(encoded, start, -(-count // 4), torch.uint8)
 
 
 def _places(indices: torch.Tensor, per_block: int, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
