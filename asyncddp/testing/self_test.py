@@ -47,9 +47,14 @@ class SelfTestData:
         """Return this rank's input, in float32 on its device."""
         return self.of(self.rank).to(self.device, torch.float32)
 
-    def average(self, ranks: Sequence[int]) -> torch.Tensor:
-        """Average the input of some ranks."""
-        return torch.stack([self.of(rank) for rank in ranks]).mean(dim=0)
+    def average(self, ranks: Sequence[int] | None = None) -> torch.Tensor:
+        """Average the input of some ranks, or of all."""
+        chosen = range(self.size) if ranks is None else ranks
+        return torch.stack([self.of(rank) for rank in chosen]).mean(dim=0)
+
+    def joined(self, ranks: Sequence[int]) -> torch.Tensor:
+        """Return the input of some ranks, one after the other."""
+        return torch.cat([self.of(rank) for rank in ranks])
 
     def mixed(self, of: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Compute the average with the ring's neighbours."""
@@ -61,7 +66,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _reduce_scatter(data: SelfTestData) -> Iterator[Pair]:
-    whole = data.average(range(data.size)).repeat(data.size)
+    whole = data.average().repeat(data.size)
     part = whole.view(data.size, -1)[data.rank]
     yield bf.reduce_scatter(data.own().repeat(data.size)), part
 
@@ -77,7 +82,7 @@ def _scatter_and_gather(data: SelfTestData) -> Iterator[Pair]:
 
 def _groups(data: SelfTestData) -> Iterator[Pair]:
     everyone, others = bf.new_group(), bf.new_group(range(0, data.size, 2))
-    yield bf.allreduce(data.own(), group=everyone), data.average(range(data.size))
+    yield bf.allreduce(data.own(), group=everyone), data.average()
     highest = torch.stack([data.of(rank) for rank in others.ranks]).amax(dim=0)
     if data.rank in others:
         yield bf.allreduce(data.own(), op="max", group=others), highest
@@ -95,13 +100,12 @@ def _reduce(data: SelfTestData) -> Iterator[Pair]:
     for root in range(data.size):
         average = bf.reduce(data.own(), root, "average")
         if average is not None:
-            yield average, data.average(range(data.size))
+            yield average, data.average()
 
 
 def _neighbor_allgather(data: SelfTestData) -> Iterator[Pair]:
     if sources := bf.in_neighbor_ranks():
-        expected = torch.cat([data.of(rank) for rank in sources])
-        yield bf.neighbor_allgather(data.own()), expected
+        yield bf.neighbor_allgather(data.own()), data.joined(sources)
 
 
 def _pair_gossip(data: SelfTestData) -> Iterator[Pair]:
@@ -147,18 +151,13 @@ def _training_step(data: SelfTestData) -> Iterator[Pair]:
 
 
 CHECKS: Mapping[str, Callable[[SelfTestData], Iterable[Pair]]] = {
-    "allreduce": lambda data: [(bf.allreduce(data.own()), data.average(range(data.size)))],
-    "allgather": lambda data: [
-        (bf.allgather(data.own()), torch.cat([data.of(rank) for rank in range(data.size)]))
-    ],
+    "allreduce": lambda data: [(bf.allreduce(data.own()), data.average())],
+    "allgather": lambda data: [(bf.allgather(data.own()), data.joined(range(data.size)))],
     "broadcast": lambda data: [(bf.broadcast(data.own(), data.size - 1), data.of(data.size - 1))],
     "reduce_scatter": _reduce_scatter,
     "reduce": _reduce,
     "alltoall": lambda data: [
-        (
-            bf.alltoall(data.own().repeat(data.size)),
-            torch.cat([data.of(rank) for rank in range(data.size)]),
-        )
+        (bf.alltoall(data.own().repeat(data.size)), data.joined(range(data.size)))
     ],
     "scatter and gather": _scatter_and_gather,
     "send and recv": _send_and_recv,
