@@ -17,7 +17,6 @@ from asyncddp.kernels.cpu_weighted_sum import WeightedTensor
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.topology import Neighbors, Schedule
-from asyncddp.windows.compressed_staging import CompressedStaging, StoredForm
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.device_staging import DeviceStaging
 from asyncddp.windows.edge import PublishedSnapshot, RefCountedBuffer
@@ -26,8 +25,10 @@ from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.receive_buffers import ReceiveBuffers, Staleness
 from asyncddp.windows.staging import (
     BufferPool,
+    CompressedStaging,
     PendingPublish,
     SentMessages,
+    StoredForm,
     SynchronousTensorStaging,
     UndeliveredMessage,
 )
