@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -35,6 +35,10 @@ class RefCountedBuffer:
             self.holds -= 1
 
 
+AcquireBuffer: TypeAlias = Callable[[], RefCountedBuffer]
+"""Returns a buffer that nobody reads, which is held until it is dropped."""
+
+
 class PublishedSnapshot(NamedTuple):
     """What a rank has published to a neighbour: ``weight * tensor``, and the push-sum weight p."""
 
@@ -59,12 +63,7 @@ class EdgeWriter(ABC):
 
     @abstractmethod
     def add(
-        self,
-        buffer: RefCountedBuffer,
-        weight: float,
-        p: float,
-        clock: int,
-        acquire_buffer: Callable[[], RefCountedBuffer],
+        self, buffer: RefCountedBuffer, weight: float, p: float, clock: int, acquire: AcquireBuffer
     ) -> int:
         """Publish ``weight * buffer`` added to what is not taken yet; return its version."""
 

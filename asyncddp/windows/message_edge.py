@@ -19,7 +19,13 @@ from typing_extensions import override
 from asyncddp.engine import ProgressEngine
 from asyncddp.kernels.cpu_weighted_sum import weighted_sum
 from asyncddp.tensors.allocation import empty
-from asyncddp.windows.edge import EdgeReader, EdgeWriter, PublishedSnapshot, RefCountedBuffer
+from asyncddp.windows.edge import (
+    AcquireBuffer,
+    EdgeReader,
+    EdgeWriter,
+    PublishedSnapshot,
+    RefCountedBuffer,
+)
 
 PUT, ADD, ARRIVED, TAKEN, TICK = "put", "add", "arrived", "taken", "tick"
 
@@ -55,18 +61,13 @@ class MessageEdgeWriter(EdgeWriter):
 
     @override
     def add(
-        self,
-        buffer: RefCountedBuffer,
-        weight: float,
-        p: float,
-        clock: int,
-        acquire_buffer: Callable[[], RefCountedBuffer],
+        self, buffer: RefCountedBuffer, weight: float, p: float, clock: int, acquire: AcquireBuffer
     ) -> int:
         with self._engine.active_messages():
             before = self._next
             if before is None:
                 return self._enqueue(ADD, buffer, weight, p, clock)
-            total = acquire_buffer()
+            total = acquire()
             terms = [(before.buffer.tensor, before.weight), (buffer.tensor, weight)]
             weighted_sum(total.tensor, terms)
             before.buffer.drop()

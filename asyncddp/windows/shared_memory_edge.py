@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +40,13 @@ from asyncddp.shm.arena import (
     store_fence,
 )
 from asyncddp.tensors.allocation import empty
-from asyncddp.windows.edge import EdgeReader, EdgeWriter, PublishedSnapshot, RefCountedBuffer
+from asyncddp.windows.edge import (
+    AcquireBuffer,
+    EdgeReader,
+    EdgeWriter,
+    PublishedSnapshot,
+    RefCountedBuffer,
+)
 
 _LINE = 8  # words of 8 bytes in a line of a processor's cache
 WORDS = 8 * _LINE
@@ -83,12 +89,7 @@ class SharedMemoryWriter(EdgeWriter):
 
     @override
     def add(
-        self,
-        buffer: RefCountedBuffer,
-        weight: float,
-        p: float,
-        clock: int,
-        acquire_buffer: Callable[[], RefCountedBuffer],
+        self, buffer: RefCountedBuffer, weight: float, p: float, clock: int, acquire: AcquireBuffer
     ) -> int:
         full_memory_fence()  # between the newest version and what the reader says
         intended = self._words[_INTENDED]
@@ -101,7 +102,7 @@ class SharedMemoryWriter(EdgeWriter):
                 known = self._sums.get(since)
                 if known is None:  # nothing came since, or it is too late for that intention
                     continue
-                total = acquire_buffer()
+                total = acquire()
                 totals.append(total)
                 terms = [(known.buffer.tensor, known.weight), (buffer.tensor, weight)]
                 weighted_sum(total.tensor, terms)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from typing_extensions import override
 
 from asyncddp.timeline.tracer import Tracer
-from asyncddp.windows.edge import PublishedSnapshot, RefCountedBuffer
+from asyncddp.windows.edge import AcquireBuffer, PublishedSnapshot, RefCountedBuffer
 from asyncddp.windows.nonblocking_handle import WindowHandle
 from asyncddp.windows.staging import UndeliveredMessage
 from asyncddp.windows.window import Window
@@ -63,7 +63,7 @@ class TracedWindow(Window):
         weights: Mapping[int, float],
         clock: int,
         p: float,
-        acquire_buffer: Callable[[], RefCountedBuffer] | None,
+        acquire_buffer: AcquireBuffer | None,
     ) -> list[UndeliveredMessage]:
         begun, verb = time.monotonic_ns(), "win_accumulate" if acquire_buffer else "win_put"
         messages = self.edges.send(buffer, weights, clock, p, acquire_buffer)

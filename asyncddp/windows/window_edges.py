@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from asyncddp.shm.arena import OwnedChunk
 from asyncddp.shm.buddy_allocator import AllocatedBlock
-from asyncddp.windows.edge import EdgeReader, EdgeWriter, RefCountedBuffer
+from asyncddp.windows.edge import AcquireBuffer, EdgeReader, EdgeWriter, RefCountedBuffer
 from asyncddp.windows.shared_memory_edge import SharedMemoryReader, SharedMemoryWriter
 from asyncddp.windows.staging import UndeliveredMessage
 
@@ -54,7 +54,7 @@ class WindowEdges:
         weights: Mapping[int, float],
         clock: int,
         p: float,
-        acquire_buffer: Callable[[], RefCountedBuffer] | None,
+        acquire_buffer: AcquireBuffer | None,
     ) -> list[UndeliveredMessage]:
         """Publish to neighbours, and the step count to all; return the messages that were sent.
 
