@@ -136,7 +136,7 @@ class FieldCompressor(Compressor):
     @override
     def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
         fields = self.fields(numel, dtype)
-        return sum(padded(count * kind.itemsize, self.alignment) for count, kind in fields)
+        return sum([padded(count * kind.itemsize, self.alignment) for count, kind in fields])
 
     @override
     def encode(
