@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.simulate.events import SimulatedNetwork
-from asyncddp.tensors.allocation import detached_copy
+from asyncddp.tensors.allocation import detached_copy, empty_like
 from asyncddp.topology import Neighbors, Schedule
 from asyncddp.windows.pair_averaging import PairAveraging
 
@@ -101,13 +101,11 @@ def _nbytes(tensors: Tensors) -> int:
 def _mixed(row: WeightRow, own: Tensors, others: Mapping[int, Tensors]) -> Tensors:
     """Return the weighted sums of a rank's tensors and those that it has of others."""
     row = row.without([rank for rank in row.src_weights if rank not in others])
-    found = []
-    for k, tensor in enumerate(own):
-        total = tensor * row.self_weight
-        for rank, weight in row.src_weights.items():
-            total.add_(others[rank][k], alpha=weight)
-        found.append(total)
-    return found
+    parts = [[others[rank][k] for rank in row.sources] for k, _ in enumerate(own)]
+    return [
+        row.weighted_sum(tensor, received, empty_like(tensor))
+        for tensor, received in zip(own, parts, strict=True)
+    ]
 
 
 class PutExchange(AsynchronousExchange):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,29 +19,11 @@ from asyncddp.simulate.method_checks import (
     check_asynchronous,
     checked_topology,
 )
-from asyncddp.simulate.problem import StackedBatches
-from asyncddp.simulate.record import MetricsRecorder, Numbers
+from asyncddp.simulate.record import SimulatedRanks
 from asyncddp.simulate.scenario import Scenario
-from asyncddp.simulate.stacked_model import StackedModel
-from asyncddp.simulate.stacked_optimizer import StackedOptimizer
 from asyncddp.tensors.allocation import detached_copy, make_tensor
 
 _LARGEST = 4.0  # the largest factor by which an update is scaled, as on real ranks
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """What ranks that train in step at first have made, before each goes on at its own pace.
-
-    Attributes:
-        steps: Steps of each rank.
-        seconds: When each was ready, ``(n,)``.
-        bytes_sent: Bytes that each has sent, ``(n,)``.
-    """
-
-    steps: Sequence[int]
-    seconds: Numbers
-    bytes_sent: Numbers
 
 
 class AsynchronousRun:
@@ -52,13 +33,10 @@ class AsynchronousRun:
     what has arrived by then; the next one begins at once, unless ``max_staleness`` has it wait.
 
     Args:
+        simulated: The ranks, with an optimizer each.
         settings: The method, and what is averaged with whom.
-        model: The models.
-        optimizer: Their optimizers, one a rank.
-        scenario: Speeds, links, delays, losses and departures.
-        batches: Batches of each rank.
         steps: Steps that the ranks make on average, with those of the warm-up.
-        warm_up: What they have made in step.
+        begun: Steps that they have made together, before each goes on at its own pace.
 
     Attributes:
         steps: Steps that each rank has made.
@@ -70,20 +48,15 @@ class AsynchronousRun:
     """
 
     def __init__(
-        self,
-        settings: MethodSettings,
-        model: StackedModel,
-        optimizer: StackedOptimizer,
-        scenario: Scenario,
-        batches: StackedBatches,
-        steps: int,
-        warm_up: WarmUp,
+        self, simulated: SimulatedRanks, settings: MethodSettings, steps: int, begun: int
     ) -> None:
+        model, scenario, clocks = simulated.model, simulated.scenario, simulated.clocks
         method = settings.create_method()
         name = asynchronous_communication(settings, method)
         assert name is not None
-        self._method, self._model, self._optimizer = method, model, optimizer
-        self._batches, ranks = batches, model.ranks
+        self._method, self._model, self._optimizer = method, model, simulated.optimizer
+        self._batches, self._recorder = simulated.batches, simulated.recorder
+        ranks = model.ranks
         self._compute = scenario.compute_seconds(ranks).tolist()
         self._departures = scenario.departures
         self._bound = checked_staleness(settings.max_staleness, method)
@@ -94,7 +67,7 @@ class AsynchronousRun:
         self.network = SimulatedNetwork(
             self.queue, scenario, ranks, scenario.byte_scale(model.nbytes)
         )
-        self.network.bytes_sent += warm_up.bytes_sent
+        self.network.bytes_sent += clocks.bytes_sent
         through = method.when is CommunicationTiming.THROUGH_STEP
         self._copies = [detached_copy(flat) for flat in model.flats] if through else []
         flats = self._copies or model.flats
@@ -109,34 +82,34 @@ class AsynchronousRun:
             self._on_arrival,
         )
         self._exchange.tells_all = self._bound is not None
-        self.steps, self._rounds = list(warm_up.steps), [0] * ranks
-        self._warm_up = warm_up.steps
+        self.steps, self._rounds = simulated.steps_made(begun), [0] * ranks
+        self._warm_up = list(self.steps)
         self._published = [False] * ranks
         self._waiting: dict[int, Callable[[], None]] = {}
         self._limit = sum(min(steps, scenario.departures.get(rank, steps)) for rank in range(ranks))
         self._losses: list[float] = []
         for rank in range(ranks):
-            self.queue.schedule(float(warm_up.seconds[rank]), partial(self._begin_step, rank))
+            self.queue.schedule(float(clocks.now[rank]), partial(self._begin_step, rank))
 
     @property
     def there(self) -> list[int]:
         """The ranks that have not left."""
         return [rank for rank, _ in enumerate(self.steps) if rank not in self._exchange.departed]
 
-    def advance(self, total: int) -> None:
-        """Go on until the ranks have made so many steps together, or all that they are to make."""
-        total = min(total, self._limit)
+    def advance(self, step: int) -> None:
+        """Go on until the ranks have made so many steps on average, or all that they can."""
+        total = min(step * self._model.ranks, self._limit)
         while sum(self.steps) < total and self.queue.run_next():
             pass
 
-    def record(self, step: int, recorder: MetricsRecorder) -> None:
+    def record(self, step: int) -> None:
         """Record what is now, of the ranks that are there."""
         there = self.there
         if self._losses:
-            recorder.add_losses(make_tensor(self._losses, torch.float64))
+            self._recorder.add_losses(make_tensor(self._losses, torch.float64))
             self._losses = []
         sent = float(self.network.bytes_sent[there].mean())
-        recorder.record(step, self.queue.now, sent, there, self.steps)
+        self._recorder.record(step, self.queue.now, sent, there, self.steps)
 
     def _bucket(self, rank: int, number: int, flat: torch.Tensor) -> AveragedBucket:
         layout = self._model.layouts[number]
@@ -191,22 +164,21 @@ class AsynchronousRun:
         self._optimizer.set_gradients(rank, gradients)
         when, due = self._method.when, self._is_due(rank)
         if when is CommunicationTiming.BEFORE_FORWARD:
-            if due:
-                self._mix_when_allowed(rank, lambda: self._update_and_end(rank))
-            else:
-                self._update_and_end(rank)
+            self._mix_if(due, rank, lambda: self._update_and_end(rank))
             return
-        bias = self._exchange.bias
-        with torch.no_grad():
-            for flat in self._model.flats if bias is not None else ():
-                flat[rank].mul_(bias(rank))  # type: ignore[misc]
+        self._scale_by_bias(rank, torch.Tensor.mul_)
         self._update(rank)
-        if not due:
-            self._end(rank)
-            return
-        if when is CommunicationTiming.AFTER_BIASED_STEP:
+        if due and when is CommunicationTiming.AFTER_BIASED_STEP:
             self._publish(rank)
-        self._mix_when_allowed(rank, lambda: self._end(rank))
+        self._mix_if(due, rank, lambda: self._end(rank))
+
+    def _scale_by_bias(self, rank: int, scale: Callable[[torch.Tensor, float], object]) -> None:
+        """Multiply or divide a rank's parameters by its push-sum weight, where there is one."""
+        bias = self._exchange.bias
+        if bias is not None:
+            with torch.no_grad():
+                for flat in self._model.flats:
+                    scale(flat[rank], bias(rank))
 
     def _update(self, rank: int) -> None:
         scale, flats = self._scales[rank], [flat[rank] for flat in self._model.flats]
@@ -223,13 +195,15 @@ class AsynchronousRun:
         self._update(rank)
         self._end(rank)
 
-    def _mix_when_allowed(self, rank: int, then: Callable[[], None]) -> None:
-        """Average with what has arrived, once no neighbour is too far behind."""
+    def _mix_if(self, due: bool, rank: int, then: Callable[[], None]) -> None:
+        """Average with what has arrived, if due, once no neighbour is too far behind."""
         bound, number = self._bound, self._rounds[rank]
-        if bound is not None and number >= bound and self._exchange.late(rank, number, bound):
-            self._waiting[rank] = partial(self._mix_when_allowed, rank, then)
+        bounded = due and bound is not None and number >= bound
+        if bounded and self._exchange.late(rank, number, bound or 0):
+            self._waiting[rank] = partial(self._mix_if, due, rank, then)
             return
-        self._mix(rank)
+        if due:
+            self._mix(rank)
         then()
 
     def _on_arrival(self, rank: int) -> None:
@@ -251,10 +225,8 @@ class AsynchronousRun:
         self._published[rank] = False
 
     def _end(self, rank: int) -> None:
-        bias = self._exchange.bias
+        self._scale_by_bias(rank, torch.Tensor.div_)
         with torch.no_grad():
-            for flat in self._model.flats if bias is not None else ():
-                flat[rank].div_(bias(rank))  # type: ignore[misc]
             for bucket in self._buckets[rank]:
                 self._method.after_step(bucket)
         self._optimizer.end_step_rank(rank)

@@ -15,15 +15,14 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CompressionUse, JoinedRanks
-from asyncddp.simulate.mixing_round import Mask, MixingRound
+from asyncddp.simulate.mixing_round import MixingRound
 from asyncddp.simulate.rank_codecs import RankCodecs
-from asyncddp.simulate.scenario import Scenario
+from asyncddp.simulate.scenario import Mask, Numbers, Scenario
 from asyncddp.simulate.simulated_bucket import SimulatedBucket, StackedExchangeResult
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.topology import Schedule
 
-Numbers = npt.NDArray[np.float64]
 _ROUNDS = 64  # of a schedule that are kept
 
 
@@ -154,15 +153,23 @@ class NeighborAveraging(AveragingScheme):
             bucket.clear_padding()
         sent = bucket.outgoing(mixing)
         nbytes = bucket.bucket.message_bytes(1, sent[0], sent.dtype)
-        decoded = sent if codecs is None else codecs.decoded(sent)
+        exact, decoded = (sent, sent) if codecs is None else self._encode(codecs, sent)
         mixed = mixing.mix(decoded)
         if codecs is not None and self._method.compression is not CompressionUse.DIFFERENCES:
-            own = make_tensor(mixing.own_weights, sent.dtype, sent.device).unsqueeze(1)
-            mixed += own * (sent - decoded)  # a rank has its own tensor as it is
+            own = make_tensor(self._own_weights(mixing), sent.dtype, sent.device).unsqueeze(1)
+            mixed += own * (exact - decoded)  # a rank has its own tensor as it is
         states = bucket.travelling_states
         mixed_states = {name: mixing.mix(one) for name, one in states.items()}
-        bucket.incoming(StackedExchangeResult(decoded, mixed, mixed_states, mixing))
-        return nbytes + row_bytes(states)
+        bucket.incoming(StackedExchangeResult(decoded, mixed, mixed_states))
+        return nbytes + _row_bytes(states)
+
+    def _encode(self, codecs: RankCodecs, sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what each rank's share is formed from, and what its receivers decode of it."""
+        return sent, codecs.decoded(sent)
+
+    def _own_weights(self, mixing: MixingRound) -> Numbers:
+        """Return the weight of what a rank need not decode, ``(n,)``."""
+        return mixing.own_weights
 
     @override
     def traffic(self, nbytes: float) -> Traffic:
@@ -227,9 +234,9 @@ class GlobalAveraging(AveragingScheme):
             mixed = mixed.clone()
             mixed[:, :numel] = self._decoded_average(codecs, sent[:, :numel])
         mixed_states = {name: self._averaged(self._given(one)) for name, one in states.items()}
-        bucket.incoming(StackedExchangeResult(sent, mixed, mixed_states, None))
+        bucket.incoming(StackedExchangeResult(sent, mixed, mixed_states))
         parts, wide = self._parts, DTYPES[sent.dtype].accumulate
-        return bucket.bucket.message_bytes(parts, sent[0], wide) + row_bytes(states)
+        return bucket.bucket.message_bytes(parts, sent[0], wide) + _row_bytes(states)
 
     @override
     def traffic(self, nbytes: float) -> Traffic:
@@ -277,7 +284,7 @@ class NoAveraging(AveragingScheme):
             bucket.bucket.flat.copy_(bucket.outgoing(None))
         elif self._method.changes_alone:
             sent = bucket.outgoing(None)
-            bucket.incoming(StackedExchangeResult(sent, sent, bucket.travelling_states, None))
+            bucket.incoming(StackedExchangeResult(sent, sent, bucket.travelling_states))
         return 0.0
 
     @override
@@ -285,6 +292,6 @@ class NoAveraging(AveragingScheme):
         raise TypeError("ranks that train alone send nothing")
 
 
-def row_bytes(states: Mapping[str, torch.Tensor]) -> int:
+def _row_bytes(states: Mapping[str, torch.Tensor]) -> int:
     """Count the bytes of one rank's tensors."""
     return sum(one[0].nbytes for one in states.values())

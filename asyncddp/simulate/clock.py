@@ -1,18 +1,15 @@
-"""The time of ranks that wait for each other, by the cost model of their links."""
+"""Time and bytes of ranks that wait for each other, by the cost model of their links."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from asyncddp.simulate.averaging import Traffic
-from asyncddp.simulate.mixing_round import Mask, MixingRound
-from asyncddp.simulate.scenario import Scenario
+from asyncddp.simulate.mixing_round import MixingRound
+from asyncddp.simulate.scenario import Mask, Numbers, Scenario
 from asyncddp.topology import Cost, communication_cost, ring
-
-Numbers = npt.NDArray[np.float64]
 
 
 class RankClocks:
@@ -28,12 +25,19 @@ class RankClocks:
     each machine averages for the others. A message that is sent again comes so much later; of each
     round of an allreduce, the last one counts.
 
+    Args:
+        scenario: Speeds, links, delays and losses.
+        ranks: Number of ranks.
+        scale: By which bytes are multiplied, where the model stands for a larger one.
+
     Attributes:
         now: Seconds since the start, ``(n,)``.
+        bytes_sent: By rank, ``(n,)``.
     """
 
-    def __init__(self, scenario: Scenario, ranks: int) -> None:
+    def __init__(self, scenario: Scenario, ranks: int, scale: float = 1.0) -> None:
         self._scenario, self._compute = scenario, scenario.compute_seconds(ranks)
+        self._scale, self.bytes_sent = scale, np.zeros(ranks)
         self._delays = scenario.delays(ranks)
         self.now: Numbers = np.zeros(ranks)
         self._allreduce = lru_cache(maxsize=None)(self._allreduce_cost)
@@ -49,6 +53,9 @@ class RankClocks:
         """
         ready = self.now + np.where(active, self._compute, 0.0)  # those that have left may relay
         sent = self.now if hidden else ready
+        if traffic is not None:
+            traffic.nbytes *= self._scale
+            self.bytes_sent += traffic.bytes_sent
         if traffic is None:
             after = ready
         elif traffic.mixing is None:

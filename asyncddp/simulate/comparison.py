@@ -12,7 +12,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.install_commands import needed_package
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.problem import Problem
-from asyncddp.simulate.record import Run
+from asyncddp.simulate.record import MEASURES, Run
 from asyncddp.simulate.stacked_optimizer import OptimizerFactory
 from asyncddp.simulate.training import train
 from asyncddp.topology import TopologyError
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 Method: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """Name of a method, or that and its settings."""
 
-_MEASURES = {
-    "loss": "training loss",
-    "error": "distance from the optimum",
-    "score": "score of the average model",
-    "consensus_distance": "consensus distance",
-}
 _LINEAR = {"score"}
 
 
@@ -140,12 +134,12 @@ def draw(runs: Sequence[Run], title: str = "") -> Figure:
     with needed_package("simulate.draw needs matplotlib", "plot"):
         from matplotlib.figure import Figure
     measures = [
-        name for name in _MEASURES if any(np.isfinite(getattr(run, name)).any() for run in runs)
+        name for name in MEASURES if any(np.isfinite(getattr(run, name)).any() for run in runs)
     ]
     figure = Figure((11, 0.8 + 2.3 * len(measures)), layout="constrained")
     every = figure.subplots(len(measures), 3, squeeze=False, sharex="col", sharey="row")
     for row, measure in zip(every, measures, strict=True):
-        row[0].set_ylabel(_MEASURES[measure])
+        row[0].set_ylabel(MEASURES[measure])
         for axes, costs in zip(row, ("steps", "bytes_sent", "seconds"), strict=True):
             _draw_lines(axes, runs, costs, measure)
     for axes, label in zip(every[-1], ("steps", "MB sent by a rank", "seconds"), strict=True):

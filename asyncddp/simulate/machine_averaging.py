@@ -6,16 +6,11 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from asyncddp.simulate.averaging import (
-    GlobalAveraging,
-    NeighborAveraging,
-    Traffic,
-    row_bytes,
-)
+from asyncddp.simulate.averaging import GlobalAveraging, NeighborAveraging, Traffic
 from asyncddp.simulate.mixing_round import MixingRound
 from asyncddp.simulate.rank_codecs import RankCodecs
-from asyncddp.simulate.simulated_bucket import SimulatedBucket, StackedExchangeResult
-from asyncddp.tensors.allocation import make_tensor
+from asyncddp.simulate.scenario import Numbers
+from asyncddp.simulate.simulated_bucket import SimulatedBucket
 from asyncddp.tensors.means import first_divisor
 
 
@@ -34,23 +29,18 @@ class MachineAveraging(NeighborAveraging):
 
     @override
     def average(self, bucket: SimulatedBucket) -> float:
-        local, codecs = self._scenario.ranks_per_machine, bucket.codecs
-        if codecs is None:
-            return super().average(bucket) / local
-        mixing = self.mixing
-        assert mixing is not None
-        bucket.clear_padding()
-        sent, states = bucket.outgoing(mixing), bucket.travelling_states
+        return super().average(bucket) / self._scenario.ranks_per_machine
+
+    @override
+    def _encode(self, codecs: RankCodecs, sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        local = self._scenario.ranks_per_machine
         means = mean_by_machine(sent, local)
-        decoded = codecs.decoded_shares(means, local)
-        mixed = mixing.mix(decoded)
+        return means, codecs.decoded_shares(means, local)
+
+    @override
+    def _own_weights(self, mixing: MixingRound) -> Numbers:
         # a machine has its own mean as it is: w_mm is spread over the ranks of its block of W
-        own = make_tensor(local * mixing.own_weights, sent.dtype, sent.device).unsqueeze(1)
-        mixed += own * (means - decoded)
-        mixed_states = {name: mixing.mix(one) for name, one in states.items()}
-        bucket.incoming(StackedExchangeResult(decoded, mixed, mixed_states, mixing))
-        nbytes = bucket.bucket.message_bytes(1, sent[0], sent.dtype)
-        return (nbytes + row_bytes(states)) / local
+        return self._scenario.ranks_per_machine * mixing.own_weights
 
 
 class LeaderAveraging(NeighborAveraging):

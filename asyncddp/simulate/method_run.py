@@ -1,11 +1,11 @@
 """One method at work on the models of all ranks: its buckets, its rounds, and the order of a step.
 
-Each communication timing is a function that makes one step, of the same parts in another order.
+Each communication timing is an order of the same parts of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,13 +25,10 @@ from asyncddp.simulate.averaging import (
 )
 from asyncddp.simulate.machine_averaging import LeaderAveraging
 from asyncddp.simulate.method_checks import averaging_of, checked_topology
-from asyncddp.simulate.mixing_round import Mask
-from asyncddp.simulate.problem import Batch
-from asyncddp.simulate.scenario import Scenario
+from asyncddp.simulate.record import SimulatedRanks
+from asyncddp.simulate.scenario import Mask
 from asyncddp.simulate.simulated_bucket import SimulatedBucket
-from asyncddp.simulate.stacked_bucket import bucket_of_ranks
 from asyncddp.simulate.stacked_model import StackedModel
-from asyncddp.simulate.stacked_optimizer import StackedOptimizer
 from asyncddp.tensors.allocation import detached_copy, zeros
 from asyncddp.tensors.buckets import NamedFlatBucket, partition
 
@@ -40,35 +37,23 @@ class MethodRun:
     """A method on all ranks, which make their steps together.
 
     Args:
+        ranks: The ranks.
         settings: The method, and what is averaged with whom.
         method: What ``settings.create_method()`` gave.
-        model: The models.
-        optimizer: Their optimizer.
-        scenario: Lost messages and departures.
-
-    Attributes:
-        traffic: What travelled in the last step; None if nothing did.
-        hidden: Whether messages travel while gradients are computed.
 
     Raises:
         ArgumentError: The method, or an argument of it, is none that can be simulated.
         TopologyError: The method does not work on the graph, or it has another number of ranks.
     """
 
-    def __init__(
-        self,
-        settings: MethodSettings,
-        method: Algorithm,
-        model: StackedModel,
-        optimizer: StackedOptimizer,
-        scenario: Scenario,
-    ) -> None:
-        self.method, self.model, self.optimizer = method, model, optimizer
+    def __init__(self, ranks: SimulatedRanks, settings: MethodSettings, method: Algorithm) -> None:
+        model, scenario = ranks.model, ranks.scenario
+        self._ranks, self.method, self.model, self.optimizer = ranks, method, model, ranks.optimizer
         kind = averaging_of(settings, method, scenario, model.ranks)
         kind = kind if model.ranks > 1 else NoAveraging
         self._idle = model.ranks == 1 and not method.changes_alone
-        self._step = _STEPS[method.when]
-        self.hidden = method.when in _HIDDEN or method.delay > 0
+        self._parts = _STEPS[method.when]
+        self._hidden = method.when in _HIDDEN or method.delay > 0
         self._bucket_bytes = checked_bucket_bytes(settings.bucket_size_in_mb)
         self._interval = settings.steps_per_round(method)
         self._local = scenario.ranks_per_machine
@@ -90,7 +75,7 @@ class MethodRun:
         self._steps = self._rounds = 0
         self._active: Mask = np.ones(model.ranks, dtype=bool)
         self._averaged = self._active  # which ranks took part in the last round
-        self.traffic: Traffic | None = None
+        self._traffic: Traffic | None = None
 
     def _places(self) -> list[tuple[int, NamedFlatBucket, torch.Tensor]]:
         """Return number, layout and stacked tensor of each bucket that is averaged."""
@@ -114,27 +99,42 @@ class MethodRun:
         first = (
             self.averaging.round_of(0) if isinstance(self.averaging, NeighborAveraging) else None
         )
-        return bucket_of_ranks(self.method, bucket, layout, compressor, first, whole)
+        return SimulatedBucket(self.method, bucket, layout, compressor, first, whole)
 
-    def step(self, batch: Batch, active: Mask) -> torch.Tensor:
-        """Make one step of all ranks; return their losses, ``(n,)``.
+    def advance(self, step: int) -> None:
+        """Make step number ``step``, from 1 on, of all ranks.
 
         Ranks that have left keep their parameters, and nobody hears of them.
         """
-        self._active, self.traffic = active, None
+        ranks, count, self._traffic = self._ranks, self.model.ranks, None
+        active = self._active = ranks.scenario.active(count, step - 1)
+        self._batch = ranks.batches.of(range(count), [step - 1] * count)
         gone = np.flatnonzero(~active).tolist()
         before = [flat[gone] for flat in self.model.flats] if gone else []
-        due = self._steps % self._interval == self._due_at
-        losses = self._step(self, batch, due)
+        self._due = self._steps % self._interval == self._due_at
+        for part in self._parts:
+            part(self)
         if not self._idle:
             for one in self._each_bucket():
-                one.steps = 0 if due else one.steps + 1
+                one.steps = 0 if self._due else one.steps + 1
             self._call(self.method.after_step)
         for flat, old in zip(self.model.flats, before, strict=bool(gone)):
             flat[gone] = old
         self.optimizer.end_step()
         self._steps += 1
-        return losses
+        ranks.clocks.advance(self._traffic, active, hidden=self._hidden)
+        ranks.recorder.add_losses(self._losses[np.flatnonzero(active).tolist()])
+
+    def record(self, step: int) -> None:
+        """Record what is now, of the ranks that are there."""
+        ranks, there = self._ranks, np.flatnonzero(self._active).tolist()
+        seconds, sent = ranks.clocks.now[there].max(), ranks.clocks.bytes_sent[there].mean()
+        made = ranks.steps_made(step)
+        ranks.recorder.record(step, float(seconds), float(sent), there, made)
+
+    def compute_gradients(self) -> None:
+        """Compute the gradients and losses of all ranks, each at its own parameters."""
+        self._losses = self.model.gradients(self._batch)
 
     def update(self) -> None:
         """Let the method see the gradients, then the optimizer update all parameters."""
@@ -151,7 +151,12 @@ class MethodRun:
         """Yield the buckets on which hooks run one after the other."""
         return (one for bucket in self.buckets for one in bucket.each)
 
-    def average(self) -> None:
+    def average_if_due(self) -> None:
+        """Average all buckets, in a step with which a round ends."""
+        if self._due:
+            self._average()
+
+    def _average(self) -> None:
         """Average all buckets, in one round, unless a rank alone trains as plain torch does."""
         averaging = self.averaging
         if self._idle:
@@ -172,7 +177,7 @@ class MethodRun:
         averaging.end()
         self._rounds += 1
         if not isinstance(averaging, NoAveraging):
-            self.traffic = averaging.traffic(nbytes)
+            self._traffic = averaging.traffic(nbytes)
 
     def average_gradients(self) -> None:
         """Average the gradients, or what the method sends in their place."""
@@ -186,7 +191,7 @@ class MethodRun:
                     assert parameter.grad is not None
                     view.copy_(parameter.grad)
                     parameter.grad = view
-            self.average()
+            self._average()
 
     def copy_parameters(self) -> None:
         """Copy the parameters, in the first step after an averaging."""
@@ -197,75 +202,43 @@ class MethodRun:
             copy.copy_(flat)
 
     def add_change_of_copies(self) -> None:
-        """Average the copies, and add by what that has changed them to the parameters."""
-        if self._idle:
+        """Average the copies, if due, and add by what that has changed them to the parameters."""
+        if self._idle or not self._due:
             return
         for copy, flat in zip(self._copies, self.model.flats, strict=True):
             flat.sub_(copy)
-        self.average()
+        self._average()
         self._copied = False
         for copy, flat in zip(self._copies, self.model.flats, strict=True):
             flat.add_(copy)
 
-    def scale_parameters(self, *, divide: bool) -> None:
-        """Multiply all parameters by their rank's push-sum weight, or divide by it."""
+    def bias_parameters(self) -> None:
+        """Multiply all parameters by their rank's push-sum weight, where there is one."""
+        self._scale(torch.Tensor.mul_)
+
+    def unbias_parameters(self) -> None:
+        """Divide all parameters by their rank's push-sum weight, where there is one."""
+        self._scale(torch.Tensor.div_)
+
+    def _scale(self, scale: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         weights = self.averaging.biases
-        if weights is None:  # nothing is given away
-            return
-        for flat in self.model.flats:
-            factor = weights.to(flat.dtype)
-            flat.div_(factor) if divide else flat.mul_(factor)
+        if weights is not None:
+            for flat in self.model.flats:
+                scale(flat, weights.to(flat.dtype))
 
 
-def _after_step(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
-    losses = run.model.gradients(batch)
-    run.update()
-    if due:
-        run.average()
-    return losses
-
-
-def _after_biased_step(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
-    losses = run.model.gradients(batch)
-    run.scale_parameters(divide=False)
-    run.update()
-    if due:
-        run.average()
-    run.scale_parameters(divide=True)
-    return losses
-
-
-def _before_forward(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
-    losses = run.model.gradients(batch)  # at the parameters that are sent
-    if due:
-        run.average()
-    run.update()
-    return losses
-
-
-def _gradient_ready(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
-    losses = run.model.gradients(batch)
-    run.average_gradients()  # of which no step may do without
-    run.update()
-    return losses
-
-
-def _through_step(run: MethodRun, batch: Batch, due: bool) -> torch.Tensor:
-    run.copy_parameters()
-    losses = run.model.gradients(batch)
-    run.update()
-    if due:
-        run.add_change_of_copies()
-    return losses
-
-
-_STEPS: dict[CommunicationTiming, Callable[[MethodRun, Batch, bool], torch.Tensor]] = {
-    CommunicationTiming.AFTER_STEP: _after_step,
-    CommunicationTiming.AFTER_BIASED_STEP: _after_biased_step,
-    CommunicationTiming.BEFORE_FORWARD: _before_forward,
-    CommunicationTiming.GRADIENT_READY: _gradient_ready,
-    CommunicationTiming.THROUGH_STEP: _through_step,
+_GRADIENTS, _UPDATE = MethodRun.compute_gradients, MethodRun.update
+_AVERAGE, _AVERAGE_GRADIENTS = MethodRun.average_if_due, MethodRun.average_gradients
+_BIAS, _UNBIAS = MethodRun.bias_parameters, MethodRun.unbias_parameters
+_COPY, _ADD_CHANGE = MethodRun.copy_parameters, MethodRun.add_change_of_copies
+_STEPS: dict[CommunicationTiming, Sequence[Callable[[MethodRun], None]]] = {
+    CommunicationTiming.AFTER_STEP: (_GRADIENTS, _UPDATE, _AVERAGE),
+    CommunicationTiming.AFTER_BIASED_STEP: (_GRADIENTS, _BIAS, _UPDATE, _AVERAGE, _UNBIAS),
+    CommunicationTiming.BEFORE_FORWARD: (_GRADIENTS, _AVERAGE, _UPDATE),
+    CommunicationTiming.GRADIENT_READY: (_GRADIENTS, _AVERAGE_GRADIENTS, _UPDATE),
+    CommunicationTiming.THROUGH_STEP: (_COPY, _GRADIENTS, _UPDATE, _ADD_CHANGE),
 }
+"""The parts of a step in their order; gradients that are averaged are so in each step."""
 _HIDDEN = {CommunicationTiming.BEFORE_FORWARD, CommunicationTiming.THROUGH_STEP}
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.simulate.scenario import Mask, Numbers
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.topology import Schedule
 from asyncddp.topology.matrices import Matrix, matrix_of
@@ -17,7 +18,6 @@ _DENSE_RANKS = 64  # up to which a dense product is as fast as a sparse one
 _DENSE_SHARE = 8  # … and from 1 / 8 of all entries on
 
 Indices = npt.NDArray[np.intp]
-Mask = npt.NDArray[np.bool_]
 
 
 class MixingRound:
@@ -51,7 +51,7 @@ class MixingRound:
         return product.view(stacked.shape)
 
     @cached_property
-    def own_weights(self) -> npt.NDArray[np.float64]:
+    def own_weights(self) -> Numbers:
         """Weight of each rank's own tensor, ``(n,)``."""
         matrix = self.matrix
         diagonal = matrix.rows == matrix.columns
@@ -123,11 +123,9 @@ class MixingRound:
             local: Ranks of a machine, L.
         """
         matrix = self.matrix
-        rows = np.repeat(matrix.rows, local * local) * local
-        columns = np.repeat(matrix.columns, local * local) * local
         inside = np.indices((local, local)).reshape(2, -1)
-        entries = len(matrix.rows)
-        rows, columns = rows + np.tile(inside[0], entries), columns + np.tile(inside[1], entries)
+        rows = np.add.outer(matrix.rows * local, inside[0]).ravel()
+        columns = np.add.outer(matrix.columns * local, inside[1]).ravel()
         order = np.lexsort((columns, rows))
         values = np.repeat(matrix.values / local, local * local)
         spread = Matrix(matrix.n * local, rows[order], columns[order], values[order])

@@ -10,12 +10,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncddp.simulate.problem import Problem
+from asyncddp.simulate.clock import RankClocks
+from asyncddp.simulate.problem import Problem, StackedBatches
+from asyncddp.simulate.scenario import Numbers, Scenario
 from asyncddp.simulate.stacked_model import StackedModel
+from asyncddp.simulate.stacked_optimizer import StackedOptimizer
 
-Numbers = npt.NDArray[np.float64]
-MEASURES = ("loss", "error", "score", "consensus_distance")
-"""What is measured, beside what it costs."""
+MEASURES = {
+    "loss": "training loss",
+    "error": "distance from the optimum",
+    "score": "score of the average model",
+    "consensus_distance": "consensus distance",
+}
+"""Measures of a run beside its costs, with their names in pictures."""
 
 
 @dataclass(frozen=True)
@@ -127,3 +134,29 @@ class MetricsRecorder:
         final = {name: one.detach().clone() for name, one in self._model.parameters.items()}
         steps = columns[0].astype(np.int64), np.array(self._rank_steps, dtype=np.int64)
         return Run(method, final, *steps, *columns[1:])
+
+
+@dataclass(frozen=True)
+class SimulatedRanks:
+    """Models, optimizer and data of all ranks, and the measures of their training.
+
+    Attributes:
+        model: The models.
+        optimizer: Their optimizer, or one a rank.
+        scenario: Speeds, links, delays, losses and departures.
+        batches: Batches of each rank.
+        clocks: Time and bytes of ranks that make their steps together.
+        recorder: Collects what is measured.
+    """
+
+    model: StackedModel
+    optimizer: StackedOptimizer
+    scenario: Scenario
+    batches: StackedBatches
+    clocks: RankClocks
+    recorder: MetricsRecorder
+
+    def steps_made(self, step: int) -> list[int]:
+        """Return the steps that each rank has made after ``step`` steps of those that stay."""
+        last = self.scenario.departures
+        return [min(step, last.get(rank, step)) for rank in range(self.model.ranks)]

@@ -20,85 +20,183 @@ A compressor encodes each rank's row by itself, in both cases.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm
-from asyncddp.algorithms.averaged_bucket import AveragedBucket
+from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
+from asyncddp.algorithms.method_traits import CompressionUse
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.compression import Compressor
-from asyncddp.simulate.mixing_round import Mask, MixingRound
+from asyncddp.simulate.mixing_round import MixingRound
 from asyncddp.simulate.rank_codecs import RankCodecs
+from asyncddp.simulate.scenario import Mask
+from asyncddp.tensors.allocation import detached_copy
+from asyncddp.tensors.buckets import NamedFlatBucket
+
+_UNDECLARED = "what single neighbours have sent is for methods that declare by_neighbor = True"
 
 
-class SimulatedBucket(ABC):
-    """One bucket of all ranks, and the hooks of a method on it (base class).
+class SimulatedBucket:
+    """One bucket of all ranks, and the hooks of a method on it.
 
     Args:
         method: The method.
         bucket: The bucket with the tensors of all ranks, stacked.
+        layout: Layout of one rank's tensor.
         compressor: Compressor of what is sent; None for none.
+        first: The first round, whose neighbours the method may keep something for; None where it
+            does not average with neighbours.
         of_all_ranks: The tensors of all ranks, where the bucket has those of each machine's first.
 
     Attributes:
+        each: The buckets on which hooks run one after the other: that of all ranks, or one a rank.
         codecs: Compressors of all ranks; None where tensors travel as they are.
         of_all_ranks: The tensors of all ranks, ``(n, d)``.
-        every: From one rank of the bucket to the next.
     """
 
     def __init__(
         self,
         method: Algorithm,
         bucket: AveragedBucket,
+        layout: NamedFlatBucket,
         compressor: Compressor | None,
+        first: MixingRound | None,
         of_all_ranks: torch.Tensor | None = None,
     ) -> None:
         self.method, self.bucket = method, bucket
         self.of_all_ranks = bucket.flat if of_all_ranks is None else of_all_ranks
         ranks = bucket.nodes = len(bucket.flat)
-        self.every = len(self.of_all_ranks) // ranks
+        self._every = every = len(self.of_all_ranks) // ranks  # from one rank of it to the next
+        self._ranks = range(0, every * ranks, every)
         self.codecs = (
-            None if compressor is None else RankCodecs(compressor, bucket.index, ranks, self.every)
+            None if compressor is None else RankCodecs(compressor, bucket.index, ranks, every)
         )
         if self.codecs is not None:
             bucket.compressor = self.codecs.each[0]
+        self._by_rank = method.by_neighbor and first is not None
+        self.each: Sequence[AveragedBucket] = [bucket]
+        if self._by_rank:
+            self.each = [self._row(place, flat, layout) for place, flat in enumerate(bucket.flat)]
+        self._to_each: list[Mapping[int, torch.Tensor] | None] = []
+        self._set_weights(first)
+        initial = detached_copy(bucket.flat) if self._by_rank else bucket.flat
+        for one in self.each:
+            neighbors = self._neighbors_of(one, first, lambda place, tensor: initial[place])
+            state = method.initial_state(one, neighbors).items()
+            one.state.update(
+                state if self._by_rank else {key: _by_row(kept, ranks) for key, kept in state}
+            )
 
-    @abstractmethod
-    def outgoing(self, mixing: MixingRound | None) -> torch.Tensor:
-        """Return what all ranks send, ``(n, d)``; ``mixing`` if it goes to neighbours."""
+    def _row(self, place: int, flat: torch.Tensor, layout: NamedFlatBucket) -> AveragedBucket:
+        """Make the bucket of one rank."""
+        row = AveragedBucket(self.bucket.index, flat, layout, self.bucket.optimizer)
+        row.rank, row.nodes = self._ranks[place], self.bucket.nodes
+        row.compressor = None if self.codecs is None else self.codecs.each[place]
+        return row
 
-    @abstractmethod
-    def incoming(self, arrived: StackedExchangeResult) -> None:
-        """Update all ranks from what has arrived."""
+    def _set_weights(self, mixing: MixingRound | None) -> None:
+        for place, row in enumerate(self.each if self._by_rank else ()):
+            row.row = None if mixing is None else mixing.weight_rows[place].between(self._ranks)
 
-    @abstractmethod
+    def _neighbors_of(
+        self,
+        one: AveragedBucket,
+        mixing: MixingRound | None,
+        kept: Callable[[int, torch.Tensor], torch.Tensor],
+    ) -> NeighborTensors:
+        """Return what neighbours have: single ones ``kept(place, tensor)``."""
+        if not self.method.by_neighbor:
+            return _StackedNeighborTensors(one, mixing)
+        sources = () if one.row is None else one.row.sources
+        return NeighborTensors(
+            one, lambda tensor: {rank: kept(rank // self._every, tensor) for rank in sources}
+        )
+
     def restart(self, mixing: MixingRound | None) -> None:
         """Let the method begin anew, since others take part from now on.
 
         Args:
             mixing: Who averages with whom from now on; None if not with neighbours.
         """
-
-    @property
-    def travelling_states(self) -> Mapping[str, torch.Tensor]:
-        """Tensors that travel along, stacked, by name."""
-        return self.method.travelling_state(self.bucket)
-
-    @property
-    def each(self) -> Sequence[AveragedBucket]:
-        """Return the buckets on which hooks run one after the other."""
-        return [self.bucket]
+        self._set_weights(mixing)
+        before = [
+            {name: kept.clone() for name, kept in _tensors_of(one).items()}
+            for one in (self.each if self.method.by_neighbor else ())
+        ]
+        for one in self.each:
+            kept = partial(_counterpart, _tensors_of(one), before)
+            self.method.restart(one, self._neighbors_of(one, mixing, kept))
 
     def begin_round(self, number: int, active: Mask) -> None:
         """Tell the buckets of a round, and of the ranks that have not left."""
         for one in self.each:
-            one.round = number
+            one.round, one.joined = number, self._by_rank and not active[one.rank]
 
     def clear_padding(self) -> None:
         """Write zeros between parameters, of which compressors would lose something."""
-        self.bucket.clear_padding()
+        for one in self.each:
+            one.clear_padding()
+
+    def outgoing(self, mixing: MixingRound | None) -> torch.Tensor:
+        """Return what all ranks send, ``(n, d)``; ``mixing`` if it goes to neighbours."""
+        self._set_weights(mixing)
+        sent = [self.method.outgoing(one) for one in self.each]
+        differ = mixing is not None and self.method.compression is CompressionUse.DIFFERENCES
+        self._to_each = [
+            self.method.outgoing_to_each(row, own) if differ and self._by_rank else None
+            for row, own in zip(self.each, sent, strict=True)
+        ]
+        return torch.stack(sent) if self._by_rank else sent[0]
+
+    @property
+    def travelling_states(self) -> Mapping[str, torch.Tensor]:
+        """Tensors that travel along, stacked, by name."""
+        every = [self.method.travelling_state(one) for one in self.each]
+        if not self._by_rank:
+            return every[0]
+        return {name: torch.stack([one[name] for one in every]) for name in every[0]}
+
+    def incoming(self, arrived: StackedExchangeResult) -> None:
+        """Update all ranks from what has arrived."""
+        if not self._by_rank:
+            self.method.incoming(self.bucket, _SimulatedReceived(arrived, slice(None)))
+            return
+        for place, row in enumerate(self.each):
+            terms = {}
+            for rank in () if row.row is None else row.row.sources:
+                own = self._to_each[rank // self._every]
+                terms[rank] = arrived.decoded[rank // self._every] if own is None else own[row.rank]
+            received = _SimulatedReceived(arrived, place, terms)
+            received.sent_to_each = self._to_each[place] or {}
+            self.method.incoming(row, received)
+
+
+def _tensors_of(one: AveragedBucket) -> Mapping[str, torch.Tensor]:
+    """Return what a rank keeps, with its bucket, by name."""
+    return {"": one.flat, **one.state}
+
+
+def _counterpart(
+    own: Mapping[str, torch.Tensor],
+    kept: Sequence[Mapping[str, torch.Tensor]],
+    place: int,
+    tensor: torch.Tensor,
+) -> torch.Tensor:
+    """Return what another rank keeps in the place of one of this rank's tensors."""
+    for name, one in own.items():
+        if one is tensor:
+            return kept[place][name]
+    raise TypeError("what neighbours hold is known of bucket.flat and bucket.state, whole")
+
+
+def _by_row(kept: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Return a number as one of each rank; any other tensor as it is."""
+    return kept if kept.dim() else kept.expand(ranks, 1).clone()
 
 
 @dataclass(frozen=True)
@@ -109,10 +207,52 @@ class StackedExchangeResult:
         decoded: What each rank has sent, as its receivers decode it, ``(n, d)``.
         mixed: Its average on each rank, ``(n, d)``.
         states: The averages of the tensors of the state that travel along, by name.
-        mixing: Who averages with whom; None if not with neighbours.
     """
 
     decoded: torch.Tensor
     mixed: torch.Tensor
     states: Mapping[str, torch.Tensor]
-    mixing: MixingRound | None
+
+
+class _SimulatedReceived(Received):
+    """What one rank has received, out of what all have sent; or all ranks, stacked."""
+
+    def __init__(
+        self,
+        arrived: StackedExchangeResult,
+        place: int | slice,
+        terms: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
+        self._mixed, self._own, self._terms = arrived.mixed[place], arrived.decoded[place], terms
+        self.states = {name: one[place] for name, one in arrived.states.items()}
+        self.sources = tuple(terms or ())
+
+    @property
+    @override
+    def mixed(self) -> torch.Tensor:
+        return self._mixed
+
+    @override
+    def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
+        if self._terms is None:
+            raise TypeError(_UNDECLARED)
+        target.add_(self._terms[rank], alpha=weight)
+
+    @override
+    def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
+        target.add_(self._own, alpha=weight)
+
+
+class _StackedNeighborTensors(NeighborTensors):
+    """What neighbours have of all ranks' stacked tensors."""
+
+    def __init__(self, bucket: AveragedBucket, mixing: MixingRound | None) -> None:
+        super().__init__(bucket, self._of_each)
+        self._mixing = mixing
+
+    @override
+    def mixed(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if self._mixing is None else self._mixing.mix(tensor)
+
+    def _of_each(self, tensor: torch.Tensor) -> Mapping[int, torch.Tensor]:
+        raise TypeError(_UNDECLARED)

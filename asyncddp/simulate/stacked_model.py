@@ -108,23 +108,20 @@ class StackedModel:
         Returns:
             The loss of each rank, ``(n,)``.
         """
-        if self._chunk == self.ranks > 1:
-            losses = self._stacked_losses(dict(self.parameters), self.buffers, batch)
-            found = self._backward(losses.sum(), self.parameters)
-            for name, parameter in self.parameters.items():
-                parameter.grad = found[name]
-            return losses.detach()
-        parts = []
-        for parameter in self.parameters.values():
-            parameter.grad = empty_like(parameter)
+        losses = []
         for first in range(0, self.ranks, self._chunk):
             places = slice(first, min(first + self._chunk, self.ranks))
-            found, losses = self._gradients_of_some(places, tuple(one[places] for one in batch))
-            parts.append(losses)
+            found, some = self._gradients_of_some(places, tuple(one[places] for one in batch))
+            losses.append(some)
             for name, parameter in self.parameters.items():
+                if self._chunk == self.ranks:
+                    parameter.grad = found[name].reshape(parameter.shape)
+                    continue
+                if not first:
+                    parameter.grad = empty_like(parameter)
                 assert parameter.grad is not None
                 parameter.grad[places] = found[name]
-        return torch.cat(parts)
+        return torch.cat(losses)
 
     def _gradients_of_some(self, places: slice, batch: Batch) -> tuple[Named, torch.Tensor]:
         """Return the gradients of consecutive ranks, stacked, and their losses."""
@@ -136,12 +133,9 @@ class StackedModel:
             losses = self._loss_of(rows, buffers, tuple(row[0] for row in batch)).reshape(1)
         else:
             losses = self._stacked_losses(rows, buffers, batch)
-        return self._backward(losses.sum(), rows), losses.detach()
-
-    def _backward(self, loss: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> Named:
-        """Return the gradients of the ranks' losses, whose sum has them all."""
-        found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-        return dict(zip(parameters, found, strict=True))
+        # the sum of the ranks' losses has the gradients of all
+        found = torch.autograd.grad(losses.sum(), list(rows.values()), materialize_grads=True)
+        return dict(zip(rows, found, strict=True)), losses.detach()
 
     def gradients_of(self, rank: int, batch: Batch) -> tuple[Named, float]:
         """Return the gradients of one rank at its own parameters, by name, and its loss.

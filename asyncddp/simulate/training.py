@@ -6,18 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-
 from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, checked_integer
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
-from asyncddp.simulate.asynchronous_run import AsynchronousRun, WarmUp, runs_asynchronously
+from asyncddp.simulate.asynchronous_run import AsynchronousRun, runs_asynchronously
 from asyncddp.simulate.clock import RankClocks
 from asyncddp.simulate.method_checks import built_topology
 from asyncddp.simulate.method_run import MethodRun
-from asyncddp.simulate.problem import Batch, Problem, StackedBatches
-from asyncddp.simulate.record import MetricsRecorder, Run
+from asyncddp.simulate.problem import Problem, StackedBatches
+from asyncddp.simulate.record import MetricsRecorder, Run, SimulatedRanks
 from asyncddp.simulate.scenario import Scenario
 from asyncddp.simulate.stacked_model import StackedModel
 from asyncddp.simulate.stacked_optimizer import (
@@ -103,111 +100,34 @@ def train(
     bucket_bytes = checked_bucket_bytes(method_settings.bucket_size_in_mb)
     fragments = method_settings.create_method().fragments
     model = StackedModel(problem, bucket_bytes, chunk_size, fragments)
-    batches, recorder = StackedBatches(problem, seed), MetricsRecorder(problem, model)
+    recorder = MetricsRecorder(problem, model)
     asynchronous = runs_asynchronously(method_settings, scenario, problem.ranks)
     stacked = StackedOptimizer(model, optimizer, schedule, by_rank=asynchronous)
-    training = _Training(method_settings, model, stacked, scenario, in_step=not asynchronous)
+    clocks = RankClocks(scenario, problem.ranks, scenario.byte_scale(model.nbytes))
+    batches = StackedBatches(problem, seed)
+    ranks = SimulatedRanks(model, stacked, scenario, batches, clocks, recorder)
+    method = method_settings.create_method()
+    method.check_optimizer(stacked.groups)
+    set_gradient_meaning(method, stacked.groups, averages=problem.ranks > 1)
+    warming = method.warms_up(stacked.groups, 0)
 
-    def tell(step: int, run: _Training | AsynchronousRun) -> None:
+    def begin(made: int) -> MethodRun | AsynchronousRun:
+        """Begin with the method, or its warm-up, after so many steps."""
+        if warming:
+            before = method_settings.before(method)
+            return MethodRun(ranks, before, before.create_method())
+        if asynchronous:
+            return AsynchronousRun(ranks, method_settings, steps, made)
+        return MethodRun(ranks, method_settings, method)
+
+    run = begin(0)
+    for step in range(steps + 1):
+        if step:
+            run.advance(step)
         if step % record_every == 0 or step == steps:
-            run.record(step, recorder)
+            run.record(step)
         if progress is not None and step:
             progress(step)
-
-    ranks = list(range(problem.ranks))
-    tell(0, training)
-    while training.goes_on and training.made < steps:
-        losses = training.step(batches.of(ranks, [training.made] * len(ranks)))
-        recorder.add_losses(losses[training.there])
-        tell(training.made, training)
-    if asynchronous:
-        begun = training.warm_up
-        run = AsynchronousRun(method_settings, model, stacked, scenario, batches, steps, begun)
-        for step in range(training.made + 1, steps + 1):
-            run.advance(step * problem.ranks)
-            tell(step, run)
+        if step and warming and not (warming := method.warms_up(stacked.groups, step)):
+            run = begin(step)
     return recorder.finish(method_settings.describe())
-
-
-class _Training:
-    """Training of all ranks in step, by a method after its warm-up, if it has one.
-
-    Args:
-        settings: The method.
-        model: The models.
-        optimizer: Their optimizer.
-        scenario: Speeds, links, losses and departures.
-        in_step: Whether it goes on after the warm-up.
-
-    Attributes:
-        made: Steps made.
-        there: The ranks that have not left.
-    """
-
-    def __init__(
-        self,
-        settings: MethodSettings,
-        model: StackedModel,
-        optimizer: StackedOptimizer,
-        scenario: Scenario,
-        *,
-        in_step: bool,
-    ) -> None:
-        self._settings, self._model, self._optimizer = settings, model, optimizer
-        self._scenario = scenario
-        self._method = settings.create_method()
-        self._method.check_optimizer(optimizer.groups)
-        set_gradient_meaning(self._method, optimizer.groups, averages=model.ranks > 1)
-        self._clocks = RankClocks(scenario, model.ranks)
-        self._bytes = np.zeros(model.ranks)
-        self._scale = scenario.byte_scale(model.nbytes)
-        self.there: list[int] = list(range(model.ranks))
-        self._warming = self._method.warms_up(optimizer.groups, 0)
-        self._in_step, self.made = in_step, 0
-        self._run = self._begin()
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the next step is one of ranks in step."""
-        return self._run is not None
-
-    @property
-    def warm_up(self) -> WarmUp:
-        """What ranks have made that go on at their own pace."""
-        steps = [
-            self._scenario.departures.get(rank, self.made) for rank in range(self._model.ranks)
-        ]
-        return WarmUp([min(self.made, own) for own in steps], self._clocks.now, self._bytes)
-
-    def _begin(self) -> MethodRun | None:
-        if not self._warming and not self._in_step:
-            return None
-        settings, method = self._settings, self._method
-        if self._warming:
-            settings = settings.before(method)
-            method = settings.create_method()
-        return MethodRun(settings, method, self._model, self._optimizer, self._scenario)
-
-    def step(self, batch: Batch) -> torch.Tensor:
-        """Make a step; return the losses of all ranks."""
-        assert self._run is not None
-        active = self._scenario.active(self._model.ranks, self.made)
-        self.there = np.flatnonzero(active).tolist()
-        losses = self._run.step(batch, active)
-        traffic = self._run.traffic
-        if traffic is not None:
-            traffic.nbytes *= self._scale
-            self._bytes += traffic.bytes_sent
-        self._clocks.advance(traffic, active, hidden=self._run.hidden)
-        self.made += 1
-        if self._warming:
-            self._warming = self._method.warms_up(self._optimizer.groups, self.made)
-            if not self._warming:
-                self._run = self._begin()
-        return losses
-
-    def record(self, step: int, recorder: MetricsRecorder) -> None:
-        """Record what is now, of the ranks that are there."""
-        there = self.there
-        seconds = float(self._clocks.now[there].max())
-        recorder.record(step, seconds, float(self._bytes[there].mean()), there, self.warm_up.steps)
