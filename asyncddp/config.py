@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncddp.errors import ArgumentError
 
+T = TypeVar("T")
 HARDWARE_QUEUES = 32
 """Queues between the host and a GPU that CUDA can open; each holds the work of several streams."""
 _OPEN_MPI = {
@@ -24,7 +25,49 @@ _OPEN_MPI = {
 started MPI before it reads them: see :mod:`asyncddp.transport.mpi.iallreduce_tuning`."""
 
 
-def tune_open_mpi(environ: MutableMapping[str, str]) -> None:
+def read_variable(
+    name: str, parse: Callable[[str], T], environ: Mapping[str, str] | None = None
+) -> T | None:
+    """Read an environment variable; None if it is not set.
+
+    ``parse`` raises a ValueError that says which values are expected.
+
+    Raises:
+        ArgumentError: The value cannot be read; the message names the variable.
+
+    Example:
+        >>> read_variable("ASYNCDDP_STEPS", whole_number(1), {"ASYNCDDP_STEPS": "5"})
+        5
+    """
+    text = (os.environ if environ is None else environ).get(name)
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        message = f"environment variable {name}: expected {error}, got {text!r}"
+        raise ArgumentError(message) from error
+
+
+def set_defaults(variables: Mapping[str, str]) -> None:
+    """Set environment variables of this process that are not set yet."""
+    os.environ.update({name: text for name, text in variables.items() if name not in os.environ})
+
+
+@contextlib.contextmanager
+def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables inside a ``with`` block, and put them back afterwards."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+def tune_open_mpi(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set Open MPI's TCP options that are not set yet; effective only before MPI starts.
 
     Example:
@@ -37,7 +80,7 @@ def tune_open_mpi(environ: MutableMapping[str, str]) -> None:
         environ.setdefault(name, value)
 
 
-def tune_cuda(environ: MutableMapping[str, str], transports: str | None) -> None:
+def tune_cuda(transports: str | None, environ: MutableMapping[str, str] = os.environ) -> None:
     """Have CUDA make a hardware queue for each stream, where NCCL may carry messages between GPUs.
 
     Effective only before CUDA starts, which a CUDA-aware MPI has it do as it starts itself. What is
@@ -45,8 +88,8 @@ def tune_cuda(environ: MutableMapping[str, str], transports: str | None) -> None
 
     Example:
         >>> environ = {}
-        >>> tune_cuda(environ, "cuda_ipc")
-        >>> tune_cuda(environ, None)
+        >>> tune_cuda("cuda_ipc", environ)
+        >>> tune_cuda(None, environ)
         >>> environ
         {'CUDA_DEVICE_MAX_CONNECTIONS': '32'}
     """
@@ -87,11 +130,16 @@ def _positive(text: str) -> float:
     raise ValueError("a number above zero")
 
 
-def _count(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise ValueError("a whole number of at least 1")
+def whole_number(least: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers that are large enough, for :func:`read_variable`."""
+
+    def parse(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if int(text) >= least:
+                return int(text)
+        raise ValueError(f"a whole number of at least {least}")
+
+    return parse
 
 
 def _flag(text: str) -> bool:
@@ -145,7 +193,7 @@ class Config:
     device_transports: str | None = _env(
         "ASYNCDDP_DEVICE_TRANSPORTS", _text, None, was="ASYNCDDP_DEVICE_WIRES"
     )
-    ranks_per_machine: int | None = _env("ASYNCDDP_RANKS_PER_MACHINE", _count, None)
+    ranks_per_machine: int | None = _env("ASYNCDDP_RANKS_PER_MACHINE", whole_number(1), None)
     report_dir: str | None = _env("ASYNCDDP_REPORT_DIR", str, None)
     timeline: str | None = _env("ASYNCDDP_TIMELINE", _text, None)
     nvtx: bool = _env("ASYNCDDP_NVTX", _flag, False)
@@ -173,12 +221,6 @@ class Config:
             if was in environ and name not in environ:
                 warnings.warn(f"the variable {was} is called {name} now", FutureWarning, 2)
                 name = was
-            if item.name in values or name not in environ:
-                continue
-            try:
-                values[item.name] = parse(environ[name])
-            except ValueError as error:
-                raise ArgumentError(
-                    f"environment variable {name}: expected {error}, got {environ[name]!r}"
-                ) from error
+            if item.name not in values and name in environ:
+                values[item.name] = read_variable(name, parse, environ)
         return cls(**values)

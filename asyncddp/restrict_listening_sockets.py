@@ -15,16 +15,12 @@ import socket
 import threading
 from collections.abc import Mapping
 
+from asyncddp.config import read_variable
 from asyncddp.tcp_sockets import TCPSocket, copy_of, tcp_sockets
 
 _LOOPBACK_DEVICE = b"lo\0"
 _FIRST_PAUSE, _LAST_PAUSE = 0.001, 1.0  # seconds between two scans, growing
 _SEGMENT_BYTES = 18 << 20  # bytes of /dev/shm that Open MPI's shared memory wants for each rank
-_SIZE_VARIABLES = (  # pairs: the number of ranks, and that on this machine
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_SIZE", "MPI_LOCALNRANKS"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
-)
 
 
 def listeners(process: int | None = None) -> list[TCPSocket]:
@@ -77,24 +73,9 @@ def _confine_until_exit(process: int, pidfd: int) -> None:
         os.close(pidfd)
 
 
-def ranks_of_one_machine(environment: Mapping[str, str]) -> int | None:
-    """Return the number of ranks if the launcher has started all on this machine, else None.
-
-    It is 1 without a launcher, and None where some ranks are or may be on other machines.
-
-    Example:
-        >>> ranks_of_one_machine({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
-        4
-        >>> ranks_of_one_machine({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
-    """
-    for name, here in _SIZE_VARIABLES:
-        if name in environment:
-            size = environment[name]
-            return int(size) if environment.get(here) == size else None
-    return None if {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID"} & environment.keys() else 1
-
-
-def local_open_mpi(environment: Mapping[str, str], ranks: int, *, all_told: bool) -> dict[str, str]:
+def local_open_mpi(
+    ranks: int, environment: Mapping[str, str] | None = None, *, all_told: bool
+) -> dict[str, str]:
     """Return environment variables that tell Open MPI that no other machine takes part.
 
     Where the environment chooses networks, nothing is added. Where not all ranks are told before
@@ -102,10 +83,10 @@ def local_open_mpi(environment: Mapping[str, str], ranks: int, *, all_told: bool
     (``ofi``) is left out, as its search for hardware takes a second.
     """
     names = ("btl", "btl_tcp_if_include", "btl_tcp_if_exclude")
-    chosen = {environment.get(f"OMPI_MCA_{name}") for name in names}
+    chosen = {read_variable(f"OMPI_MCA_{name}", str, environment) for name in names}
     if chosen - {None, "^ofi"}:  # which asyncddp run sets where other machines may take part
         return {}
-    folder = environment.get("OMPI_MCA_btl_sm_backing_directory", "/dev/shm")
+    folder = read_variable("OMPI_MCA_btl_sm_backing_directory", str, environment) or "/dev/shm"
     with contextlib.suppress(OSError):
         if shutil.disk_usage(folder).free >= ranks * _SEGMENT_BYTES:
             return {"OMPI_MCA_btl": "^ofi,tcp" if all_told else "^ofi"}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncddp.config import Config
 from asyncddp.context.context import Context, use
 from asyncddp.errors import ArgumentError, PeerError, RankError
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.transport.loopback import LoopbackTransport
+
+if TYPE_CHECKING:
+    from asyncddp.notebook.local_view import LocalView
 
 _POLL_INTERVAL = 0.1  # seconds between polls for the end of a thread
 
@@ -46,7 +48,7 @@ class LocalWorld:
         if late and error is None:
             raise late[0]
 
-    def activate(self) -> Any:
+    def activate(self) -> LocalView:
         """Let notebook cells that begin with ``%%px`` run on these ranks, for good; IPython only.
 
         Each rank has its own names, which last from cell to cell. What they print begins with the
@@ -61,7 +63,9 @@ class LocalWorld:
             UsageError: This is no IPython session.
             EnvironmentProblem: IPython is not installed.
         """
-        return importlib.import_module("asyncddp.notebook").activate(self)
+        from asyncddp.notebook.local_view import activate
+
+        return activate(self)
 
     def renew(self) -> None:
         """Restart the world after an error; topologies stay as they were."""

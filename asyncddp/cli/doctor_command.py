@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from asyncddp.cli.doctor.mpi_probe import find_answer
 from asyncddp.cli.doctor.package_checks import check_packages, torch_cuda_version
 from asyncddp.cli.doctor.transport_self_test import self_test, summarise_self_test
 from asyncddp.cli.options import placement_options
+from asyncddp.environments.rank_marker import environment_of_children
 from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launchers.local import LOCAL
 
@@ -67,7 +67,7 @@ def doctor_command(check: bool, as_json: bool, **where: Any) -> None:
 
 
 def _run_checks(where: dict[str, Any], *, check: bool) -> dict[str, Any]:
-    environment = dict(os.environ)
+    environment = environment_of_children()
     found_gpus = list_gpus()
     launcher, about_launcher = check_launcher(where["launcher"], environment)
     answer = _run_module([_PROBE])

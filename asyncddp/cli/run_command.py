@@ -13,6 +13,7 @@ import click
 
 from asyncddp.cli.console import open_standard_streams
 from asyncddp.cli.options import run_options
+from asyncddp.environments.rank_marker import environment_of_children
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.diagnosis import Diagnosis, diagnose, group_by_failure, read_failure_reports
 from asyncddp.launch.job_builder import build_job
@@ -23,7 +24,6 @@ from asyncddp.launch.open_files import ensure_open_files
 from asyncddp.launch.report_directory import check_folders, report_directory
 from asyncddp.launch.supervisor import REPORT_DIR, supervise
 from asyncddp.rank_list_text import list_ranks
-from asyncddp.rank_marker import forget_parent_rank
 from asyncddp.restrict_listening_sockets import confine_while_it_runs
 
 
@@ -49,9 +49,8 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
     """Run a program on several ranks and return the exit code."""
     open_standard_streams()
     ensure_open_files(options.num_proc or 1)
-    check_folders(os.environ)
-    environment = dict(os.environ)
-    forget_parent_rank(environment)
+    environment = environment_of_children()
+    check_folders(environment)
     if options.ranks_per_machine is not None:
         environment["ASYNCDDP_RANKS_PER_MACHINE"] = str(options.ranks_per_machine)
     timeline = timeline_pattern(options)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from asyncddp.config import Config
-from asyncddp.context.launcher_environment import launcher_rank_and_size
+from asyncddp.environments.launchers import launcher_rank_and_size
 from asyncddp.errors import PeerError, PeerLeftError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def uninstall_crash_handler() -> None:
 @contextlib.contextmanager
 def joining_marker(config: Config) -> Iterator[None]:
     """Mark for ``asyncddp run`` that this rank waits for all to join, and then that it has."""
-    rank, size = launcher_rank_and_size(os.environ)
+    rank, size = launcher_rank_and_size()
     if config.report_dir is None or size == 1:
         yield
         return
@@ -93,7 +93,7 @@ def end_run(error: BaseException) -> NoReturn:
     if _CrashHandlerState.process not in (0, os.getpid()):
         _end_fork(error)
     context = _CrashHandlerState.context
-    rank, size = (context.rank, context.size) if context else launcher_rank_and_size(os.environ)
+    rank, size = (context.rank, context.size) if context else launcher_rank_and_size()
     code = exit_code(error)
     quiet = isinstance(error, (SystemExit, KeyboardInterrupt))
     quiet = quiet or error.__traceback__ is None  # it was not raised

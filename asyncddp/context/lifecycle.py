@@ -7,7 +7,7 @@ import os
 import sys
 
 from asyncddp.config import Config
-from asyncddp.context import crash_handler, launcher_environment
+from asyncddp.context import crash_handler
 from asyncddp.context.context import (
     Context,
     activate,
@@ -16,13 +16,11 @@ from asyncddp.context.context import (
     is_initialized,
     refuse_forked,
 )
+from asyncddp.context.world_startup import open_world
+from asyncddp.environments.launchers import launcher_rank_and_size
+from asyncddp.environments.rank_marker import mark_rank, refuse_child_of_rank, unmark_rank
 from asyncddp.errors import PeerError
-from asyncddp.rank_marker import MARKER, mark_rank, refuse_child_of_rank
 from asyncddp.topology.builders import TopologyLike
-from asyncddp.transport import DEFAULT_TRANSPORT
-from asyncddp.transport.base import Scope
-from asyncddp.transport.selection import open_transport
-from asyncddp.transport.startup_deadline import StartupDeadline
 
 
 def init(
@@ -76,7 +74,7 @@ def init(
     """
     refuse_forked("init()")
     if not is_initialized():
-        refuse_child_of_rank(os.environ)
+        refuse_child_of_rank()
         config = Config.from_environment(
             timeout=timeout,
             warn_after=warn_after,
@@ -85,26 +83,15 @@ def init(
             ranks_per_machine=ranks_per_machine,
             timeline=timeline,
         )
-        default = DEFAULT_TRANSPORT
-        if config.transport is None:
-            default = launcher_environment.select_default_transport(os.environ)
-        rank, size = launcher_environment.launcher_rank_and_size(os.environ)
-        if size > 1:
+        if launcher_rank_and_size()[1] > 1:
             # an error on one rank in here must not leave the others waiting
             crash_handler.install_crash_handler()
-        deadline = StartupDeadline(rank, size, config, crash_handler.end_run)
-        with crash_handler.joining_marker(config):
-            opened = open_transport(config.transport, deadline, default=default)
-        if opened.started_by_mpi:
-            launcher_environment.check_size(opened.size, os.environ)
-        elif opened.scope is not Scope.PROCESS:
-            launcher_environment.check_joined(opened.size, os.environ)
-        context = Context(opened, config)
+        context = Context(open_world(config), config)
         activate(context)
         crash_handler.install_crash_handler(context)
         atexit.register(_leave, context)
         if context.size > 1:
-            mark_rank(os.environ)
+            mark_rank()
     if topology is not None:
         current().topologies.set(topology)
 
@@ -128,7 +115,7 @@ def shutdown() -> None:
         context = current()
         activate(None)
         atexit.unregister(_leave)
-        os.environ.pop(MARKER, None)
+        unmark_rank()
         crash_handler.uninstall_crash_handler()
         context.close("it called shutdown()")
 

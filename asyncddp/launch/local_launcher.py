@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import secrets
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import IO
 
+from asyncddp.environments.launchers import without_launchers
 from asyncddp.launch.launchers.local import LOCAL
 from asyncddp.launch.process_cleanup import parent_death_setter
 from asyncddp.launch.rank_environment import rendezvous_variables
@@ -32,11 +32,6 @@ from asyncddp.launch.rank_processes import (
 )
 
 _GRACE_PERIOD = 3.0  # seconds in which the other ranks may end after one has failed
-_ANNOUNCEMENTS = {
-    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    *("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS"),
-    *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "TORCHELASTIC_RUN_ID"),
-}
 
 
 class _LocalRanks(RankProcesses):
@@ -64,7 +59,7 @@ class _LocalRanks(RankProcesses):
             stream = subprocess.PIPE if tag else None
             process = subprocess.Popen(
                 program,
-                env={**_without_launchers(environment), **added, **own},
+                env={**environment, **added, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -112,11 +107,6 @@ class _LocalRanks(RankProcesses):
             relay.join(timeout=1.0)
 
 
-def _without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leave out by what launchers around this one announce the process that they have started."""
-    return {name: text for name, text in environment.items() if name not in _ANNOUNCEMENTS}
-
-
 def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
     """Pass lines on in a thread, each with its rank in front."""
 
@@ -131,7 +121,7 @@ def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
 
 def run(count: int, program: Sequence[str], *, tag: bool = False) -> int:
     """Run a program on so many ranks; return the exit code of the first that failed."""
-    ranks = _LocalRanks(count, program, os.environ, tag=tag)
+    ranks = _LocalRanks(count, program, without_launchers(), tag=tag)
     signal.signal(LOCAL.abort_signal, ranks.on_signal)  # also where it is ignored, as after &
     with signal_handler(ranks.on_signal, TERMINATION_SIGNALS | FORWARDED_SIGNALS):
         while ranks.running:

@@ -10,49 +10,21 @@ import io
 import os
 import runpy
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from asyncddp.config import tune_cuda, tune_open_mpi
+from asyncddp.config import read_variable, set_defaults, tune_cuda, tune_open_mpi, whole_number
+from asyncddp.environments.launchers import announced, set_torch_variables
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK")
 RANKS_PER_NODE = "ASYNCDDP_RANKS_PER_NODE"
 """Set by a launcher that starts equally many ranks on each node, one node after another."""
-_LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE")
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
-TORCH_VARIABLES = {
-    "RANK": RANK_VARIABLES,
-    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"),
-    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
-    "LOCAL_WORLD_SIZE": _LOCAL_SIZE,
-}
-
-
-def first_variable(names: Sequence[str]) -> str | None:
-    """Return the value of the first of these environment variables that is set; else None."""
-    return next((os.environ[name] for name in names if name in os.environ), None)
-
-
-def set_torch_variables(environ: MutableMapping[str, str]) -> None:
-    """Set torch.distributed's RANK and its kin from a launcher's variables, unless one is set.
-
-    Example:
-        >>> environ = {"PMI_RANK": "1", "PMI_SIZE": "4"}
-        >>> set_torch_variables(environ)
-        >>> environ["RANK"], environ["WORLD_SIZE"]
-        ('1', '4')
-    """
-    if environ.keys().isdisjoint(TORCH_VARIABLES):
-        for name, names in TORCH_VARIABLES.items():
-            value = next((environ[other] for other in names if other in environ), None)
-            if value is not None:
-                environ[name] = value
 
 
 @contextlib.contextmanager
 def _recorded_lifetime() -> Iterator[None]:
-    report_directory, rank = os.environ.get("ASYNCDDP_REPORT_DIR"), first_variable(RANK_VARIABLES)
+    report_directory, rank = read_variable("ASYNCDDP_REPORT_DIR", str), announced("RANK")
     if not (report_directory and rank and Path(report_directory).is_dir()):
         yield
         return
@@ -69,18 +41,18 @@ def _recorded_lifetime() -> Iterator[None]:
 
 def _set_variables() -> None:
     """Set OMP_NUM_THREADS, and torch.distributed's variables, unless the user has."""
-    size = first_variable(_LOCAL_SIZE)
-    if size is not None and "OMP_NUM_THREADS" not in os.environ:
+    size = announced("LOCAL_WORLD_SIZE")
+    if size is not None and read_variable("OMP_NUM_THREADS", str) is None:
         from asyncddp.launch.available_cpus import threads_per_rank
 
-        os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(int(size)))
-    tune_open_mpi(os.environ)  # the script may start MPI before it imports the library
+        set_defaults({"OMP_NUM_THREADS": str(threads_per_rank(int(size)))})
+    tune_open_mpi()  # the script may start MPI before it imports the library
     if _NVIDIA_DRIVER.exists():  # or put something on its GPU before it calls init()
-        tune_cuda(os.environ, os.environ.get("ASYNCDDP_DEVICE_TRANSPORTS"))
-    set_torch_variables(os.environ)
-    rank, each = first_variable(RANK_VARIABLES), os.environ.get(RANKS_PER_NODE)
+        tune_cuda(read_variable("ASYNCDDP_DEVICE_TRANSPORTS", str))
+    set_torch_variables()
+    rank, each = announced("RANK"), read_variable(RANKS_PER_NODE, whole_number(1))
     if rank is not None and each is not None:
-        os.environ.setdefault("NODE_RANK", str(int(rank) // int(each)))
+        set_defaults({"NODE_RANK": str(int(rank) // each)})
 
 
 def _run(words: list[str]) -> None:
@@ -109,7 +81,7 @@ def main(words: Sequence[str]) -> None:
     if not words or list(words) == ["-m"]:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
     _set_variables()
-    if "PYTHONUNBUFFERED" not in os.environ and isinstance(sys.stdout, io.TextIOWrapper):
+    if read_variable("PYTHONUNBUFFERED", str) is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # as on a terminal
     process = os.getpid()
     with _recorded_lifetime():

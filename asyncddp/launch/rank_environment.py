@@ -9,6 +9,7 @@ import shutil
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
+from asyncddp.environments.launchers import Slurm
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.launch.available_cpus import threads_per_rank
 from asyncddp.launch.hosts import Host, is_this_machine
@@ -91,17 +92,10 @@ def rendezvous_variables(
     """
     address = "" if remote else loopback_address()
     if remote:
-        address = hosts[0].name if hosts else _first_slurm_host(environment)
+        address = hosts[0].name if hosts else Slurm(environment).address
         address = socket.gethostname() if is_this_machine(Host(address)) else address
     wanted = {"MASTER_ADDR": address, "MASTER_PORT": str(_free_port())}
     return {name: value for name, value in wanted.items() if name not in environment}
-
-
-def _first_slurm_host(environment: Mapping[str, str]) -> str:
-    """Return the first host of a Slurm allocation: ``node07`` of ``node[07-12,15]``."""
-    given = environment.get("SLURM_JOB_NODELIST", "")
-    match = re.match(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", given)
-    return "".join(part or "" for part in match.groups()) if match else socket.gethostname()
 
 
 def loopback_address() -> str:

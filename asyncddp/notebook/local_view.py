@@ -10,19 +10,35 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
-from asyncddp.context.context import current
+from asyncddp.context.context import Context, current
 from asyncddp.errors import ArgumentError, RankError, UsageError
 from asyncddp.install_commands import needed_package
 from asyncddp.notebook.error_grouping import CellFailure, group_failures, with_traceback_lines
-from asyncddp.thread_world import LocalWorld
 
 _INTERRUPTED = "KeyboardInterrupt: the ranks have ended the cell"
 _RENEWED = (
     "[asyncddp] the ranks had lost step and have begun anew; topologies stay, but optimizers, "
     "windows and handles must be made again"
 )
+
+
+class RanksOnThreads(Protocol):
+    """World whose ranks are threads, as :class:`asyncddp.LocalWorld`."""
+
+    size: int
+    contexts: Sequence[Context]
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a function on every rank."""
+
+    def renew(self) -> None:
+        """Restart the world after an error."""
 
 
 class LocalView:
@@ -41,7 +57,7 @@ class LocalView:
         [0, 5, 10]
     """
 
-    def __init__(self, world: LocalWorld) -> None:
+    def __init__(self, world: RanksOnThreads) -> None:
         self._world = world
         self.names: list[dict[str, Any]] = [{"__name__": "__main__"} for _ in range(world.size)]
 
@@ -118,7 +134,7 @@ class LocalView:
             sys.stderr.write(f"{_RENEWED}\n")
 
 
-def activate(world: LocalWorld) -> LocalView:
+def activate(world: RanksOnThreads) -> LocalView:
     """Register ``%%px`` for the ranks of a local world; see :meth:`asyncddp.LocalWorld.activate`.
 
     Raises:

@@ -9,7 +9,7 @@ import signal
 import sys
 from multiprocessing.connection import Client
 
-from asyncddp.context.launcher_environment import launcher_rank_and_size
+from asyncddp.environments.launchers import launcher_rank_and_size
 from asyncddp.testing.outcome import Outcome
 from asyncddp.testing.rank_function_call import run_case
 from asyncddp.transport import TRANSPORTS
@@ -37,7 +37,7 @@ def _print_stacks_on_signals() -> None:
 def _start(transport: str) -> int:
     """Start MPI, where it starts the ranks; return this rank."""
     if not TRANSPORTS[transport].started_by_mpi:
-        return launcher_rank_and_size(os.environ)[0]
+        return launcher_rank_and_size()[0]
     from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
 
     initialize_mpi()

@@ -24,9 +24,9 @@ from typing import IO, Any
 import psutil
 
 import asyncddp
+from asyncddp.environments.rank_marker import environment_of_children
 from asyncddp.launch.job_options import Job
 from asyncddp.launch.launcher_discovery import LOCAL_NAME, find_launcher
-from asyncddp.rank_marker import forget_parent_rank
 from asyncddp.testing.outcome import Outcome
 from asyncddp.testing.rank_function_call import RankFunctionCall
 from asyncddp.transport import TRANSPORTS
@@ -189,8 +189,7 @@ def launch(
 
     There may be more ranks than cores. This process's ``ASYNCDDP_…`` variables are left out.
     """
-    own = dict(os.environ)
-    forget_parent_rank(own)
+    own = environment_of_children()
     kept = {key: value for key, value in own.items() if not key.startswith("ASYNCDDP_")}
     found = find_launcher(launcher, kept)
     job = Job(ranks, program, oversubscribe=True, environment=kept, root=os.geteuid() == 0)

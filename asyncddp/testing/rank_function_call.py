@@ -6,16 +6,14 @@ import contextlib
 import functools
 import importlib
 import operator
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
-from unittest import mock
 
 import asyncddp as bf
-from asyncddp.config import Config
+from asyncddp.config import Config, variables_set
 from asyncddp.testing.outcome import Outcome
 from asyncddp.transport import TRANSPORTS
 
@@ -88,7 +86,7 @@ def run_case(rank: int, case: RankFunctionCall) -> Outcome:
     names = {item.name: item.metadata["name"] for item in fields(Config)}
     settings = {**DEFAULT_SETTINGS, **case.settings}
     try:
-        with mock.patch.dict(os.environ, {names[key]: str(settings[key]) for key in settings}):
+        with variables_set({names[key]: str(settings[key]) for key in settings}):
             run = functools.partial(capture_outcome, rank, outcomes, case.load())
             if case.bare:
                 with contextlib.closing(TRANSPORTS[case.transport]()) as transport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -42,7 +41,7 @@ def open_transport(
     startup = startup or StartupDeadline.for_single_process()
     name = default if transport is None else transport
     if torch.version.cuda is not None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        tune_cuda(os.environ, startup.config.device_transports)
+        tune_cuda(startup.config.device_transports)
     return TRANSPORTS[name].join(startup, required=transport is not None)
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from asyncddp.config import Config
 from asyncddp.deadline import Deadline
+from asyncddp.environments.launchers import announced, run_name
 from asyncddp.errors import WaitTimeoutError
 from asyncddp.rank_list_text import list_ranks
 
 _MPI_STARTUP_SECONDS = 60.0  # seconds that MPI itself may take once all processes have come
-_LOCAL_SIZE_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _NONE_MISSING = "all ranks have called it, but MPI has not started"
 _arrival_sockets: dict[str, socket.socket] = {}
 """Names that this process holds, also after its deadline has passed: it did call ``init()``."""
@@ -35,11 +35,11 @@ class InitArrivalTracker:
         self._name = f"{self._prefix}{rank}"
 
     @classmethod
-    def from_environment(cls, rank: int, environ: Mapping[str, str]) -> InitArrivalTracker | None:
+    def from_environment(cls, rank: int) -> InitArrivalTracker | None:
         """Make this process's tracker from the launcher's variables; None where they are unset."""
-        job = environ.get("PMIX_NAMESPACE") or f"parent-{os.getppid()}"
-        sizes = [environ[name] for name in _LOCAL_SIZE_VARIABLES if name in environ]
-        return cls(f"{os.getuid()}-{job}", rank, int(sizes[0])) if sizes else None
+        size = announced("LOCAL_WORLD_SIZE")
+        job = run_name()
+        return None if size is None else cls(f"{os.getuid()}-{job}", rank, int(size))
 
     def __enter__(self) -> InitArrivalTracker:
         """Show that this rank has called ``init()``."""

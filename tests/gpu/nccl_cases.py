@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 
@@ -118,7 +117,7 @@ def behind_a_busy_gpu(bindings, streams):
 
 def independent_streams():
     """Of as many streams as a rank uses, none is held up by another; in a fresh process."""
-    tune_cuda(os.environ, "nccl")
+    tune_cuda("nccl")
     device = torch.device("cuda", 0)
     streams, bindings = CudaStreams(device), library()
     contexts = [

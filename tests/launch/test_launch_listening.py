@@ -16,7 +16,6 @@ from asyncddp.restrict_listening_sockets import (
     inodes,
     listeners,
     local_open_mpi,
-    ranks_of_one_machine,
 )
 from tests.support.processes import warm_server
 from tests.support.sockets import answers_at_other_addresses, device_of, open_to_others
@@ -181,33 +180,15 @@ def test_only_new_sockets_that_others_could_reach_are_confined(confining):
         socket.create_connection(("127.0.0.1", after.getsockname()[1]), timeout=5).close()
 
 
-@pytest.mark.parametrize(
-    ("environment", "ranks"),
-    [
-        ({}, 1),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 4),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, None),
-        ({"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, 4),
-        ({"PMI_RANK": "0", "PMI_SIZE": "4"}, None),
-        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4"}, 4),
-        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, None),
-        ({"PMIX_RANK": "0"}, None),
-    ],
-)
-def test_ranks_are_on_one_machine_only_where_the_launcher_says_so(environment, ranks):
-    """Their number is known if launcher variables put all ranks on one machine, else None."""
-    assert ranks_of_one_machine(environment) == ranks
-
-
 @pytest.mark.parametrize("name", ["btl", "btl_tcp_if_include", "btl_tcp_if_exclude"])
 def test_networks_that_the_user_has_chosen_stay(name):
     """If the user has set a network parameter of Open MPI, no parameter is added."""
-    assert local_open_mpi({f"OMPI_MCA_{name}": "x"}, 2, all_told=True) == {}
+    assert local_open_mpi(2, {f"OMPI_MCA_{name}": "x"}, all_told=True) == {}
 
 
 def test_the_choice_to_leave_out_libfabric_is_the_librarys_own():
     """It stands in the environment of ranks which the launcher may have put on other machines."""
-    assert local_open_mpi({"OMPI_MCA_btl": "^ofi"}, 2, all_told=True).keys() >= {"OMPI_MCA_btl"}
+    assert local_open_mpi(2, {"OMPI_MCA_btl": "^ofi"}, all_told=True).keys() >= {"OMPI_MCA_btl"}
 
 
 def test_what_init_tells_mpi_is_not_told_to_programs_that_follow(run):
@@ -234,7 +215,7 @@ def test_tcp_is_left_out_only_where_shared_memory_has_room(monkeypatch):
     ):
         usage = SimpleNamespace(free=room)
         monkeypatch.setattr("shutil.disk_usage", lambda folder, usage=usage: usage)
-        assert local_open_mpi({}, 2, all_told=all_told) == found
+        assert local_open_mpi(2, {}, all_told=all_told) == found
 
 
 def test_a_process_that_has_ended_is_an_error_of_the_system():

@@ -1,6 +1,7 @@
 """The environment variables that a run gives its ranks, and how many threads each rank has."""
 
 import os
+from unittest import mock
 
 import pytest
 
@@ -116,6 +117,6 @@ def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path):
 def test_a_rank_asks_cuda_for_queues_before_its_script_begins(monkeypatch, tmp_path, driver):
     """On machines that have NVIDIA's driver."""
     monkeypatch.setattr(rank, "_NVIDIA_DRIVER", tmp_path if driver else tmp_path / "none")
-    monkeypatch.setattr(rank.os, "environ", {})
-    rank._set_variables()
-    assert ("CUDA_DEVICE_MAX_CONNECTIONS" in rank.os.environ) is driver
+    with mock.patch.dict(os.environ, clear=True):
+        rank._set_variables()
+        assert ("CUDA_DEVICE_MAX_CONNECTIONS" in os.environ) is driver

@@ -110,7 +110,7 @@ def test_a_variable_s_former_name_is_read_with_a_warning():
 def test_hardware_queues_are_asked_for_where_nccl_may_serve(transports, sets):
     """Not where the user leaves NCCL out, and another number that is set stays."""
     environ, others = {}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    tune_cuda(environ, transports)
+    tune_cuda(transports, environ)
     assert environ == ({"CUDA_DEVICE_MAX_CONNECTIONS": "32"} if sets else {})
-    tune_cuda(others, transports)
+    tune_cuda(transports, others)
     assert others == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 from asyncddp.cli.doctor.check_result import CheckResult
 from asyncddp.cli.doctor.machine_checks import output_of
+from asyncddp.config import read_variable
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.launcher_discovery import INSTALL_MPI, InstalledLauncher, find_launcher
 from asyncddp.launch.launchers.local import LOCAL
@@ -60,7 +60,7 @@ def check_torch_launchers(answer: Mapping[str, Any]) -> CheckResult:
         "Between machines whoever reaches torch's store may join as a rank: set ASYNCDDP_SECRET, "
         "alike for all ranks."
     )
-    value, missing = f"in use here: {announced}", not os.environ.get("ASYNCDDP_SECRET")
+    value, missing = f"in use here: {announced}", not read_variable("ASYNCDDP_SECRET", str)
     return CheckResult.with_advice("torchrun", "c10d", value, advice, when=missing)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -72,9 +71,9 @@ def _describe_mpi() -> dict[str, Any]:
 def _describe_c10d() -> dict[str, Any]:
     """Describe the world of torch.distributed that the environment announces, if it does."""
     try:
-        from asyncddp.transport.c10d.announced_world import read_world
+        from asyncddp.environments.torch_world import read_world
 
-        world = read_world(os.environ)
+        world = read_world()
     except (ImportError, EnvironmentProblem) as problem:
         return {"c10d_problem": str(problem)}
     return {"announced": f"{world.launcher}, rank {world.rank} of {world.size}" if world else ""}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncddp.cli.doctor.check_result import CheckResult
+from asyncddp.environments.rank_marker import environment_of_children
 
 HOST_TRANSPORTS = ("shared_memory", "mpi", "c10d")
 _NEED_MPI = ("shared_memory", "mpi", "mpi_cuda")
@@ -49,7 +49,7 @@ def _test_transport(
 ) -> tuple[str, str]:
     start = time.monotonic()
     words = [*where, "--timeout", f"{LIMIT:.0f}", *_PROGRAM, device]
-    environment = {**os.environ, "ASYNCDDP_TIMEOUT": _WAIT, variable: transport}
+    environment = {**environment_of_children(), "ASYNCDDP_TIMEOUT": _WAIT, variable: transport}
     answer = ask(words, environment, LIMIT + 20)
     if "checks" not in answer:
         return "failed", str(answer["mpi"]["problem"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from asyncddp.cli.options import PORT_NUMBER
+from asyncddp.config import read_variable
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bagua.launch_options import (
     CONTEXT,
@@ -36,20 +36,20 @@ def main(
     host_list: str | None, ssh_port: int | None, exports: tuple[str, ...], **given: Any
 ) -> None:
     """Start PROGRAM on all hosts, as asyncddp run -H H1:NPROC_PER_NODE,… PROGRAM does."""
-    names, port = read_hosts(host_list, ssh_port, os.environ)
+    names, port = read_hosts(host_list, ssh_port)
     hosts = ",".join(f"{name}:{given['nproc_per_node']}" for name in names)
     launch("baguarun", len(names), given, exports=exports, hosts=hosts, ssh_port=port)
 
 
 def read_hosts(
-    host_list: str | None, ssh_port: int | None, environment: Mapping[str, str]
+    host_list: str | None, ssh_port: int | None, environment: Mapping[str, str] | None = None
 ) -> tuple[list[str], int | None]:
     """Return the hosts' names, and their port of ssh where there is one.
 
     Args:
         host_list: The value of ``--host_list``.
         ssh_port: That of ``--ssh_port``.
-        environment: Where the variables are that stand for options which are not given.
+        environment: Variables that stand for options; by default this process's.
 
     Raises:
         ArgumentError: No host, something else, or several ports.
@@ -60,13 +60,13 @@ def read_hosts(
     """
     text, where = host_list, "--host_list"
     if text is None:
-        text, where = environment.get(_HOSTS, ""), _HOSTS
+        text, where = read_variable(_HOSTS, str, environment) or "", _HOSTS
     if not text.strip():
         raise ArgumentError(
             f"--host_list: expected hosts such as h1:22,h2:22, got none, and {_HOSTS} is not set. "
             "On this machine alone: python -m asyncddp.integrations.bagua.launch"
         )
-    given = environment.get(_PORT, "")
+    given = read_variable(_PORT, str, environment)
     default = _port(given, f"environment variable {_PORT}") if given else None
     default = default if ssh_port is None else ssh_port
     names, ports = [], set()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 
-from asyncddp.errors import ArgumentError
+from asyncddp.config import read_variable, whole_number
 
 logger = logging.getLogger("asyncddp")
 
@@ -48,41 +47,33 @@ _INSTEAD = {
 }
 
 
-def read_ranks_per_machine(environ: Mapping[str, str] = os.environ) -> int | None:
+def read_ranks_per_machine(environ: Mapping[str, str] | None = None) -> int | None:
     """Read ``BLUEFOG_NODES_PER_MACHINE``: the number of ranks on each simulated machine."""
-    text = environ.get("BLUEFOG_NODES_PER_MACHINE")
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentError(
-            "environment variable BLUEFOG_NODES_PER_MACHINE: expected a whole number of at least "
-            f"1, got {text!r}"
-        )
-    return int(text)
+    return read_variable("BLUEFOG_NODES_PER_MACHINE", whole_number(1), environ)
 
 
-def timeline(environ: Mapping[str, str] = os.environ) -> str | None:
+def timeline(environ: Mapping[str, str] | None = None) -> str | None:
     """Read ``BLUEFOG_TIMELINE``, a prefix of any kind, and return the pattern of timeline files."""
-    prefix = environ.get("BLUEFOG_TIMELINE")
+    prefix = read_variable("BLUEFOG_TIMELINE", str, environ)
     return f"{prefix}{{rank}}.json" if prefix else None
 
 
-def read_log_level(environ: Mapping[str, str] = os.environ) -> None:
+def read_log_level(environ: Mapping[str, str] | None = None) -> None:
     """Read ``BLUEFOG_LOG_LEVEL`` and set the level of the logger ``asyncddp``."""
-    text = environ.get("BLUEFOG_LOG_LEVEL")
-    if text is None:
-        return
+    level = read_variable("BLUEFOG_LOG_LEVEL", _parse_level, environ)
+    if level is not None:
+        logger.setLevel(level)
+
+
+def _parse_level(text: str) -> int:
     if text.lower() not in _LEVELS:
-        raise ArgumentError(
-            f"environment variable BLUEFOG_LOG_LEVEL: expected one of {', '.join(_LEVELS)}, got "
-            f"{text!r}"
-        )
-    logger.setLevel(_LEVELS[text.lower()])
+        raise ValueError(f"one of {', '.join(_LEVELS)}")
+    return _LEVELS[text.lower()]
 
 
-def warn_of_others(environ: Mapping[str, str] = os.environ) -> None:
+def warn_of_others(environ: Mapping[str, str] | None = None) -> None:
     """Say in one warning which variables are not read, and what there is instead."""
-    found = [name for name in _INSTEAD if name in environ]
+    found = [name for name in _INSTEAD if read_variable(name, str, environ) is not None]
     if found:
         listed = "; ".join(f"{name}: {_INSTEAD[name]}" for name in found)
         logger.warning("variables of BlueFog that are not read, and what to use: %s", listed)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from asyncddp.config import variables_set
 
 __all__ = ["env"]
 
@@ -16,6 +17,7 @@ def env(**variables: str | None) -> Iterator[None]:
     One that is given as None stays as it is.
 
     Example:
+        >>> import os
         >>> with env(BLUEFOG_NODES_PER_MACHINE="2"):
         ...     os.environ["BLUEFOG_NODES_PER_MACHINE"]
         '2'
@@ -23,11 +25,5 @@ def env(**variables: str | None) -> Iterator[None]:
         False
     """
     given = {name: value for name, value in variables.items() if value is not None}
-    before = {name: os.environ[name] for name in given if name in os.environ}
-    os.environ.update(given)
-    try:
+    with variables_set(given):
         yield
-    finally:
-        for name in given:
-            os.environ.pop(name, None)
-        os.environ.update(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -34,12 +33,12 @@ class WorldEnvironment:
     @property
     def main_address(self) -> str:
         """Address at which process groups of torch meet."""
-        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+        return Torch().master or "127.0.0.1"
 
     @property
     def main_port(self) -> int:
         """Port at which process groups of torch meet."""
-        return int(os.environ.get("MASTER_PORT", "29500"))
+        return Torch().port or 29500
 
     @staticmethod
     def detect() -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 import torch.distributed as dist
 
+from asyncddp.environments.launchers import set_torch_variables
 from asyncddp.integrations.torch_distributed.mixed_process_group import (
     MixedProcessGroup,
     create_other_groups,
@@ -17,7 +17,6 @@ from asyncddp.integrations.torch_distributed.process_group import AsyncDDPProces
 from asyncddp.integrations.torch_distributed.rendezvous import register_rendezvous
 from asyncddp.integrations.torch_distributed.store_meeting import meet_in_store
 from asyncddp.integrations.torch_distributed.world import TorchWorld
-from asyncddp.launch.rank import set_torch_variables
 
 BACKEND = "asyncddp"
 """Name of the backend for ``init_process_group`` and ``new_group``."""
@@ -27,7 +26,7 @@ def register() -> None:
     """Register the backend and ``mpi://``, and set the variables of MPI's launcher for torch."""
     if BACKEND.upper() in dist.Backend._plugins:
         return
-    set_torch_variables(os.environ)
+    set_torch_variables()
     register_rendezvous()
     dist.Backend.register_backend(
         BACKEND, create_process_group, extended_api=True, devices=["cpu", "cuda"]

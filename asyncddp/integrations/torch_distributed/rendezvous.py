@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,8 @@ from urllib.parse import parse_qs, urlparse
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
-from asyncddp.context.launcher_environment import launcher_rank_and_size
+from asyncddp.config import read_variable
+from asyncddp.environments.launchers import Torch, launcher_rank_and_size
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.integrations.torch_distributed.world import TorchWorld
 from asyncddp.tensors.allocation import make_tensor, zeros
@@ -55,7 +55,9 @@ def mpi_rendezvous(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
     told = parse_qs(urlparse(url).query)
     for name, own in (("rank", world.rank), ("world_size", world.size)):
         _compare(f"argument {name}", told.get(name, ["-1"])[0], own)
-        _compare(f"environment variable {name.upper()}", os.environ.get(name.upper(), "-1"), own)
+        _compare(
+            f"environment variable {name.upper()}", read_variable(name.upper(), str) or "-1", own
+        )
     yield _open_store(world, timeout), world.rank, world.size
     raise RuntimeError("mpi:// cannot meet again; call init_process_group anew")
 
@@ -79,7 +81,7 @@ def _open_store(world: Transport, timeout: timedelta) -> Store:
     if world.rank == 0:
         host, bind = "127.0.0.1", "127.0.0.1"
         if len(set(machines)) > 1:
-            host, bind = os.environ.get("MASTER_ADDR", socket.gethostname()), ""
+            host, bind = Torch().address, ""
         with closing(socket.socket()) as listener:
             listener.bind((bind, 0))
             listener.listen(_BACKLOG)
@@ -113,8 +115,8 @@ def _env_or_mpi(torchs: Callable[..., Meeting]) -> Callable[..., Meeting]:
     """Return ``env://`` that asks MPI where nobody has set MASTER_ADDR, and MPI has a launcher."""
 
     def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Meeting:
-        alone = launcher_rank_and_size(os.environ)[1] == 1
-        if alone or "MASTER_ADDR" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ:
+        told = Torch()
+        if launcher_rank_and_size()[1] == 1 or told.master is not None or told.is_elastic:
             return torchs(url, *args, **kwargs)
         return mpi_rendezvous(url, *args, **kwargs)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import zlib
 from collections.abc import Sequence
 
 from asyncddp.config import Config
-from asyncddp.context import crash_handler, launcher_environment
+from asyncddp.context import crash_handler
 from asyncddp.context.context import MachineLayout, current, in_local_world
+from asyncddp.context.world_startup import open_world
+from asyncddp.environments.launchers import launcher_rank_and_size
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.transport import Transport
 from asyncddp.transport.cuda.negotiation import negotiate_from_config
-from asyncddp.transport.selection import open_transport
-from asyncddp.transport.startup_deadline import StartupDeadline
 
 _TAGS = 1 << 15
 _EXTENSION = "world of torch.distributed"
@@ -61,7 +60,7 @@ class TorchWorld:
         """Raise an ArgumentError for a group of some ranks that has none of all to come from."""
         if in_local_world() or (cls.process is not None and cls.process.default is not None):
             return
-        size = launcher_environment.launcher_rank_and_size(os.environ)[1]
+        size = launcher_rank_and_size()[1]
         if members < size:
             raise ArgumentError(
                 f"new_group: got {members} of {size} ranks for the first group of this backend; "
@@ -116,13 +115,7 @@ class TorchWorld:
 
 def _open_transport(timeout: float) -> tuple[Transport, Config, MachineLayout]:
     config = Config.from_environment(timeout=timeout)
-    default = launcher_environment.select_default_transport(os.environ)  # of this launcher
-    rank, size = launcher_environment.launcher_rank_and_size(os.environ)
-    if size > 1 and sys.excepthook is sys.__excepthook__:
+    if launcher_rank_and_size()[1] > 1 and sys.excepthook is sys.__excepthook__:
         crash_handler.install_crash_handler()  # an error on one rank ends the others, too
-    deadline = StartupDeadline(rank, size, config, crash_handler.end_run)
-    with crash_handler.joining_marker(config):
-        opened = open_transport(config.transport, deadline, default=default)
-    if opened.started_by_mpi:
-        launcher_environment.check_size(opened.size, os.environ)
+    opened = open_world(config)
     return opened, config, MachineLayout.of(opened, config)

@@ -106,7 +106,7 @@ class _OpenMPILauncher(Launcher):
         chosen = any(name.startswith(_PMIX_INTERFACES) for name in environment)
         found = {} if chosen else {f"{_PMIX_INTERFACES}include": "127.0.0.0/8"}
         if not any(word.startswith("btl") for word in job.extra):
-            found |= local_open_mpi(environment, job.ranks, all_told=True)
+            found |= local_open_mpi(job.ranks, environment, all_told=True)
         return found
 
     def _mca_parameters(self, job: Job) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncddp.environments.rank_marker import environment_of_children
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.install_commands import needed_package
 from asyncddp.launch.hosts import Host, is_this_machine
@@ -38,11 +38,12 @@ class ClusterSpec:
 
 def build_cluster_spec(given: RunOptions) -> ClusterSpec:
     """Validate the user's options and build the specification."""
-    find_launcher(given.launcher, os.environ)
-    job = build_job(given, [ENGINE_MODULE], os.environ, module=True)
+    environment = environment_of_children()
+    find_launcher(given.launcher, environment)
+    job = build_job(given, [ENGINE_MODULE], environment, module=True)
     if given.num_proc is None and not job.hosts:
         raise ArgumentError("-np: say how many engines to start, or on which hosts (-H).")
-    remote = job.remote and os.environ.get("SLURM_JOB_NUM_NODES") != "1"
+    remote = job.remote and environment.get("SLURM_JOB_NUM_NODES") != "1"
     address = controller_address(job.hosts, given.network_interface, remote=remote)
     return ClusterSpec(job.ranks, given.to_arguments(), address)
 

@@ -18,6 +18,7 @@ import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from asyncddp.environments.rank_marker import environment_of_children
 from asyncddp.launch.notebook_cluster.cluster_spec import (
     ENGINE_MODULE,
     MAX_MISSED_HEARTBEATS,
@@ -112,7 +113,7 @@ class ClusterDaemon:
         with self._profile_directory.log(name).open("wb") as log:
             self._children[name] = subprocess.Popen(
                 [sys.executable, "-m", *module],
-                env={**os.environ, **variables, marker: value},
+                env={**environment_of_children(), **variables, marker: value},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 preexec_fn=parent_death_setter(),  # safe: no thread has been started
             )  # fmt: skip

@@ -14,9 +14,9 @@ from typing import Any
 import zmq
 from ipyparallel.engine.app import IPEngine
 
+from asyncddp.environments.launchers import announced
 from asyncddp.launch.notebook_cluster.cell_hooks import install_cell_hooks
 from asyncddp.launch.notebook_cluster.cluster_spec import MAX_MISSED_HEARTBEATS
-from asyncddp.launch.rank import RANK_VARIABLES, first_variable
 
 _REGISTRATION_TIMEOUT = 60.0  # seconds, as many engines may register at once
 
@@ -70,7 +70,7 @@ class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel has no types
 
 def main(words: Sequence[str]) -> None:
     """Run an engine on this rank; the profile directory need not exist on this machine."""
-    rank = first_variable(RANK_VARIABLES)
+    rank = announced("RANK")
     if rank is None:
         sys.exit("an engine is a rank: start it by 'asyncddp notebook start -np N'")
     directory = Path(words[0].removeprefix("--profile-dir="))

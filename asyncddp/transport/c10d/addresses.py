@@ -6,12 +6,12 @@ import contextlib
 import fcntl
 import ipaddress
 import math
-import os
 import secrets
 import socket
 import struct
 from typing import NamedTuple
 
+from asyncddp.config import read_variable
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport.c10d.authentication import is_same_user
 from asyncddp.transport.c10d.world_records import RankRecord
@@ -81,7 +81,7 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]
 
 def _own_address(master: str, port: int) -> str:
     """Return the address of the interface that leads to the master, or that the user names."""
-    interface = os.environ.get(_INTERFACE, "").partition(",")[0]
+    interface = (read_variable(_INTERFACE, str) or "").partition(",")[0]
     if interface:
         return _address_of_interface(interface)
     family, address = resolve(master, port)

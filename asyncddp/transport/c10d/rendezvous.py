@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Sequence
 
+from asyncddp.environments.launchers import Torch
 from asyncddp.errors import EnvironmentProblem, MismatchError, WaitTimeoutError
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.serialization import pack, unpack
@@ -97,7 +97,7 @@ def _require_unix_sockets(access: StoreAccess, records: Sequence[RankRecord]) ->
 
     Whoever reaches the store could say so, and be taken for a rank over TCP.
     """
-    here = os.environ.get("LOCAL_WORLD_SIZE") == str(access.size)
+    here = Torch().number("LOCAL_WORLD_SIZE") == access.size
     mine = records[access.rank].machine
     others = [rank for rank, record in enumerate(records) if record.machine != mine]
     if others and (here or access.master in THIS_MACHINE_ALONE):

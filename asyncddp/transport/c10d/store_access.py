@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not said to be 
     TCPStore,
 )
 
+from asyncddp.environments.launchers import Torch
+from asyncddp.environments.torch_world import AnnouncedWorld, read_world
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.restrict_listening_sockets import confine, inodes
 from asyncddp.transport.c10d.addresses import THIS_MACHINE_ALONE
-from asyncddp.transport.c10d.announced_world import (
-    AnnouncedWorld,
-    default_group_store,
-    read_world,
-)
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 _RETRY_SECONDS = 0.05
@@ -58,9 +55,9 @@ class StoreAccess:
         """
         group = default_group_store()
         if group is not None:
-            master = os.environ.get("MASTER_ADDR", socket.gethostname())
+            master = Torch().address
             return cls(*group, "group", master) if group[2] > 1 else None
-        world = read_world(os.environ)
+        world = read_world()
         if world is None or world.size == 1:
             return None
         startup.rank, startup.size = world.rank, world.size
@@ -150,3 +147,12 @@ def _wait_for_server(world: AnnouncedWorld, startup: StartupDeadline) -> None:
         if problem is not None:
             raise problem
         time.sleep(_RETRY_SECONDS)
+
+
+def default_group_store() -> tuple[Any, int, int] | None:
+    """Return store, rank and size of torch's default process group; None if there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    return distributed.distributed_c10d._get_default_store(), rank, size

@@ -7,7 +7,6 @@ staged. Not run on a GPU yet; tests run it over a real MPI library with buffers 
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from asyncddp.config import read_variable
 from asyncddp.device.cuda_streams import CudaArrayView
 from asyncddp.device.stream_interfaces import DeviceEvent, DeviceStreams, StreamRole
 from asyncddp.errors import EnvironmentProblem, PeerError
@@ -174,11 +174,14 @@ def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | N
         >>> query_cuda_support({"MPICH_GPU_SUPPORT_ENABLED": "0"})
         False
     """
-    environment = os.environ if environment is None else environment
-    if any(environment.get(name) == "0" for name in _DISABLING_VARIABLES):
+
+    def text_of(name: str) -> str:
+        return read_variable(name, str, environment) or ""
+
+    if any(text_of(name) == "0" for name in _DISABLING_VARIABLES):
         return False
-    asked = "mpi_cuda" in environment.get("ASYNCDDP_DEVICE_TRANSPORTS", "")
-    if asked and environment.get("OMPI_MCA_pml") == "ucx" and _loaded("libuct_cuda"):
+    asked = "mpi_cuda" in text_of("ASYNCDDP_DEVICE_TRANSPORTS")
+    if asked and text_of("OMPI_MCA_pml") == "ucx" and _loaded("libuct_cuda"):
         return True
     answers = [_query_library(ctypes.CDLL(path)) for path in _loaded(*_LIBRARIES)]
     known = [answer for answer in answers if answer is not None]

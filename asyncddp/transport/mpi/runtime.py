@@ -10,17 +10,17 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from asyncddp.config import tune_open_mpi
+from asyncddp.config import tune_open_mpi, variables_set
+from asyncddp.environments.launchers import ranks_of_one_machine
 from asyncddp.errors import EnvironmentProblem, PeerError, PeerLeftError
 from asyncddp.install_commands import install_command
 from asyncddp.restrict_listening_sockets import (
     confine,
     inodes,
     local_open_mpi,
-    ranks_of_one_machine,
 )
 
-tune_open_mpi(os.environ)
+tune_open_mpi()
 
 try:
     import mpi4py
@@ -91,17 +91,15 @@ def initialize_mpi() -> None:
 @contextlib.contextmanager
 def _kept_on_this_machine() -> Iterator[None]:
     """Keep MPI, which starts inside, off the network, if all ranks are on this machine."""
-    ranks = ranks_of_one_machine(os.environ)
+    ranks = ranks_of_one_machine()
     if ranks is None:
         yield
         return
-    listening, added = inodes(), local_open_mpi(os.environ, ranks, all_told=False)
-    os.environ.update(added)
-    try:
+    listening, added = inodes(), local_open_mpi(ranks, all_told=False)
+    with variables_set(
+        added
+    ):  # later, programs that this one starts would take them for the user's
         yield
-    finally:
-        for name in added:  # else programs that this one starts take them for the user's choice
-            del os.environ[name]
     with contextlib.suppress(OSError):
         confine(known=listening)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ def start_and_synchronize(startup: StartupDeadline) -> None:
     A rank that is late is a WaitTimeoutError; while MPI itself waits for a process nothing can be
     raised, and this process ends with the same message. Different settings are a MismatchError.
     """
-    tracker = InitArrivalTracker.from_environment(startup.rank, os.environ)
+    tracker = InitArrivalTracker.from_environment(startup.rank)
     with ExitStack() as waiting:
         if tracker is not None and startup.size > 1:
             startup.arrival_tracker = waiting.enter_context(tracker)

@@ -50,9 +50,13 @@ def test_a_rank_that_gave_up_is_not_called_missing():
     ("environment", "here"),
     [({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, 3), ({"MPI_LOCALNRANKS": "2"}, 2), ({}, None)],
 )
-def test_the_launcher_says_how_many_are_on_the_machine(environment, here):
+def test_the_launcher_says_how_many_are_on_the_machine(monkeypatch, environment, here):
     """The number of local ranks is the launcher's; without it there is no tracker."""
-    found = InitArrivalTracker.from_environment(0, environment)
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = InitArrivalTracker.from_environment(0)
     assert (None if found is None else found.local_size) == here
 
 

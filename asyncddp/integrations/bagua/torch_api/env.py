@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
+from asyncddp.config import read_variable, whole_number
 from asyncddp.context import is_initialized, ranks_and_topology
-from asyncddp.errors import ArgumentError
-from asyncddp.launch.rank import TORCH_VARIABLES, first_variable
+from asyncddp.environments.launchers import announced
 
 __all__ = [
     "get_autotune_level", "get_default_bucket_size", "get_local_rank", "get_local_size",
@@ -69,17 +67,11 @@ def is_report_metrics_switch_on() -> bool:
 
 
 def _announced(name: str, default: int) -> int:
-    found = first_variable((name, *TORCH_VARIABLES.get(name, ())))
+    found = read_variable(name, str) or announced(name)
     return default if found is None else int(found)
 
 
 def _number(name: str, default: int, least: int = 0) -> int:
-    text = os.environ.get(name, "")
-    if not text:
-        return default
-    if not text.isdecimal() or int(text) < least:
-        raise ArgumentError(
-            f"environment variable {name}: expected a whole number of at least {least}, got "
-            f"{text!r}"
-        )
-    return int(text)
+    parse = whole_number(least)
+    found = read_variable(name, lambda text: parse(text) if text else default)
+    return default if found is None else found

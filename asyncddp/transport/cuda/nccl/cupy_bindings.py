@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from asyncddp.config import read_variable, set_defaults
 from asyncddp.device.cuda_streams import private_stream, use_stream
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import needed_package
@@ -64,12 +64,12 @@ def create_unique_id(nccl: Any) -> bytes:
 
 def limit_channels() -> None:
     """Set ``NCCL_MAX_P2P_NCHANNELS`` to 8, as ``point_to_point`` explains, unless it is set."""
-    os.environ.setdefault("NCCL_MAX_P2P_NCHANNELS", str(CHANNELS))
+    set_defaults({"NCCL_MAX_P2P_NCHANNELS": str(CHANNELS)})
 
 
 def positive_setting(name: str, default: int) -> int:
     """Return the number in an environment variable; the default where it has none."""
-    text = os.environ.get(name, "")
+    text = read_variable(name, str) or ""
     return int(text) if text.isdecimal() and int(text) > 0 else default
 
 
@@ -94,8 +94,8 @@ def gpu_sharing_settings(nccl: int | None) -> tuple[str, bool]:
         NCCL's documentation, "Environment Variables", ``NCCL_HOSTID`` and
         ``NCCL_MULTI_RANK_GPU_ENABLE``.
     """
-    asked = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return os.environ.get("NCCL_HOSTID", ""), asked and (nccl or 0) >= _SHARING_VERSION
+    asked = read_variable("NCCL_MULTI_RANK_GPU_ENABLE", str) == "1"
+    return read_variable("NCCL_HOSTID", str) or "", asked and (nccl or 0) >= _SHARING_VERSION
 
 
 def describe_conflict(nccl: int | None, maps: Path = Path("/proc/self/maps")) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib.metadata import PackageNotFoundError
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -286,12 +288,11 @@ def test_a_stream_is_nobody_else_s(monkeypatch):
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "8"), ({"NCCL_MAX_P2P_NCHANNELS": "7"}, "7")])
-def test_channels_are_limited_unless_the_user_has_set_how_many(monkeypatch, given, expected):
+def test_channels_are_limited_unless_the_user_has_set_how_many(given, expected):
     """Before NCCL opens a communicator."""
-    environment = dict(given)
-    monkeypatch.setattr(nccl_library.os, "environ", environment)
-    limit_channels()
-    assert environment == {"NCCL_MAX_P2P_NCHANNELS": expected}
+    with mock.patch.dict(os.environ, given, clear=True):
+        limit_channels()
+        assert dict(os.environ) == {"NCCL_MAX_P2P_NCHANNELS": expected}
 
 
 @pytest.mark.parametrize(
@@ -305,10 +306,10 @@ def test_channels_are_limited_unless_the_user_has_set_how_many(monkeypatch, give
         ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, None, ("", False)),
     ],
 )
-def test_what_nccl_is_told_of_ranks_that_share_a_gpu(monkeypatch, variables, nccl, expected):
+def test_what_nccl_is_told_of_ranks_that_share_a_gpu(variables, nccl, expected):
     """The name of the machine, and whether an NCCL that can share GPUs is to."""
-    monkeypatch.setattr(nccl_library.os, "environ", variables)
-    assert nccl_library.gpu_sharing_settings(nccl) == expected
+    with mock.patch.dict(os.environ, variables, clear=True):
+        assert nccl_library.gpu_sharing_settings(nccl) == expected
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,15 @@ import os
 
 import pytest
 
+from asyncddp.environments.rank_marker import (
+    environment_of_children,
+    mark_rank,
+    refuse_child_of_rank,
+)
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.rank_marker import MARKER, forget_parent_rank, mark_rank, refuse_child_of_rank
 from asyncddp.testing.process_pool import launch
 
+MARKER = "ASYNCDDP_RANK_PROCESS"
 MPIRUN = {"PMIX_NAMESPACE": "job@1", "PMIX_RANK": "0", "OMPI_COMM_WORLD_RANK": "0"}
 TORCH = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "20000"}
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_PROCID": "0"}
@@ -67,13 +72,9 @@ def test_what_a_launcher_announces_anew_counts_and_all_else_is_dropped(outer, ad
 def test_a_launcher_passes_nothing_of_a_rank_on():
     """What the user has set himself stays."""
     environ = child_of(TORCH) | {"MASTER_ADDR": "node7"}
-    forget_parent_rank(environ)
-    assert environ == {"PATH": "/bin", **TORCH, "MASTER_ADDR": "node7"}
-    environ = child_of(TORCH)
-    forget_parent_rank(environ)
-    assert environ == {"PATH": "/bin"}
-    forget_parent_rank(environ)
-    assert environ == {"PATH": "/bin"}
+    assert environment_of_children(environ) == {"PATH": "/bin", **TORCH, "MASTER_ADDR": "node7"}
+    left = environment_of_children(child_of(TORCH))
+    assert left == environment_of_children(left) == {"PATH": "/bin"}
 
 
 def test_ranks_of_tests_have_a_place_of_their_own(monkeypatch):

@@ -2,15 +2,12 @@
 
 import os
 import subprocess
+from unittest import mock
 
 import pytest
 
-from asyncddp.context.launcher_environment import (
-    check_joined,
-    check_size,
-    launcher_rank_and_size,
-    select_default_transport,
-)
+from asyncddp.context.world_startup import check_joined, check_size, select_default_transport
+from asyncddp.environments.launchers import launcher_rank_and_size
 from asyncddp.errors import EnvironmentProblem
 from tests.support import RUN_LIMIT
 from tests.support.processes import warm_server
@@ -23,28 +20,17 @@ TORCHRUN = {**ENV_URL, "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}
 BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        (OPEN_MPI, (2, 4)),
-        (HYDRA, (1, 3)),
-        (SRUN, (1, 2)),
-        (BATCH_SCRIPT, (0, 1)),
-        ({}, (0, 1)),
-        (TORCHRUN, (1, 3)),
-        ({**SRUN, **TORCHRUN}, (1, 3)),
-        (ENV_URL, (1, 3)),
-    ],
-)
-def test_rank_and_size_are_the_launchers(environment, expected):
-    """Rank and size are those of MPI's, Slurm's or PyTorch's launcher, (0, 1) without one."""
-    assert launcher_rank_and_size(environment) == expected
+def under(environment):
+    """Let this process see only these variables inside a ``with`` block."""
+    return mock.patch.dict(os.environ, environment, clear=True)
 
 
 def test_an_mpirun_inside_a_step_of_slurm_comes_first():
     """mpirun starts its daemons by srun, whose variables their ranks inherit."""
-    assert launcher_rank_and_size({**SRUN, **OPEN_MPI}) == (2, 4)
-    check_size(1, {**SRUN, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"})
+    with under({**SRUN, **OPEN_MPI}):
+        assert launcher_rank_and_size() == (2, 4)
+    with under({**SRUN, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}):
+        check_size(1)
 
 
 @pytest.mark.parametrize(
@@ -60,16 +46,18 @@ def test_an_mpirun_inside_a_step_of_slurm_comes_first():
 )
 def test_a_rank_that_is_alone_among_several_is_told_why(environment, words):
     """One MPI rank among several of a launcher is an error with the launcher and a remedy."""
-    with pytest.raises(EnvironmentProblem) as caught:
-        check_size(1, environment)
+    with under(environment), pytest.raises(EnvironmentProblem) as caught:
+        check_size(1)
     assert [word for word in words if word not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("environment", [OPEN_MPI, HYDRA, SRUN, BATCH_SCRIPT, {}])
 def test_several_ranks_and_a_script_by_itself_are_left_alone(environment):
     """Several MPI ranks pass under any MPI launcher, one rank passes without a launcher."""
-    check_size(4, environment)
-    check_size(1, {} if environment is not BATCH_SCRIPT else environment)
+    with under(environment):
+        check_size(4)
+    with under({} if environment is not BATCH_SCRIPT else environment):
+        check_size(1)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +71,8 @@ def test_several_ranks_and_a_script_by_itself_are_left_alone(environment):
 )
 def test_two_launchers_that_contradict_each_other_are_both_named(ours, theirs, words):
     """If MPI's and PyTorch's launchers disagree on rank or size, both are named."""
-    with pytest.raises(EnvironmentProblem) as caught:
-        select_default_transport({**ours, **theirs})
+    with under({**ours, **theirs}), pytest.raises(EnvironmentProblem) as caught:
+        select_default_transport()
     message = str(caught.value)
     assert [word for word in [*words, "unset RANK and WORLD_SIZE"] if word not in message] == []
 
@@ -96,8 +84,9 @@ def test_what_asyncddp_run_sets_and_worlds_of_one_contradict_nobody(ours, theirs
     rank, size = launcher_rank_and_size(ours)
     alike = {"RANK": str(rank), "WORLD_SIZE": str(size)}
     for environment in ({**ours, **theirs}, {**ours, **alike}):
-        assert select_default_transport(environment) == "shared_memory"
-        check_size(size, environment)
+        with under(environment):
+            assert select_default_transport() == "shared_memory"
+            check_size(size)
 
 
 @pytest.mark.parametrize(
@@ -105,19 +94,20 @@ def test_what_asyncddp_run_sets_and_worlds_of_one_contradict_nobody(ours, theirs
 )
 def test_a_world_of_torch_distributed_is_joined(environment):
     """Under torchrun, also where srun starts one on each node, the transport is c10d."""
-    assert select_default_transport(environment) == "c10d"
+    with under(environment):
+        assert select_default_transport() == "c10d"
 
 
 @pytest.mark.parametrize("environment", [OPEN_MPI, HYDRA, SRUN])
 def test_ranks_of_mpi_that_c10d_would_leave_alone_are_told_why(environment):
     """c10d was asked for under a launcher of MPI, which sets none of its variables."""
-    with pytest.raises(
-        EnvironmentProblem, match=r"has started this process as rank .* MASTER_ADDR"
-    ):
-        check_joined(1, environment)
-    check_joined(4, environment)
-    check_joined(1, {})
-    check_joined(1, {**SRUN, **TORCHRUN})
+    with under(environment):
+        with pytest.raises(EnvironmentProblem, match=r"as rank .* MASTER_ADDR"):
+            check_joined(1)
+        check_joined(4)
+    for others in ({}, {**SRUN, **TORCHRUN}):
+        with under(others):
+            check_joined(1)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +125,17 @@ def test_a_world_that_is_announced_in_part_is_refused(changed, words):
     environment = {**ENV_URL, **{name: text for name, text in changed.items() if text}}
     for name in [name for name, text in changed.items() if text is None]:
         del environment[name]
-    with pytest.raises(EnvironmentProblem) as caught:
-        select_default_transport(environment)
+    with under(environment), pytest.raises(EnvironmentProblem) as caught:
+        select_default_transport()
     assert [word for word in words if word not in str(caught.value)] == []
 
 
 def test_ranks_of_a_launcher_that_is_not_known_are_believed_where_sizes_agree():
     """PyTorch's variables pass if MPI's size is the same, and raise if it differs."""
-    check_size(3, ENV_URL)
-    with pytest.raises(EnvironmentProblem, match=r"rank 1 of 3, but .* MPI knows 2"):
-        check_size(2, ENV_URL)
+    with under(ENV_URL):
+        check_size(3)
+        with pytest.raises(EnvironmentProblem, match=r"rank 1 of 3, but .* MPI knows 2"):
+            check_size(2)
 
 
 @pytest.mark.launches

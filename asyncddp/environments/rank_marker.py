@@ -7,38 +7,35 @@ a launcher between has announced anew is theirs.
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from asyncddp.environments.launchers import LAUNCHERS, announcement_of
 from asyncddp.errors import EnvironmentProblem
 
-MARKER = "ASYNCDDP_RANK_PROCESS"
-_ANNOUNCEMENTS = (  # of one kind of launcher each, with what tells its runs apart
-    (
-        *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ),
-    ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    (
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
-        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
-    ),
-)
+_MARKER = "ASYNCDDP_RANK_PROCESS"
+_ANNOUNCEMENTS = [announcement_of(kind) for kind in LAUNCHERS if kind.run_variables]
+"""Of the launchers that tell their runs apart."""
 
 
-def _announced(environ: MutableMapping[str, str], names: tuple[str, ...]) -> list[str]:
+def _announced(environ: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
     return [f"{name}={environ[name]}" for name in names if name in environ]
 
 
-def mark_rank(environ: MutableMapping[str, str]) -> None:
+def mark_rank(environ: MutableMapping[str, str] = os.environ) -> None:
     """Mark this process as the rank that its launcher has announced."""
     told = [text for names in _ANNOUNCEMENTS for text in _announced(environ, names)]
-    environ[MARKER] = ";".join((str(os.getpid()), *told))
+    environ[_MARKER] = ";".join((str(os.getpid()), *told))
 
 
-def forget_parent_rank(environ: MutableMapping[str, str]) -> bool:
+def unmark_rank(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Remove the marker: this process has left the world, and its children may join it."""
+    environ.pop(_MARKER, None)
+
+
+def _forget_parent_rank(environ: MutableMapping[str, str]) -> bool:
     """Drop what is inherited from a rank, and return whether nothing was announced since."""
-    inherited = environ.pop(MARKER, "").split(";")[1:]
+    inherited = environ.pop(_MARKER, "").split(";")[1:]
     is_new = False
     for names in _ANNOUNCEMENTS:
         told = _announced(environ, names)
@@ -48,13 +45,20 @@ def forget_parent_rank(environ: MutableMapping[str, str]) -> bool:
     return bool(inherited) and not is_new
 
 
-def refuse_child_of_rank(environ: MutableMapping[str, str]) -> None:
+def environment_of_children(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return an environment for other processes, which take no place of this rank."""
+    own = dict(environ)
+    _forget_parent_rank(own)
+    return own
+
+
+def refuse_child_of_rank(environ: MutableMapping[str, str] = os.environ) -> None:
     """Raise if this process was started by a rank, and no launcher has made it another one."""
-    pid = environ.get(MARKER, "").partition(";")[0]
+    pid = environ.get(_MARKER, "").partition(";")[0]
     if pid in ("", str(os.getpid())) or not Path("/proc", pid).exists():
         return
     before = dict(environ)
-    if forget_parent_rank(environ):
+    if _forget_parent_rank(environ):
         environ.update(before)
         raise EnvironmentProblem(
             f"init(): this process was started by a rank (process {pid}) and has inherited its "

@@ -1,12 +1,12 @@
-"""Worlds of torch.distributed that this process is a rank of: announced, or initialised already."""
+"""World of torch.distributed that a launcher announces to this process."""
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from asyncddp.environments.launchers import Torch
 from asyncddp.errors import EnvironmentProblem
 
 _NEEDED = ("RANK", "WORLD_SIZE")
@@ -40,14 +40,7 @@ class AnnouncedWorld:
     attempt: str = "0"
 
 
-def torch_launcher(environment: Mapping[str, str]) -> str:
-    """Name what has set the variables of torch.distributed."""
-    if any(name.startswith("ACCELERATE_") for name in environment):
-        return "accelerate launch"
-    return "torchrun" if "TORCHELASTIC_RUN_ID" in environment else "a launcher of PyTorch"
-
-
-def read_world(environment: Mapping[str, str]) -> AnnouncedWorld | None:
+def read_world(environ: Mapping[str, str] = os.environ) -> AnnouncedWorld | None:
     """Read the world that the environment announces; None if it announces none.
 
     Raises:
@@ -60,11 +53,11 @@ agent_store=False, attempt='0')
         >>> read_world({}) is None
         True
     """
-    given = {name: environment[name] for name in (*_NEEDED, *_RENDEZVOUS) if name in environment}
+    given = {name: environ[name] for name in (*_NEEDED, *_RENDEZVOUS) if name in environ}
     if not given.keys() & set(_NEEDED):
         return None
     size = _number("WORLD_SIZE", given)
-    launcher = torch_launcher(environment)
+    launcher = Torch(environ).command
     if size == 1 or (size is None and given.get("RANK") == "0"):
         return AnnouncedWorld(0, 1, launcher)
     missing = [name for name in (*_NEEDED, *_RENDEZVOUS) if name not in given]
@@ -81,8 +74,8 @@ agent_store=False, attempt='0')
             f"RANK={rank} and WORLD_SIZE={size}: expected 0 <= RANK < WORLD_SIZE; "
             + _REMEDY.format(given="RANK and WORLD_SIZE")
         )
-    agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return AnnouncedWorld(rank, size, launcher, given["MASTER_ADDR"], port, agent, attempt)
 
 
@@ -93,12 +86,3 @@ def _number(name: str, given: Mapping[str, str]) -> int | None:
     if not value.isdigit():
         raise EnvironmentProblem(f"{name}={value!r}: expected a number; set it, or unset it")
     return int(value)
-
-
-def default_group_store() -> tuple[Any, int, int] | None:
-    """Return store, rank and size of torch's default process group; None if there is none."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    return distributed.distributed_c10d._get_default_store(), rank, size

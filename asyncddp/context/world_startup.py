@@ -1,0 +1,110 @@
+"""Opening of the world that a launcher has announced, and checks that the transport found it."""
+
+from __future__ import annotations
+
+from asyncddp.config import Config
+from asyncddp.context.crash_handler import end_run, joining_marker
+from asyncddp.environments.launchers import Slurm, Torch, launcher_rank_and_size, mpi_launcher
+from asyncddp.environments.torch_world import read_world
+from asyncddp.errors import EnvironmentProblem
+from asyncddp.transport import C10D, DEFAULT_TRANSPORT, Transport
+from asyncddp.transport.base import Scope
+from asyncddp.transport.c10d.store_access import default_group_store
+from asyncddp.transport.selection import can_load, open_transport
+from asyncddp.transport.startup_deadline import StartupDeadline
+
+_REMEDIES = {
+    "srun": (
+        "Choose what this MPI library speaks, as srun --mpi=pmix (srun --mpi=list shows what there "
+        "is), or start the script by asyncddp run with the library's own mpirun"
+    )
+}
+_REMEDY = (
+    "The launcher is another MPI library's: take the one that belongs to the library behind "
+    "mpi4py, which asyncddp doctor shows"
+)
+
+
+def open_world(config: Config) -> Transport:
+    """Open the transport between all ranks of this process's world; collective.
+
+    Raises:
+        UnknownNameError: No transport has the name that the user has given.
+        EnvironmentProblem: Launchers contradict each other, the transport cannot be used here, or
+            it knows of another number of ranks than the launcher has announced.
+        WaitTimeoutError: Some ranks have not come by the deadline.
+        MismatchError: A setting that all ranks must share differs.
+    """
+    default = DEFAULT_TRANSPORT if config.transport is not None else select_default_transport()
+    deadline = StartupDeadline(*launcher_rank_and_size(), config, end_run)
+    with joining_marker(config):
+        opened = open_transport(config.transport, deadline, default=default)
+    if opened.started_by_mpi:
+        check_size(opened.size)
+    elif opened.scope is not Scope.PROCESS:
+        check_joined(opened.size)
+    return opened
+
+
+def select_default_transport() -> str:
+    """Select the transport where the user names none: that of the launcher of this process.
+
+    It is that of MPI under a launcher of MPI, and ``c10d`` under one of torch.distributed, or where
+    the user has initialised a process group of several ranks. A process by itself takes MPI if a
+    library can be loaded, so that one that an unknown launcher of MPI has started is not alone.
+
+    Raises:
+        EnvironmentProblem: Launchers of MPI and of torch.distributed contradict each other, or a
+            world of torch.distributed is announced in part.
+    """
+    launcher, torch = mpi_launcher(), Torch()
+    # srun may have started a shell, or a torchrun on each node
+    inner = isinstance(launcher, Slurm) and (launcher.size == 1 or torch.is_elastic)
+    if launcher is not None and not inner:
+        told = (torch.rank, torch.size)
+        if torch.detected and torch.size > 1 and told != (launcher.rank, launcher.size):
+            raise EnvironmentProblem(
+                f"{launcher.command} has started this process as rank {launcher.rank} of "
+                f"{launcher.size}, but {torch.command} as rank {torch.rank} of {torch.size} (RANK, "
+                "WORLD_SIZE): the two contradict each other. Start the script by one of them, "
+                "'asyncddp run -np N SCRIPT' or 'torchrun --nproc-per-node N SCRIPT', or unset "
+                "RANK and WORLD_SIZE"
+            )
+        return DEFAULT_TRANSPORT
+    if default_group_store() is not None or read_world() is not None:
+        return C10D
+    return DEFAULT_TRANSPORT if can_load(DEFAULT_TRANSPORT) else C10D
+
+
+def check_size(size: int) -> None:
+    """Raise if a launcher has started several ranks, but MPI's ``size`` is another number."""
+    launcher, torch = mpi_launcher(), Torch()
+    if launcher is not None and size == 1 < launcher.size:
+        raise EnvironmentProblem(
+            f"{launcher.command} has started this process as rank {launcher.rank} of "
+            f"{launcher.size}, but the MPI library says that it is alone: the two do not speak to "
+            f"each other, and {launcher.size} ranks would each train by themselves. "
+            f"{_REMEDIES.get(launcher.command, _REMEDY)}"
+        )
+    if launcher is not None or not torch.detected or torch.size in (1, size):
+        return
+    alone = f"this process is alone: {torch.size} ranks would each train by themselves"
+    raise EnvironmentProblem(
+        f"{torch.command} has started this process as rank {torch.rank} of {torch.size}, "
+        f"but this transport is MPI's, and {alone if size == 1 else f'MPI knows {size}'}. Leave "
+        "ASYNCDDP_TRANSPORT and the argument transport out, or choose c10d, to join that world; "
+        f"or start the script by 'asyncddp run -np {torch.size} SCRIPT'"
+    )
+
+
+def check_joined(size: int) -> None:
+    """Raise if a transport without MPI found one rank where a launcher of MPI started several."""
+    launcher = mpi_launcher()
+    if launcher is not None and size == 1 < launcher.size and not Torch().is_elastic:
+        raise EnvironmentProblem(
+            f"{launcher.command} has started this process as rank {launcher.rank} of "
+            f"{launcher.size}, but this transport is none of MPI's, and {launcher.size} ranks "
+            "would each train by themselves: leave ASYNCDDP_TRANSPORT and the argument transport "
+            "out, or for c10d have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as asyncddp "
+            "run does"
+        )

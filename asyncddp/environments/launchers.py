@@ -1,0 +1,234 @@
+"""What each launcher announces to the processes that it starts, by which variables."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, MutableMapping
+from typing import ClassVar
+
+TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""Names in torch.distributed of the facts that launchers announce."""
+
+
+class LauncherEnvironment:
+    """Environment of a process that one kind of launcher may have started.
+
+    Attributes:
+        command: What starts its ranks, for messages.
+        variables: The launcher's variable for each of :data:`TORCH_VARIABLES` that it announces.
+        run_variables: Further variables, which tell its runs apart.
+    """
+
+    command: str
+    variables: ClassVar[Mapping[str, str]]
+    run_variables: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self.environ = environ
+
+    def number(self, fact: str) -> int | None:
+        """Return the number that is announced under one of torch's names, or None."""
+        text = self.environ.get(self.variables.get(fact, ""), "")
+        return int(text) if text.isdecimal() else None
+
+    @property
+    def detected(self) -> bool:
+        """True if this launcher has announced rank and size."""
+        return self.number("RANK") is not None and self.number("WORLD_SIZE") is not None
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process; 0 if none is announced."""
+        return self.number("RANK") or 0
+
+    @property
+    def size(self) -> int:
+        """Number of ranks; 1 if none is announced."""
+        return self.number("WORLD_SIZE") or 1
+
+    @property
+    def master(self) -> str | None:
+        """Name or address of rank 0's machine, if ``MASTER_ADDR`` says it."""
+        return self.environ.get("MASTER_ADDR")
+
+    @property
+    def address(self) -> str:
+        """Name or address of the first machine, as far as this launcher says, or of this one."""
+        return self.master or socket.gethostname()
+
+    @property
+    def on_one_machine(self) -> bool:
+        """True if all ranks are known to be on this machine."""
+        return self.number("LOCAL_WORLD_SIZE") == self.size
+
+
+class OpenMPI(LauncherEnvironment):
+    """``mpirun`` of Open MPI."""
+
+    command = "mpirun"
+    variables: ClassVar[Mapping[str, str]] = {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    }
+    run_variables = ("PMIX_NAMESPACE", "PMIX_RANK")
+
+
+class Hydra(LauncherEnvironment):
+    """``mpiexec`` of MPICH and Intel MPI, which speaks PMI."""
+
+    command = "mpiexec"
+    variables: ClassVar[Mapping[str, str]] = {
+        "RANK": "PMI_RANK",
+        "WORLD_SIZE": "PMI_SIZE",
+        "LOCAL_RANK": "MPI_LOCALRANKID",
+        "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+    }
+
+
+class PMIx(LauncherEnvironment):
+    """Another launcher that speaks PMIx, which announces no size."""
+
+    command = "a launcher of PMIx"
+    variables: ClassVar[Mapping[str, str]] = {"RANK": "PMIX_RANK"}
+
+
+class Slurm(LauncherEnvironment):
+    """``srun`` of Slurm."""
+
+    command = "srun"
+    variables: ClassVar[Mapping[str, str]] = {
+        "RANK": "SLURM_PROCID",
+        "WORLD_SIZE": "SLURM_STEP_NUM_TASKS",
+        "LOCAL_RANK": "SLURM_LOCALID",
+    }
+    run_variables = ("SLURM_STEP_ID",)
+
+    @property
+    def address(self) -> str:
+        """The first host of the allocation: ``node07`` of ``node[07-12,15]``."""
+        given = self.environ.get("SLURM_JOB_NODELIST", "")
+        match = re.match(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", given)
+        return "".join(part or "" for part in match.groups()) if match else super().address
+
+    @property
+    def on_one_machine(self) -> bool:
+        """True if all tasks of the step are on this node; ``2(x3)`` stands for three nodes."""
+        return self.environ.get("SLURM_STEP_TASKS_PER_NODE") == str(self.size)
+
+
+class Torch(LauncherEnvironment):
+    """``torchrun``, ``accelerate launch`` and others that set torch.distributed's variables."""
+
+    variables: ClassVar[Mapping[str, str]] = {name: name for name in TORCH_VARIABLES}
+    run_variables = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        super().__init__(environ)
+        self.command = "torchrun" if self.is_elastic else "a launcher of PyTorch"
+        if any(name.startswith("ACCELERATE_") for name in environ):
+            self.command = "accelerate launch"
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if torchrun has started this process, maybe under another launcher's daemon."""
+        return "TORCHELASTIC_RUN_ID" in self.environ
+
+    @property
+    def port(self) -> int | None:
+        """Port of rank 0's store."""
+        text = self.environ.get("MASTER_PORT", "")
+        return int(text) if text.isdecimal() else None
+
+
+MPI_LAUNCHERS = (OpenMPI, Hydra, PMIx, Slurm)
+"""In the order in which they count: an mpirun may start its daemons by srun."""
+LAUNCHERS = (*MPI_LAUNCHERS, Torch)
+
+
+def mpi_launcher(environ: Mapping[str, str] = os.environ) -> LauncherEnvironment | None:
+    """Return the launcher of MPI that has announced rank and size to this process, if any has."""
+    every = (kind(environ) for kind in MPI_LAUNCHERS)
+    return next((launcher for launcher in every if launcher.detected), None)
+
+
+def launcher_rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return rank and size from the launcher's environment; ``(0, 1)`` if there is no launcher.
+
+    Example:
+        >>> launcher_rank_and_size({"PMI_RANK": "1", "PMI_SIZE": "4"})
+        (1, 4)
+        >>> launcher_rank_and_size({"RANK": "1", "WORLD_SIZE": "4"})
+        (1, 4)
+    """
+    torch = Torch(environ)
+    launcher = torch if torch.is_elastic else mpi_launcher(environ) or torch
+    return (launcher.rank, launcher.size) if launcher.detected else (0, 1)
+
+
+def announced(fact: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return what a launcher announces under one of torch's names; None if none does.
+
+    Example:
+        >>> announced("LOCAL_RANK", {"SLURM_LOCALID": "3"})
+        '3'
+    """
+    names = [kind.variables[fact] for kind in LAUNCHERS if fact in kind.variables]
+    return next((environ[name] for name in names if name in environ), None)
+
+
+def run_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Return a name that all ranks of this machine share, and no other run has."""
+    return environ.get("PMIX_NAMESPACE") or f"parent-{os.getppid()}"
+
+
+def set_torch_variables(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set torch.distributed's RANK and its kin from a launcher's variables, unless one is set.
+
+    Example:
+        >>> environ = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+        >>> set_torch_variables(environ)
+        >>> environ["RANK"], environ["WORLD_SIZE"]
+        ('1', '4')
+    """
+    if environ.keys().isdisjoint(TORCH_VARIABLES):
+        for name in TORCH_VARIABLES:
+            if (value := announced(name, environ)) is not None:
+                environ[name] = value
+
+
+def ranks_of_one_machine(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the number of ranks if the launcher has started all on this machine, else None.
+
+    It is 1 without a launcher, and None where some ranks are or may be on other machines.
+
+    Example:
+        >>> ranks_of_one_machine({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+        4
+        >>> ranks_of_one_machine({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    """
+    every = [kind(environ) for kind in MPI_LAUNCHERS]
+    for launcher in every:
+        if launcher.number("WORLD_SIZE") is not None:
+            return launcher.size if launcher.on_one_machine else None
+    return None if any(launcher.number("RANK") is not None for launcher in every) else 1
+
+
+def without_launchers(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Copy an environment without what launchers around this process announce to it.
+
+    Example:
+        >>> without_launchers({"PMI_RANK": "1", "PMI_SIZE": "4", "MASTER_ADDR": "node7"})
+        {'MASTER_ADDR': 'node7'}
+    """
+    theirs = {name for kind in MPI_LAUNCHERS for name in announcement_of(kind)}
+    left_out = theirs | {*TORCH_VARIABLES, "TORCHELASTIC_RUN_ID"}
+    return {name: text for name, text in environ.items() if name not in left_out}
+
+
+def announcement_of(kind: type[LauncherEnvironment]) -> tuple[str, ...]:
+    """Return all variables by which a launcher announces a rank and its run."""
+    return (*kind.variables.values(), *kind.run_variables)

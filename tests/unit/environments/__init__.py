@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.cli`` that need one process."""
