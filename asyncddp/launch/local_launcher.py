@@ -6,7 +6,6 @@ Once a rank has failed, the others have a moment to say so, and are then ended.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import secrets
 import signal
@@ -20,7 +19,6 @@ from typing import IO
 
 from asyncddp.environments.launchers import without_launchers
 from asyncddp.launch.launchers.local import LOCAL
-from asyncddp.launch.process_cleanup import parent_death_setter
 from asyncddp.launch.rank_environment import rendezvous_variables
 from asyncddp.launch.rank_processes import (
     FORWARDED_SIGNALS,
@@ -40,14 +38,12 @@ class _LocalRanks(RankProcesses):
     def __init__(
         self, count: int, program: Sequence[str], environment: Mapping[str, str], *, tag: bool
     ) -> None:
-        super().__init__(self._send)
+        super().__init__(sessions=False)
         self._received: set[int] = set()
         added = rendezvous_variables(environment, (), remote=False)
         added["ASYNCDDP_SECRET"] = secrets.token_hex(32)
         self.code = 0
         streams: list[tuple[IO[bytes] | None, int, int]] = []
-        self.running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
-        end_with_parent = parent_death_setter()
         for rank in range(count):
             own = {
                 "RANK": str(rank),
@@ -57,15 +53,7 @@ class _LocalRanks(RankProcesses):
                 "LOCAL_WORLD_SIZE": str(count),
             }
             stream = subprocess.PIPE if tag else None
-            process = subprocess.Popen(
-                program,
-                env={**environment, **added, **own},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                preexec_fn=end_with_parent,
-            )
-            self.running[process.pid] = rank, process
+            process = self.start(rank, program, {**environment, **added, **own}, stream, stream)
             streams += [(process.stdout, 1, rank), (process.stderr, 2, rank)]
         self._relays = [  # threads only after the last fork
             _relay(source, target, rank) for source, target, rank in streams if source is not None
@@ -73,11 +61,11 @@ class _LocalRanks(RankProcesses):
 
     def reap(self) -> None:
         """Take the ends of processes; if one has failed, the others are to end soon."""
-        for pid, (rank, process) in list(self.running.items()):
+        for rank, process in list(self.running.items()):
             code = process.poll()
             if code is None:
                 continue
-            del self.running[pid]
+            del self.running[rank]
             if code and not self.code:
                 self.code = code if code > 0 else 128 - code
                 how = (
@@ -95,11 +83,6 @@ class _LocalRanks(RankProcesses):
         else:
             self._received.add(number)
             self.send(delivered(number))
-
-    def _send(self, number: int) -> None:
-        for _, process in self.running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
 
     def finish_output(self) -> None:
         """Wait until all output has been passed on."""

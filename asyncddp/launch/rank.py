@@ -28,7 +28,7 @@ def _recorded_lifetime() -> Iterator[None]:
     if not (report_directory and rank and Path(report_directory).is_dir()):
         yield
         return
-    from asyncddp.launch.process_cleanup import parent_death_setter
+    from asyncddp.launch.rank_processes import parent_death_setter
     from asyncddp.launch.rank_tracker import record_end, record_start
 
     parent_death_setter()()  # a launcher whose parent was killed may end without ending its ranks

@@ -1,21 +1,26 @@
-"""The processes of a run, as each launcher treats them: signals, output, and how they are ended."""
+"""Processes of a run, as each launcher treats them: their start, signals, output and end."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
+from typing import IO
 
 FORWARDED_SIGNALS = frozenset(
     {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP, signal.SIGALRM}
 )
 """Signals that are passed on to the ranks, as mpirun does; they end no run."""
 TERMINATION_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+_PR_SET_PDEATHSIG = 1
 ESCALATION_INTERVAL = 5.0  # seconds between two ever stronger signals
 
 
@@ -61,19 +66,88 @@ def _warn_of_loss(target: int, why: str) -> None:
         os.write(2, words.encode())
 
 
+def kill_processes(marker: str) -> None:
+    """Kill every process with ``NAME=value`` in its environment, and their new children."""
+    for _ in range(3):
+        found = False
+        for directory in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                variables = (directory / "environ").read_bytes().split(b"\0")
+                if marker.encode() in variables and int(directory.name) != os.getpid():
+                    found = True
+                    os.kill(int(directory.name), signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.05)
+
+
+def parent_death_setter(number: int = signal.SIGTERM) -> Callable[[], object]:
+    """Return a function that makes a process get a signal when its parent dies."""
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(number))
+
+
 class RankProcesses:
-    """Processes that end together: those that stay get ever stronger signals.
+    """Processes that get signals together, and end together: those that stay get stronger ones.
 
     Args:
-        send: Sends a signal to all of them.
         abort_signal: Makes them end soon.
+        marker: ``NAME=value``, set in their environment, by which all that they start is found.
+        sessions: Start each in a session of its own; signals reach its whole process group.
+        bound: Send them the abort signal when this process dies; it must have one thread alone.
     """
 
-    def __init__(self, send: Callable[[int], None], abort_signal: int = signal.SIGTERM) -> None:
-        self.send, self._abort_signal = send, abort_signal
+    def __init__(
+        self,
+        abort_signal: int = signal.SIGTERM,
+        marker: str = "",
+        *,
+        sessions: bool = True,
+        bound: bool = True,
+    ) -> None:
+        self._abort_signal, self._marker = abort_signal, marker
+        self._sessions, self._bound = sessions, bound
+        self.running: dict[object, subprocess.Popen[bytes]] = {}
         self._stronger: list[int] = []
         self.deadline = math.inf
         """Time of the next, stronger signal."""
+
+    def start(
+        self,
+        name: object,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stdout: IO[bytes] | int | None = None,
+        stderr: IO[bytes] | int | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process that reads nothing."""
+        variable, _, value = self._marker.partition("=")
+        process = self.running[name] = subprocess.Popen(
+            list(command),
+            env={**environment, variable: value} if variable else dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=self._sessions,
+            preexec_fn=parent_death_setter(self._abort_signal) if self._bound else None,
+        )
+        return process
+
+    def send(self, number: int) -> None:
+        """Send a signal to all of them; SIGKILL also to all that they have started."""
+        for process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                if self._sessions:
+                    os.killpg(process.pid, number)
+                else:
+                    process.send_signal(number)
+        if number == signal.SIGKILL:
+            self.kill_descendants()
+
+    def kill_descendants(self) -> None:
+        """Kill all that bear the marker, also those whose parent has died."""
+        if self._marker:
+            kill_processes(self._marker)
 
     def end_within(self, seconds: float) -> None:
         """Let the processes end by themselves for some seconds, then begin to end them."""

@@ -19,7 +19,6 @@ from typing import IO
 
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter
 from asyncddp.launch.launchers import Launcher
-from asyncddp.launch.process_cleanup import kill_processes, parent_death_setter
 from asyncddp.launch.rank_processes import (
     ESCALATION_INTERVAL,
     FORWARDED_SIGNALS,
@@ -80,16 +79,10 @@ class _Run(RankProcesses):
     """A launcher with its ranks: passes signals on, and ends all that is left of them."""
 
     def __init__(
-        self,
-        child: subprocess.Popen[bytes],
-        launcher: Launcher,
-        tracker: RankTracker,
-        grace_period: float,
-        marker: str,
+        self, launcher: Launcher, tracker: RankTracker, grace_period: float, marker: str
     ) -> None:
-        super().__init__(self._send, launcher.abort_signal)
-        self._child, self._launcher, self._tracker = child, launcher, tracker
-        self._grace_period, self._marker = grace_period, marker
+        super().__init__(launcher.abort_signal, marker)
+        self._launcher, self._tracker, self._grace_period = launcher, tracker, grace_period
         self.received: int | None = None
         self.aborted = False
 
@@ -125,15 +118,10 @@ class _Run(RankProcesses):
         """
         if number not in self._launcher.forwarded_signals:
             return self._tracker.send(delivered(number))
-        with contextlib.suppress(ProcessLookupError):
-            self._child.send_signal(number)  # not to its group, where helpers would die of it
+        for launcher in self.running.values():  # not its group, where helpers would die of it
+            with contextlib.suppress(ProcessLookupError):
+                launcher.send_signal(number)
         return True
-
-    def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, number)
-        if number == signal.SIGKILL:
-            kill_processes(self._marker)
 
 
 @contextlib.contextmanager
@@ -172,19 +160,11 @@ def supervise(
     ``started`` is called with the launcher's process id.
     """
     stdout, stderr = output_filters
-    marker = f"{REPORT_DIR}={report_directory}"
-    with subprocess.Popen(
-        list(arguments),
-        env={**environment, REPORT_DIR: str(report_directory)},
-        stdin=subprocess.DEVNULL,
-        stdout=None if stdout is None else subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=parent_death_setter(launcher.abort_signal),  # safe: no thread was started
-    ) as child:
+    tracker = RankTracker(report_directory)
+    run = _Run(launcher, tracker, grace_period, f"{REPORT_DIR}={report_directory}")
+    piped = None if stdout is None else subprocess.PIPE
+    with run.start("launcher", arguments, environment, piped, subprocess.PIPE) as child:
         started(child.pid)
-        tracker = RankTracker(report_directory)
-        run = _Run(child, launcher, tracker, grace_period, marker)
         pipes = [_LauncherOutputPipe(child.stderr, 2, stderr)] if child.stderr is not None else []
         if child.stdout is not None and stdout is not None:
             pipes.append(_LauncherOutputPipe(child.stdout, 1, stdout))
@@ -195,7 +175,7 @@ def supervise(
             contextlib.closing(_SupervisorLoop(pipes, wakeups, tracker)) as loop,
         ):
             loop.run(child, run, ends)
-        kill_processes(marker)
+        run.kill_descendants()
     ending = child.returncode, run.received, loop.timed_out, loop.killed
     return RunOutcome(*ending, tuple(tracker.lost), tracker.ended(), loop.waiting_in_init)
 

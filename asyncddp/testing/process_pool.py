@@ -27,6 +27,7 @@ import asyncddp
 from asyncddp.environments.rank_marker import environment_of_children
 from asyncddp.launch.job_options import Job
 from asyncddp.launch.launcher_discovery import LOCAL_NAME, find_launcher
+from asyncddp.launch.rank_processes import RankProcesses
 from asyncddp.testing.outcome import Outcome
 from asyncddp.testing.rank_function_call import RankFunctionCall
 from asyncddp.transport import TRANSPORTS
@@ -103,13 +104,8 @@ class ProcessPool:
             command, variables = launch(
                 self.ranks, *program, launcher=None if by_mpi else LOCAL_NAME
             )
-            self._process = subprocess.Popen(
-                command,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                start_new_session=True,
+            self._process = RankProcesses(bound=False).start(
+                None, command, variables, self._log, self._log
             )
             LAUNCHER_PIDS.add(self._process.pid)
             self._accept_ranks(listener, self._process)

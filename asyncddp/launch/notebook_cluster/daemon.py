@@ -25,7 +25,7 @@ from asyncddp.launch.notebook_cluster.cluster_spec import (
     ClusterSpec,
 )
 from asyncddp.launch.notebook_cluster.profile_directory import ClusterRecord, ProfileDirectory
-from asyncddp.launch.process_cleanup import kill_processes, parent_death_setter
+from asyncddp.launch.rank_processes import RankProcesses
 
 _POLL_INTERVAL = 0.1  # seconds between two checks of the children
 _CONTROLLER_TIMEOUT = 60.0  # seconds for the controller to write its connection files
@@ -52,19 +52,18 @@ class ClusterDaemon:
         self._pipe = pipe
         self._profile_directory, self._spec, self._owner, self._private = pipe.recv()
         self._stopping = False
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes = RankProcesses(marker=self._profile_directory.environment_marker)
 
     def run(self) -> int:
         """Run the cluster until it is asked to end; return an exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        mark = self._profile_directory.environment_marker
         record = ClusterRecord(os.getpid(), socket.gethostname(), self._spec.ranks, time.time())
         with self._profile_directory.lock(record) as mine:
             if not mine:
                 self._send_status(busy="")
                 return 1
-            kill_processes(mark)  # left by a daemon that was killed
+            self._processes.kill_descendants()  # left by a daemon that was killed
             try:
                 self._run_children()
             except _StopRequested:
@@ -73,7 +72,7 @@ class ClusterDaemon:
                 self._send_status(ended=str(end))
                 return 1
             finally:
-                self._close(mark)
+                self._close()
         return 0
 
     def _on_signal(self, *_: object) -> None:
@@ -109,14 +108,9 @@ class ClusterDaemon:
             self._step()
 
     def _start(self, name: str, *module: str, **variables: str) -> None:
-        marker, value = self._profile_directory.environment_marker.split("=", 1)
+        environment = {**environment_of_children(), **variables}
         with self._profile_directory.log(name).open("wb") as log:
-            self._children[name] = subprocess.Popen(
-                [sys.executable, "-m", *module],
-                env={**environment_of_children(), **variables, marker: value},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=parent_death_setter(),  # safe: no thread has been started
-            )  # fmt: skip
+            self._processes.start(name, [sys.executable, "-m", *module], environment, log, log)
 
     def _step(self) -> None:
         """Wait one poll interval; raise if the cluster must end or a child has exited."""
@@ -126,11 +120,10 @@ class ClusterDaemon:
                 self._owner, asked = None, False
         if self._stopping or (self._owner is not None and (os.getppid() != self._owner or asked)):
             raise _StopRequested
-        for name, child in self._children.items():
+        for name, child in self._processes.running.items():
             if child.poll() is not None:
-                raise _ChildExited(
-                    self._log_message(name, f"ended with exit code {child.returncode}")
-                )
+                what = f"ended with exit code {child.returncode}"
+                raise _ChildExited(self._log_message(str(name), what))
 
     def _send_status(self, **status: str) -> None:
         """Send a status message to the owner, which may have closed the pipe."""
@@ -140,18 +133,15 @@ class ClusterDaemon:
     def _log_message(self, name: str, what: str) -> str:
         return f"{name}: {what}; the last that was said:\n{self._profile_directory.log_tail(name)}"
 
-    def _close(self, mark: str) -> None:
+    def _close(self) -> None:
         """Terminate the engines first, so that the controller notices, then the controller."""
-        for name in ("engines", "controller"):
-            child = self._children.get(name)
-            if child is None:
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                child.terminate()
+        children = list(self._processes.running.values())
+        for child in reversed(children):  # the controller was started first
+            child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_SHUTDOWN_TIMEOUT)
-        kill_processes(mark)
-        for child in self._children.values():
+        self._processes.kill_descendants()
+        for child in children:
             child.wait()
         if self._private:
             shutil.rmtree(self._profile_directory.path, ignore_errors=True)

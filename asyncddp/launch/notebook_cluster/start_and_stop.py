@@ -23,7 +23,7 @@ from asyncddp.launch.notebook_cluster.profile_directory import (
     ProfileDirectory,
     import_ipyparallel,
 )
-from asyncddp.launch.process_cleanup import kill_processes
+from asyncddp.launch.rank_processes import kill_processes
 
 _DAEMON = "asyncddp.launch.notebook_cluster.daemon"
 _STOP_TIMEOUT = 20.0  # seconds for a cluster to end when asked
