@@ -1,19 +1,15 @@
-"""Checks, by comparing digests, that all ranks have equal settings, tensor names and shapes."""
+"""Checks that all ranks have equal settings, tensor names and shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
-from itertools import zip_longest
 
 import torch
 
+from asyncddp.agreement import Facts, T, agree
 from asyncddp.context import Context
 from asyncddp.context.context import use
-from asyncddp.errors import MismatchError
 from asyncddp.ops.object_collectives import gather_records
-
-_SHOWN = 5  # names of a message
 
 
 def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str]) -> None:
@@ -22,30 +18,19 @@ def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str
     ``claim`` is what is asked of them, such as "training needs the same model"; ``facts`` are
     sentences about this rank, in an order that does not depend on it.
     """
-    gathered = _gather_if_unequal(context, claim.partition(" need")[0], facts)
-    for rank, theirs in enumerate(gathered):
-        for ours, other in zip_longest(gathered[0], theirs, fillvalue="nothing more"):
-            if ours != other:
-                raise MismatchError(
-                    f"rank {context.rank}: {claim}, but rank 0 has {ours}, and rank {rank} has "
-                    f"{other}"
-                )
+    _agree(context, list(facts), claim)
 
 
-def _gather_if_unequal(context: Context, who: str, facts: Sequence[str]) -> list[list[str]]:
-    """Gather the facts of all ranks if any two ranks differ, else an empty list; collective.
+def _agree(context: Context, facts: Facts, claim: str, remedy: str = "") -> None:
+    """Compare facts among all ranks, in the name of who needs it by the claim; collective."""
+    who = claim.partition(" need")[0]
 
-    ``who`` needs it, by whose name messages call the comparison.
+    def gather(mine: T, kind: type[T]) -> list[T]:
+        return gather_records(mine, kind, who)
 
-    Digests travel first, so that it costs little to find out that all is equal.
-    """
-    if context.size == 1:
-        return []
-    with use(context):
-        digest = sha256(repr(list(facts)).encode()).hexdigest()
-        if len(set(gather_records(digest, str, who))) == 1:
-            return []
-        return gather_records(list(facts), list[str], who)
+    if context.size > 1:
+        with use(context):
+            agree(gather, facts, f"rank {context.rank}: {claim}", remedy)
 
 
 def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, torch.Tensor]:
@@ -64,38 +49,9 @@ def require_equal_tensors(context: Context, who: str, named: Mapping[str, torch.
 
     The message says that ``who`` needs it, and names the tensors that differ.
     """
-    forms = [
-        f"{name}={str(one.dtype).removeprefix('torch.')} of shape {tuple(one.shape)}"
-        for name, one in named.items()
-    ]
-    every = _gather_if_unequal(context, who, sorted(forms))
-    known = [dict(form.rsplit("=", 1) for form in theirs) for theirs in every]
-    for rank, theirs in enumerate(known):
-        problem = _difference(known[0], theirs, rank)
-        if problem:
-            raise MismatchError(
-                f"rank {context.rank}: {who} needs tensors of the same names, shapes and dtypes on "
-                f"all ranks, but {problem}. Build the same model on all ranks"
-            )
-
-
-def _difference(first: Mapping[str, str], other: Mapping[str, str], rank: int) -> str:
-    """Describe how the tensors of a rank differ from those of rank 0; empty if they do not."""
-    lacking = [name for name in first if name not in other]
-    more = [name for name in other if name not in first]
-    problems = []
-    if lacking:
-        problems.append(f"rank 0 has {_listed(lacking)}, which rank {rank} has not")
-    if more:
-        problems.append(f"rank {rank} has {_listed(more)}, which rank 0 has not")
-    unlike = [name for name in first if name in other and first[name] != other[name]]
-    for name in unlike[:_SHOWN]:
-        problems.append(f"{name} is {first[name]} on rank 0 and {other[name]} on rank {rank}")
-    if len(unlike) > _SHOWN:
-        problems.append(f"{len(unlike) - _SHOWN} more differ")
-    return "; ".join(problems)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    forms = {
+        name: f"{str(named[name].dtype).removeprefix('torch.')} of shape {tuple(named[name].shape)}"
+        for name in sorted(named)
+    }
+    claim = f"{who} needs tensors of the same names, shapes and dtypes on all ranks"
+    _agree(context, forms, claim, ". Build the same model on all ranks")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import asyncddp
+from asyncddp.agreement import compare
 from asyncddp.config import Config
-from asyncddp.errors import MismatchError
 
 Settings: TypeAlias = dict[str, str | int | bool | None]
 
@@ -24,12 +24,8 @@ def shared_settings(config: Config, default_transport: str) -> Settings:
 
 
 def check_settings(rank: int, every: Sequence[Settings]) -> None:
-    """Raise a MismatchError for the first setting that differs from rank 0's."""
-    for name, first in every[0].items():
-        for other, settings in enumerate(every):
-            if settings.get(name) != first:
-                raise MismatchError(
-                    f"rank {rank}: init(): all ranks need the same settings, but "
-                    f"{name} is {first!r} on rank 0 and {settings.get(name)!r} on rank {other}; "
-                    "set it alike for all ranks, as asyncddp run and the -x of mpirun do"
-                )
+    """Raise a MismatchError for the first rank whose settings differ from those of rank 0."""
+    shown = [{name: repr(value) for name, value in settings.items()} for settings in every]
+    claim = f"rank {rank}: init(): all ranks need the same settings"
+    remedy = "; set it alike for all ranks, as asyncddp run and the -x of mpirun do"
+    compare(shown, claim, remedy)
