@@ -8,9 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from asyncddp.cli.console import format_bytes, make_console, make_table
+from asyncddp.cli.console import format_bytes, make_console, make_table, writing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,16 +85,15 @@ def write_files(
     """
     from asyncddp import simulate
 
-    try:
-        if plot is not None:
+    if plot is not None:
+        with writing("--plot", plot):
             simulate.draw(found.runs, title).savefig(plot)
-            click.echo(f"Wrote {plot}.")
-        if table_file is not None:
-            columns = simulate.table(found.runs)
-            with table_file.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
-            click.echo(f"Wrote {table_file}.")
-    except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+    if table_file is not None:
+        columns = simulate.table(found.runs)
+        with (
+            writing("--csv", table_file),
+            table_file.open("w", newline="", encoding="utf-8") as file,
+        ):
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,6 +52,22 @@ def format_bytes(value: float | None) -> str:
         if value < 999.5:
             return f"{value:.{1 + (value < 10)}f} {unit}"
     return f"{value / 1e3:.2f} GB"
+
+
+@contextlib.contextmanager
+def writing(
+    option: str,
+    path: Path,
+    *,
+    err: bool = False,
+    failure: Callable[[str], Exception] = click.ClickException,
+) -> Iterator[None]:
+    """Say which file the block has written, or raise a ``failure`` that names the option."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise failure(f"{option} {path} cannot be written: {error}.") from error
+    click.echo(f"Wrote {path}.", err=err)
 
 
 def open_standard_streams() -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from asyncddp.cli.console import format_bytes, make_console, make_table
+from asyncddp.cli.console import format_bytes, make_console, make_table, writing
 from asyncddp.cli.report.monitor_log import (
-    MonitorLog,
     RankSummary,
     read_monitor_log,
     slowest_rank,
@@ -51,15 +50,8 @@ def report_command(file: Path, plot: Path | None, as_json: bool) -> None:
     else:
         _print_summary(every, slowest, file.name)
     if plot is not None:
-        _write_plot(run, file, plot)
-        click.echo(f"Wrote {plot}.", err=as_json)
-
-
-def _write_plot(run: MonitorLog, file: Path, plot: Path) -> None:
-    try:
-        draw_curves(run, file.name).savefig(plot)
-    except (OSError, ValueError) as error:
-        raise click.ClickException(f"--plot {plot}: {error}") from error
+        with writing("--plot", plot, err=as_json):
+            draw_curves(run, file.name).savefig(plot)
 
 
 def _print_summary(every: Sequence[RankSummary], slowest: RankSummary, title: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from asyncddp.cli.console import make_console
+from asyncddp.cli.console import make_console, writing
 from asyncddp.cli.main import SuggestingCommandGroup
 from asyncddp.cli.options import IntegerParamType
 from asyncddp.errors import ArgumentError
@@ -108,13 +108,13 @@ def timeline_report_command(
         if as_json == Path("-"):
             click.echo(text)
         else:
-            with _announced("--json", as_json):
+            with writing("--json", as_json, failure=ArgumentError):
                 as_json.write_text(text + "\n")
     if plot is not None:
         from asyncddp.timeline.report.timeline_plot import draw_timeline
 
         figure = draw_timeline(recording, figures)
-        with _announced("--plot", plot):
+        with writing("--plot", plot, failure=ArgumentError):
             figure.savefig(plot)
 
 
@@ -168,13 +168,3 @@ def _progress_bar(sources: tuple[str, ...]) -> Iterator[ProgressCallback]:
             progress.advance(task, behind - before if behind > before else behind)
 
         yield advance
-
-
-@contextlib.contextmanager
-def _announced(option: str, path: Path) -> Iterator[None]:
-    """Announce the file that the block writes, or raise the error of the option."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{option} {path} cannot be written: {error}.") from error
-    click.echo(f"Wrote {path}.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from asyncddp.cli.console import make_console, make_table
+from asyncddp.cli.console import make_console, make_table, writing
 from asyncddp.cli.options import IntegerParamType, NumberParamType
 from asyncddp.cli.topology_options import (
     build_topology,
@@ -93,7 +93,7 @@ def topology_command(
             )
         if draw:
             _draw(built, draw)
-    except (topology.TopologyError, ImportError, OSError, ValueError) as error:
+    except (topology.TopologyError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     if refused:
         raise click.ClickException("\n  ".join(refused))
@@ -104,8 +104,9 @@ def _draw(built: Mapping[str, GraphOrSchedule], draw: Path) -> None:
 
     for name, graph in built.items():
         path = draw if len(built) == 1 else draw.with_name(f"{draw.stem}-{name}{draw.suffix}")
-        topology.draw(graph).savefig(path)
-        click.echo(f"Wrote {path}.")
+        picture = topology.draw(graph)
+        with writing("--draw", path):
+            picture.savefig(path)
 
 
 def _list_families(builders: Mapping[str, Builder], title: str) -> Table:

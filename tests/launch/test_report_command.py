@@ -147,7 +147,7 @@ def test_a_file_that_is_not_there_and_a_picture_that_cannot_be(run, tmp_path):
     assert "none.jsonl: cannot be read: No such file or directory" in missing.output
     odd = invoke(run, "--plot", tmp_path / "run.xyz")
     assert odd.exit_code == 1
-    assert "run.xyz: Format 'xyz' is not supported" in odd.output
+    assert "run.xyz cannot be written: Format 'xyz' is not supported" in odd.output
 
 
 def test_without_matplotlib_the_error_says_what_to_install(run, tmp_path, monkeypatch):
