@@ -15,8 +15,8 @@ from asyncddp.cli.main import click_errors
 from asyncddp.cli.options import (
     IntegerParamType,
     NumberParamType,
-    RankValueParamType,
     add_options,
+    rank_value,
 )
 from asyncddp.cli.topology_options import (
     build_topology,
@@ -54,10 +54,10 @@ _SCENARIO_OPTIONS = (
                  help="Of gradients and update, without messages [10]."),
     click.option("--megabytes", type=_POSITIVE, metavar="MB",
                  help="Bytes and seconds as if the model had this size [its own]."),
-    click.option("--slow", type=RankValueParamType("RANK:FACTOR", "3:10", float), multiple=True,
+    click.option("--slow", type=rank_value("RANK:FACTOR", "3:10", float), multiple=True,
                  metavar="RANK:FACTOR",
                  help="Takes longer by this factor: 3:10; repeatable."),
-    click.option("--leave", type=RankValueParamType("RANK:STEP", "5:100", int), multiple=True,
+    click.option("--leave", type=rank_value("RANK:STEP", "5:100", int), multiple=True,
                  metavar="RANK:STEP",
                  help="Leaves after so many steps, as by join: 5:100; repeatable."),
     click.option("--asynchronous", is_flag=True,

@@ -55,49 +55,43 @@ class NumberParamType(_ExplainedParamType, click.FloatRange):
         return "" if self.min is None else super()._describe_range()
 
 
-class RankValueParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3
-    """click parameter type of a rank and a number for it, such as ``3:10``, as a pair."""
+class ParsedParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3
+    """click parameter type of a text that a function parses; its ValueErrors are shown."""
 
-    name = "rank and number"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
-    def __init__(self, form: str, example: str, kind: type[int] | type[float]) -> None:
-        self._words, self._kind = f"{form} such as {example}", kind
-
-    def convert(
-        self,
-        value: str | tuple[int, float],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[int, float]:
-        """Return rank and number."""
-        if isinstance(value, tuple):
-            return value
-        rank, _, number = value.partition(":")
-        try:
-            return int(rank), self._kind(number)
-        except ValueError:
-            self.fail(f"expected {self._words}, got {value!r}.", param, ctx)
-
-
-class LinkParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3
-    """click parameter type of a link between ranks, such as ``100Mbit,20ms``."""
-
-    name = "link"
-
-    def convert(
-        self, value: str | Link, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Link:
-        """Return the link that the text says, or the one that it is already."""
-        from asyncddp.topology import Link, TopologyError
-
-        if isinstance(value, Link):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return what the text says, or the value if it is parsed already."""
+        if not isinstance(value, str):
             return value
         try:
-            return Link.parse(value)
-        except TopologyError as problem:
+            return self._parse(value)
+        except ValueError as problem:
             self.fail(f"{problem}.", param, ctx)
 
 
+def rank_value(form: str, example: str, kind: type[int] | type[float]) -> ParsedParamType:
+    """Return the parameter type of a rank and a number for it, such as ``3:10``, as a pair."""
+
+    def parse(text: str) -> tuple[int, float]:
+        rank, _, number = text.partition(":")
+        try:
+            return int(rank), kind(number)
+        except ValueError:
+            raise ValueError(f"expected {form} such as {example}, got {text!r}") from None
+
+    return ParsedParamType("rank and number", parse)
+
+
+def parse_link(text: str) -> Link:
+    """Return the link between ranks that a text such as ``100Mbit,20ms`` describes."""
+    from asyncddp.topology import Link
+
+    return Link.parse(text)
+
+
+LINK = ParsedParamType("link", parse_link)
 PORT_NUMBER = IntegerParamType("port number", 1, 65535)
 # fmt: off
 _PLACEMENT_OPTIONS = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from asyncddp.cli.options import IntegerParamType, LinkParamType, NumberParamType, add_options
+from asyncddp.cli.options import LINK, IntegerParamType, NumberParamType, add_options
 from asyncddp.registry import nearest
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ _FAMILY_OPTIONS = (
     click.option("--eta", type=_REAL, metavar="X", help="equi_dynamic: how much it mixes [0.5]."),
 )
 _LINK_OPTIONS = (
-    click.option("--link", type=LinkParamType(), metavar="RATE,LATENCY", default="10Gbit,50us",
+    click.option("--link", type=LINK, metavar="RATE,LATENCY", default="10Gbit,50us",
                  help="Between machines [10Gbit,50us]."),
     click.option("--ranks-per-machine", type=_COUNT, metavar="N", default=1,
                  help="That share a machine's link [1]."),
-    click.option("--link-inside", type=LinkParamType(), metavar="RATE,LATENCY",
+    click.option("--link-inside", type=LINK, metavar="RATE,LATENCY",
                  default="80Gbit,2us", help="Of a rank, inside its machine [80Gbit,2us]."),
 )  # fmt: skip
 

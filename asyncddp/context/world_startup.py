@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from asyncddp.config import Config
 from asyncddp.context.crash_handler import end_run, joining_marker
-from asyncddp.environments.launchers import Slurm, Torch, launcher_rank_and_size, mpi_launcher
-from asyncddp.environments.torch_world import read_world
+from asyncddp.environments.launchers import (
+    Slurm,
+    Torch,
+    launcher_rank_and_size,
+    mpi_launcher,
+    torch_world,
+)
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport import C10D, DEFAULT_TRANSPORT, Transport
 from asyncddp.transport.base import Scope
@@ -64,14 +69,13 @@ def select_default_transport() -> str:
         told = (torch.rank, torch.size)
         if torch.detected and torch.size > 1 and told != (launcher.rank, launcher.size):
             raise EnvironmentProblem(
-                f"{launcher.command} has started this process as rank {launcher.rank} of "
-                f"{launcher.size}, but {torch.command} as rank {torch.rank} of {torch.size} (RANK, "
+                f"{launcher}, but {torch.command} as rank {torch.rank} of {torch.size} (RANK, "
                 "WORLD_SIZE): the two contradict each other. Start the script by one of them, "
                 "'asyncddp run -np N SCRIPT' or 'torchrun --nproc-per-node N SCRIPT', or unset "
                 "RANK and WORLD_SIZE"
             )
         return DEFAULT_TRANSPORT
-    if default_group_store() is not None or read_world() is not None:
+    if default_group_store() is not None or torch_world() is not None:
         return C10D
     return DEFAULT_TRANSPORT if can_load(DEFAULT_TRANSPORT) else C10D
 
@@ -81,19 +85,17 @@ def check_size(size: int) -> None:
     launcher, torch = mpi_launcher(), Torch()
     if launcher is not None and size == 1 < launcher.size:
         raise EnvironmentProblem(
-            f"{launcher.command} has started this process as rank {launcher.rank} of "
-            f"{launcher.size}, but the MPI library says that it is alone: the two do not speak to "
-            f"each other, and {launcher.size} ranks would each train by themselves. "
+            f"{launcher}, but the MPI library says that it is alone: the two do not speak to each "
+            f"other, and {launcher.size} ranks would each train by themselves. "
             f"{_REMEDIES.get(launcher.command, _REMEDY)}"
         )
     if launcher is not None or not torch.detected or torch.size in (1, size):
         return
     alone = f"this process is alone: {torch.size} ranks would each train by themselves"
     raise EnvironmentProblem(
-        f"{torch.command} has started this process as rank {torch.rank} of {torch.size}, "
-        f"but this transport is MPI's, and {alone if size == 1 else f'MPI knows {size}'}. Leave "
-        "ASYNCDDP_TRANSPORT and the argument transport out, or choose c10d, to join that world; "
-        f"or start the script by 'asyncddp run -np {torch.size} SCRIPT'"
+        f"{torch}, but this transport is MPI's, and {alone if size == 1 else f'MPI knows {size}'}. "
+        "Leave ASYNCDDP_TRANSPORT and the argument transport out, or choose c10d, to join that "
+        f"world; or start the script by 'asyncddp run -np {torch.size} SCRIPT'"
     )
 
 
@@ -102,9 +104,7 @@ def check_joined(size: int) -> None:
     launcher = mpi_launcher()
     if launcher is not None and size == 1 < launcher.size and not Torch().is_elastic:
         raise EnvironmentProblem(
-            f"{launcher.command} has started this process as rank {launcher.rank} of "
-            f"{launcher.size}, but this transport is none of MPI's, and {launcher.size} ranks "
-            "would each train by themselves: leave ASYNCDDP_TRANSPORT and the argument transport "
-            "out, or for c10d have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as asyncddp "
-            "run does"
+            f"{launcher}, but this transport is none of MPI's, and {launcher.size} ranks would "
+            "each train by themselves: leave ASYNCDDP_TRANSPORT and the argument transport out, or "
+            "for c10d have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as asyncddp run does"
         )

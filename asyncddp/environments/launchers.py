@@ -8,8 +8,16 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from typing import ClassVar
 
+from asyncddp.errors import EnvironmentProblem
+
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """Names in torch.distributed of the facts that launchers announce."""
+_NEEDED = ("RANK", "WORLD_SIZE")
+_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+_REMEDY = (
+    "start the script by torchrun --nproc-per-node N SCRIPT or asyncddp run -np N SCRIPT, which "
+    "set them, or unset {given} to run it alone"
+)
 
 
 class LauncherEnvironment:
@@ -46,7 +54,8 @@ class LauncherEnvironment:
     @property
     def size(self) -> int:
         """Number of ranks; 1 if none is announced."""
-        return self.number("WORLD_SIZE") or 1
+        size = self.number("WORLD_SIZE")
+        return 1 if size is None else size
 
     @property
     def master(self) -> str | None:
@@ -62,6 +71,10 @@ class LauncherEnvironment:
     def on_one_machine(self) -> bool:
         """True if all ranks are known to be on this machine."""
         return self.number("LOCAL_WORLD_SIZE") == self.size
+
+    def __str__(self) -> str:
+        """Say what the launcher has announced, for messages."""
+        return f"{self.command} has started this process as rank {self.rank} of {self.size}"
 
 
 class OpenMPI(LauncherEnvironment):
@@ -138,10 +151,19 @@ class Torch(LauncherEnvironment):
         return "TORCHELASTIC_RUN_ID" in self.environ
 
     @property
-    def port(self) -> int | None:
-        """Port of rank 0's store."""
-        text = self.environ.get("MASTER_PORT", "")
-        return int(text) if text.isdecimal() else None
+    def port(self) -> int:
+        """Port of the store by which ranks meet, by default torch's."""
+        return int(self.environ.get("MASTER_PORT", "29500"))
+
+    @property
+    def serves_store(self) -> bool:
+        """True if the launcher serves the store; else rank 0 does."""
+        return self.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+    @property
+    def attempt(self) -> str:
+        """Number of this start of the ranks, after failures."""
+        return self.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 MPI_LAUNCHERS = (OpenMPI, Hydra, PMIx, Slurm)
@@ -167,6 +189,47 @@ def launcher_rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int
     torch = Torch(environ)
     launcher = torch if torch.is_elastic else mpi_launcher(environ) or torch
     return (launcher.rank, launcher.size) if launcher.detected else (0, 1)
+
+
+def torch_world(environ: Mapping[str, str] = os.environ) -> Torch | None:
+    """Return the world of torch.distributed that a launcher announces; None if none does.
+
+    Raises:
+        EnvironmentProblem: It announces several ranks, but not all that is needed to join them.
+
+    Example:
+        >>> world = torch_world(
+        ...     {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+        ... )
+        >>> world.rank, world.size, world.address, world.port
+        (1, 4, 'h', 29500)
+    """
+    torch = Torch(environ)
+    given = {name: environ[name] for name in (*_NEEDED, *_RENDEZVOUS) if name in environ}
+    told = [name for name in _NEEDED if name in given]
+    if not told:
+        return None
+    if given.get("WORLD_SIZE") == "1" or (told == ["RANK"] and given["RANK"] == "0"):
+        return torch
+    missing = [name for name in (*_NEEDED, *_RENDEZVOUS) if name not in given]
+    if missing:
+        shown = ", ".join(f"{name}={value}" for name, value in given.items())
+        raise EnvironmentProblem(
+            f"the environment announces a world of several ranks ({shown}), but "
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: "
+            + _REMEDY.format(given=" and ".join(told))
+        )
+    for name in (*_NEEDED, "MASTER_PORT"):
+        if not given[name].isdecimal():
+            raise EnvironmentProblem(
+                f"{name}={given[name]!r}: expected a number; set it, or unset it"
+            )
+    if torch.rank >= torch.size:
+        raise EnvironmentProblem(
+            f"RANK={torch.rank} and WORLD_SIZE={torch.size}: expected 0 <= RANK < WORLD_SIZE; "
+            + _REMEDY.format(given="RANK and WORLD_SIZE")
+        )
+    return torch
 
 
 def announced(fact: str, environ: Mapping[str, str] = os.environ) -> str | None:

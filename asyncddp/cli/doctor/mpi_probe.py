@@ -71,12 +71,12 @@ def _describe_mpi() -> dict[str, Any]:
 def _describe_c10d() -> dict[str, Any]:
     """Describe the world of torch.distributed that the environment announces, if it does."""
     try:
-        from asyncddp.environments.torch_world import read_world
+        from asyncddp.environments.launchers import torch_world
 
-        world = read_world()
+        world = torch_world()
     except (ImportError, EnvironmentProblem) as problem:
         return {"c10d_problem": str(problem)}
-    return {"announced": f"{world.launcher}, rank {world.rank} of {world.size}" if world else ""}
+    return {"announced": f"{world.command}, rank {world.rank} of {world.size}" if world else ""}
 
 
 def _list_device_transports() -> list[dict[str, Any]]:

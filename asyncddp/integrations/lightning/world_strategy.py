@@ -12,6 +12,7 @@ from asyncddp.algorithms import ALGORITHMS, Algorithm
 from asyncddp.algorithms.wrapper_setup import checked_choice
 from asyncddp.checkpoint.folder import POLICIES
 from asyncddp.context import current, init
+from asyncddp.environments.launchers import Torch
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.lightning.collectives import gather_stacked
 from asyncddp.ops.object_collectives import broadcast_object
@@ -38,7 +39,7 @@ class WorldEnvironment:
     @property
     def main_port(self) -> int:
         """Port at which process groups of torch meet."""
-        return Torch().port or 29500
+        return Torch().port
 
     @staticmethod
     def detect() -> bool:

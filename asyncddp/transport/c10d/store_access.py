@@ -16,8 +16,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not said to be 
     TCPStore,
 )
 
-from asyncddp.environments.launchers import Torch
-from asyncddp.environments.torch_world import AnnouncedWorld, read_world
+from asyncddp.environments.launchers import Torch, torch_world
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.restrict_listening_sockets import confine, inodes
 from asyncddp.transport.c10d.addresses import THIS_MACHINE_ALONE
@@ -57,11 +56,11 @@ class StoreAccess:
         if group is not None:
             master = Torch().address
             return cls(*group, "group", master) if group[2] > 1 else None
-        world = read_world()
+        world = torch_world()
         if world is None or world.size == 1:
             return None
         startup.rank, startup.size = world.rank, world.size
-        place = world.master, world.port
+        place = world.address, world.port
         if place not in _servers:
             _servers[place] = _open_store(world, startup)
         prefix = f"attempt-{world.attempt}"
@@ -99,15 +98,15 @@ class StoreAccess:
             ) from error
 
 
-def _open_store(world: AnnouncedWorld, startup: StartupDeadline) -> Any:
+def _open_store(world: Torch, startup: StartupDeadline) -> Any:
     """Serve the store on rank 0, unless the launcher does; ask it elsewhere."""
-    serves = world.rank == 0 and not world.agent_store
+    serves = world.rank == 0 and not world.serves_store
     if not serves:
         _wait_for_server(world, startup)
     listening = inodes()
     try:
         store = TCPStore(
-            world.master,
+            world.address,
             world.port,
             world.size,
             serves,
@@ -119,24 +118,24 @@ def _open_store(world: AnnouncedWorld, startup: StartupDeadline) -> Any:
         first = str(error).splitlines()[0]
         does = "serve the store" if serves else "reach the store"
         raise EnvironmentProblem(
-            f"rank {world.rank}: init(): cannot {does} at MASTER_ADDR={world.master}, "
+            f"rank {world.rank}: init(): cannot {does} at MASTER_ADDR={world.address}, "
             f"MASTER_PORT={world.port}: {first}. Set MASTER_PORT to a free port of rank 0's "
             "machine and MASTER_ADDR to an address of it that all ranks reach, alike for all"
         ) from error
-    if serves and world.master in THIS_MACHINE_ALONE:
+    if serves and world.address in THIS_MACHINE_ALONE:
         with contextlib.suppress(OSError):
             confine(known=listening)
     return store
 
 
-def _wait_for_server(world: AnnouncedWorld, startup: StartupDeadline) -> None:
+def _wait_for_server(world: Torch, startup: StartupDeadline) -> None:
     """Wait until the store listens; its name may get an address only when its machine is up."""
-    served_by = "the launcher" if world.agent_store else "rank 0"
+    served_by = "the launcher" if world.serves_store else "rank 0"
     while True:
         try:
-            socket.create_connection((world.master, world.port), timeout=1.0).close()
+            socket.create_connection((world.address, world.port), timeout=1.0).close()
         except OSError as error:
-            place, reason = f"{world.master}:{world.port}", str(error)
+            place, reason = f"{world.address}:{world.port}", str(error)
         else:
             return
         startup.describe_missing = lambda place=place, reason=reason: (
