@@ -144,7 +144,7 @@ def test_check_runs_all_gates_in_order(machine, gates):
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [line[0] for line in lines] == [
-        "format", "lint", "types", "imports", "startup", "shell", "docker", "doctests",
+        "format", "lint", "types", "imports", "size", "startup", "shell", "docker", "doctests",
     ]  # fmt: skip
     assert all(line[1] == "ok" and line[3] == "s" for line in lines)
     calls = "\n".join(machine.calls())

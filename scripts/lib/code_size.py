@@ -1,0 +1,115 @@
+"""Gate of the tree's size: code lines by room, files, and long files, held to a budget.
+
+Code lines are those without docstring, comment, blank line and import.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+BUDGET = Path("scripts/lib/size_budget.toml")
+LONG = 350  # lines of a file, all told
+TREES = {"asyncddp": 32_000, "tests": 40_000, "scripts": 4_500}
+"""The aim in code lines of each tree."""
+_KINDS = {"code_lines": "code lines", "files": "files", "long_files": f"files over {LONG} lines"}
+_LAYOUT = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_INSIDE = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a module and all statements in it; expressions hold neither imports nor docstrings."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        for name in _INSIDE:
+            inside = getattr(node, name, ())
+            pending += inside if isinstance(inside, list) else ()
+
+
+def _token_lines(source: str) -> set[int]:
+    """Return the lines that hold a token, those inside long strings too."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _LAYOUT and token.type != tokenize.COMMENT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return lines
+
+
+def code_lines(source: str) -> int:
+    """Return how many lines of a module hold code."""
+    left_out: set[int] = set()
+    documented = 0
+    for node in _statements(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            left_out.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            text = node.body[0]
+            left_out.update(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+            documented += 1
+    if source.count('"""') + source.count("'''") == 2 * documented:  # no other string has lines
+        lines = {
+            number
+            for number, line in enumerate(source.split("\n"), 1)
+            if not line.strip().startswith("#") and line.strip()
+        }
+    else:
+        lines = _token_lines(source)
+    return len(lines - left_out)
+
+
+def sizes(root: Path) -> dict[str, Counter[str]]:
+    """Return code lines by room, and the numbers of files and of long files by tree."""
+    found: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
+    for tree in TREES:
+        for path in sorted((root / tree).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            inside = path.relative_to(root / tree).parts
+            room = f"{tree}/{inside[0] if len(inside) > 1 else '(top)'}"
+            found["code_lines"][room if tree == "asyncddp" else tree] += code_lines(source)
+            found["files"][tree] += 1
+            found["long_files"][tree] += source.count("\n") > LONG
+    return found
+
+
+def report(found: dict[str, Counter[str]], budget: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the table, a line per room, and a sentence for each size above its budget."""
+    table, excess = [], []
+    for kind, title in _KINDS.items():
+        table.append(f"{title:<28}{'now':>8}{'budget':>8}{'aim':>8}")
+        for room, size in sorted(found[kind].items(), key=lambda one: (one[0] in TREES, one[0])):
+            most = budget.get(kind, {}).get(room, 0)
+            aim = TREES.get(room, "") if kind == "code_lines" else ""
+            table.append(f"  {room:<26}{size:>8}{most:>8}{aim:>8}")
+            if size > most:
+                excess.append(f"{room} has {size} {title}, and its budget is {most}")
+        if kind == "code_lines":
+            total = sum(size for room, size in found[kind].items() if room.startswith("asyncddp/"))
+            table.append(f"  {'asyncddp, all rooms':<26}{total:>8}{'':>8}{TREES['asyncddp']:>8}")
+    return table, excess
+
+
+def main() -> None:
+    """Write the table for the tree in the current folder; exit with 1 above a budget."""
+    table, excess = report(sizes(Path()), tomllib.loads(BUDGET.read_text(encoding="utf-8")))
+    sys.stdout.write("\n".join(table) + "\n")
+    if excess:
+        remedy = f"make it smaller, or change {BUDGET} in the same commit and say why"
+        sys.exit("\n".join([*excess, remedy]))
+
+
+if __name__ == "__main__":
+    main()
