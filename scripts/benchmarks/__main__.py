@@ -1,127 +1,132 @@
-"""Program that ``scripts/bench`` starts on every rank for the benchmarks that share a run."""
+"""``python -m benchmarks NAME…``: what ``scripts/bench`` runs, on every rank or in one process."""
 
 from __future__ import annotations
 
 import importlib
+import signal
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from types import FrameType
+from typing import Any
 
 import click
-import torch
-from rich.console import Console
 
-import asyncddp as bf
-from benchmarks import baselines
-from benchmarks.console_report import (
-    make_console,
-    show_figure_table,
-    show_header,
-    show_summary,
-    show_table,
-)
 from benchmarks.harness import measure
-from benchmarks.json_results import save_json
-from benchmarks.machine_info import header
-from benchmarks.progress_line import progress_line
-from benchmarks.table_plot import save_plot
-from benchmarks.tables import FigureRow, FigureTable, RankGroup, TimingRow, TimingTable
-from benchmarks.targets import TargetResult
-from benchmarks.unit_text import size_text
+from benchmarks.ranks import RunFailedError
+from benchmarks.report import GPU_TRANSPORTS, BenchFigures, BenchOptions, Report, progress_line
+from benchmarks.tables import TimingTable, size_text
+
+TOGETHER = ("ops", "windows", "step", "timeline", "torch-distributed")
+"""Benches that share a run: each has a module with a function ``tables``."""
+APART = {
+    **{f"network-{part}": f"network.{part}.bench" for part in ("steps", "methods", "cost")},
+    "network-gpt": "network.gpt",
+    "one-to-n": "one_to_n.bench",
+    **{name: f"{name}.bench" for name in ("scale", "methods", "gpu")},
+    **{name: name for name in ("memory", "lightning", "compression")},
+}
+"""Benches that start their own ranks: each has a module with a function ``figures``."""
 
 
-class BenchModule(Protocol):
-    """Interface of a benchmark module: its function ``tables``."""
-
-    def tables(self, world: RankGroup, *, quick: bool) -> Sequence[TimingTable | FigureTable]:
-        """Return the tables to measure."""
-        ...
-
-
-@dataclass
-class BenchSession:
-    """Run of some benchmarks: measures their tables and keeps the results.
-
-    Args:
-        world: The ranks.
-        rounds: Rounds for each size of a table.
-        sample: Seconds that one rival's turn should last at least.
-    """
-
-    world: RankGroup
-    rounds: int
-    sample: float
-    tables: list[TimingTable] = field(default_factory=list)
-    rows: list[TimingRow] = field(default_factory=list)
-    figure_tables: list[tuple[FigureTable, list[FigureRow]]] = field(default_factory=list)
-    target_results: list[TargetResult] = field(default_factory=list)
-
-    @property
-    def shows(self) -> bool:
-        """True on the rank that reports."""
-        return self.world.rank == 0
-
-    def table(self, table: TimingTable, console: Console) -> None:
-        """Measure and show a table."""
-        with progress_line(table.title, len(table.sizes), shows=self.shows) as advance:
-            rows, missing = measure(
-                self.world,
-                table,
-                rounds=self.rounds,
-                sample=self.sample,
-                advance=lambda nbytes: advance(f"{size_text(nbytes)} done"),
-            )
-        self.tables.append(table)
-        self.rows += rows
-        self.target_results += show_table(console, table, rows, missing)
-
-    def figure_table(self, figure_table: FigureTable, console: Console) -> None:
-        """Let a sheet measure, and show it."""
-        with progress_line(figure_table.title, None, shows=self.shows) as advance:
-            lines = figure_table.measure(self.world, advance)
-        self.figure_tables.append((figure_table, lines))
-        self.target_results += show_figure_table(console, figure_table, lines)
-
-
-@click.command()
-@click.argument("names", nargs=-1, required=True)
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, required=True, type=click.Choice([*TOGETHER, *APART]))
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--quick", is_flag=True)
+@click.option("--quick", is_flag=True, help="Little of everything: seconds.")
 @click.option("--rounds", type=click.IntRange(min=2), default=None)
+@click.option("--stand-in", "pretend", is_flag=True, help="Of gpu: the same on the host.")
+@click.option("--transport", "transports", multiple=True, type=click.Choice(GPU_TRANSPORTS))
 def main(
-    names: tuple[str, ...],
-    json_file: Path | None,
-    plot_file: Path | None,
-    quick: bool,
-    rounds: int | None,
+    names: Sequence[str], json_file: Path | None, plot_file: Path | None, **options: Any
 ) -> None:
-    """Measure the named benches, modules of this folder; rank 0 reports."""
+    """Measure benches that share this run's ranks, or one that starts its own."""
+    if set(names) <= set(TOGETHER):
+        measure_together(names, BenchOptions(**options), json_file, plot_file)
+    elif len(names) > 1:
+        raise click.UsageError(f"these do not share a run: {', '.join(names)}")
+    else:
+        measure_apart(names[0], BenchOptions(**options), json_file, plot_file)
+
+
+def measure_together(
+    names: Sequence[str], options: BenchOptions, json_file: Path | None, plot_file: Path | None
+) -> None:
+    """Measure the named benches on the ranks that are running; rank 0 reports."""
+    import torch
+
+    import asyncddp as bf
+    from benchmarks import baselines
+    from benchmarks.machine_info import header
+
     bf.init()
     world = baselines.join()
-    session = BenchSession(world, rounds or (5 if quick else 30), 0.0002 if quick else 0.005)
-    facts = {**header(world), "rounds": session.rounds}
+    quick, rounds = options.quick, options.rounds or (5 if options.quick else 30)
+    facts = {**header(world), "rounds": rounds}
     if quick:
         facts["quick"] = "small sizes, few rounds: shows that it runs, and measures nothing"
-    console = make_console(quiet=not session.shows)
-    show_header(console, facts)
-    console.print()
+    report, measured = Report(facts, quiet=world.rank != 0), []
     for name in names:
-        bench = cast("BenchModule", importlib.import_module(f"benchmarks.{name.replace('-', '_')}"))
-        for one in bench.tables(world, quick=quick):
-            if isinstance(one, TimingTable):
-                session.table(one, console)
-            else:
-                session.figure_table(one, console)
-    show_summary(console, session.target_results)
-    if session.shows and json_file is not None:
-        save_json(json_file, facts, session.rows, session.figure_tables, session.target_results)
-    if session.shows and plot_file is not None and session.rows:
-        caption = f"{facts['processor']}, {world.size} ranks"
-        save_plot(plot_file, session.tables, session.rows, caption)
+        bench = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
+        tables: Sequence[TimingTable] = bench.tables(world, quick=quick)
+        for table in tables:
+            with progress_line(table.title, len(table.sizes), shows=world.rank == 0) as advance:
+                rows, missing = measure(
+                    world,
+                    table,
+                    rounds=rounds,
+                    sample=0.0002 if quick else 0.005,
+                    advance=lambda nbytes: advance(f"{size_text(nbytes)} done"),
+                )
+            report.add_timings(table, rows, missing)
+            measured.append(table)
+    report.end(json_file)
+    if world.rank == 0 and plot_file is not None and report.rows:
+        from benchmarks.plots import save_plot
+
+        save_plot(plot_file, measured, report.rows, f"{facts['processor']}, {world.size} ranks")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def measure_apart(
+    name: str, options: BenchOptions, json_file: Path | None, plot_file: Path | None
+) -> None:
+    """Measure a bench that starts its own ranks.
+
+    Raises:
+        ClickException: A run failed, or a figure cannot be right.
+    """
+    # by way of every ``finally``, so that runs and hosts are taken down
+    signal.signal(signal.SIGTERM, _terminated)
+    bench = importlib.import_module(f"benchmarks.{APART[name]}")
+    try:
+        with progress_line(name, None, shows=True) as advance:
+            found = bench.figures(options, advance)
+    except RunFailedError as problem:
+        raise click.ClickException(str(problem)) from problem
+    show(found, json_file, plot_file)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def show(found: BenchFigures, json_file: Path | None, plot_file: Path | None) -> None:
+    """Report what a bench has found.
+
+    Raises:
+        ClickException: A figure cannot be right; it comes after the report.
+    """
+    report = Report(found.facts, rows=[*found.rows])
+    for table in found.tables:
+        report.add_figures(table)
+    report.say(*found.missing)
+    report.end(json_file)
+    if plot_file is not None:
+        found.draw(plot_file)
+    if found.failures:
+        raise click.ClickException("\n".join(found.failures))
 
 
 if __name__ == "__main__":

@@ -7,55 +7,56 @@ import datetime
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from mpi4py import MPI
 
+import asyncddp as bf
 from asyncddp.topology import Neighbors, Schedule
-from benchmarks.tables import Call, RankGroup, RivalUnavailableError
+from benchmarks.tables import Call, RankGroup, Rival
 
-__all__ = [
-    "average",
-    "gloo_exchange",
-    "join",
-    "local_mix",
-    "mixer",
-    "mpi_exchange",
-    "own",
-    "tensor",
-]
+_PORT = 29500  # nobody else lives on the hosts that a bench makes
 
 Exchange = Callable[[Neighbors, torch.Tensor, list[torch.Tensor]], None]
 """Sends the own tensor to the neighbours and receives theirs into the list."""
 
 
-def join() -> RankGroup:
-    """Set up MPI and gloo on the ranks that are running; asyncddp has initialised MPI before."""
+def join(interface: str | None = None) -> RankGroup:
+    """Set up MPI and gloo on the ranks that are running; asyncddp has initialised MPI before.
+
+    Args:
+        interface: Of gloo between hosts, which meet over TCP at rank 0's; None for one machine.
+    """
     comm = MPI.COMM_WORLD.Dup()
-    reasons = comm.allgather(_join_gloo(comm))
+    reasons = comm.allgather(_join_gloo(comm, interface))
     return RankGroup(comm, next((reason for reason in reasons if reason is not None), None))
 
 
-def _join_gloo(comm: MPI.Intracomm) -> str | None:
-    """Start gloo over the loopback interface, met in a file; why not, where that fails."""
+def _join_gloo(comm: MPI.Intracomm, interface: str | None) -> str | None:
+    """Start gloo, met over TCP between hosts and in a file on one; why not, where that fails."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         return "this torch was built without gloo"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    folder = None
-    if comm.rank == 0:
-        folder = tempfile.mkdtemp(prefix="bench-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    store = Path(comm.bcast(folder)) / "store"
+    if interface is None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        folder = None
+        if comm.rank == 0:
+            folder = tempfile.mkdtemp(prefix="bench-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        meeting = (Path(comm.bcast(folder)) / "store").as_uri()
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        meeting = f"tcp://{comm.bcast(os.uname().nodename)}:{_PORT}"
     try:
         torch.distributed.init_process_group(
             "gloo",
-            init_method=store.as_uri(),
+            init_method=meeting,
             rank=comm.rank,
             world_size=comm.size,
-            timeout=datetime.timedelta(seconds=60),
+            timeout=datetime.timedelta(seconds=60 if interface is None else 120),
         )
     except (RuntimeError, ValueError) as error:
         return f"gloo does not start: {str(error).splitlines()[0]}"
@@ -78,6 +79,52 @@ def own(nbytes: int, rank: int) -> torch.Tensor:
     return tensor(nbytes, rank)
 
 
+def mean_of_all(world: RankGroup, nbytes: int) -> torch.Tensor:
+    """Compute the average of all ranks' inputs."""
+    return tensor(nbytes, 0) * ((world.size + 1) / 2)
+
+
+READ, FILL, CHANGE = ("own",), ("own", "out"), ("copy",)
+"""Memory of a rival that only reads the input, that writes its result elsewhere, or into it."""
+SCATTER, GATHER = ("all own", "out"), ("own", "all out")
+"""The same where the input, or the result, is as large as all ranks' parts together."""
+
+
+def rival(
+    world: RankGroup,
+    name: str,
+    body: Callable[..., Any],
+    memory: Sequence[str] = READ,
+    *,
+    gloo: bool = False,
+    **options: Any,
+) -> Rival:
+    """Return a rival that calls ``body(*memory, number)``.
+
+    Args:
+        world: The ranks.
+        name: As it stands over its column.
+        body: The work, once.
+        memory: Names of the tensors that are made for it, which are kept from call to call.
+        gloo: Whether it needs gloo.
+        options: Of :class:`Rival`.
+    """
+
+    def prepare(nbytes: int) -> Call:
+        if gloo:
+            world.need_gloo()
+        makers: dict[str, Callable[[], torch.Tensor]] = {
+            "own": lambda: own(nbytes, world.rank),
+            "out": lambda: torch.empty(nbytes // 4),
+            "copy": lambda: tensor(nbytes, world.rank),
+            "all own": lambda: own(nbytes * world.size, world.rank),
+            "all out": lambda: torch.empty(world.size * (nbytes // 4)),
+        }
+        return partial(body, *(makers[kind]() for kind in memory))
+
+    return Rival(name, prepare, **options)
+
+
 def average(schedule: Schedule, rank: int, nbytes: int) -> torch.Tensor:
     """Compute rank r's expected result after round 0 of the schedule."""
     near = schedule.neighbors(rank, 0)
@@ -87,7 +134,7 @@ def average(schedule: Schedule, rank: int, nbytes: int) -> torch.Tensor:
     return total
 
 
-def _combine(
+def combine(
     near: Neighbors, mine: torch.Tensor, others: list[torch.Tensor], out: torch.Tensor
 ) -> torch.Tensor:
     """The weighted average into ``out``; with one neighbour a single pass over the memory."""
@@ -114,7 +161,7 @@ def mixer(world: RankGroup, schedule: Schedule, nbytes: int, exchange: Exchange)
         near = rounds[number % period]
         received = others[: len(near.src_weights)]
         exchange(near, mine, received)
-        return _combine(near, mine, received, out)
+        return combine(near, mine, received, out)
 
     return call
 
@@ -142,8 +189,7 @@ def gloo_exchange(world: RankGroup, schedule: Schedule, nbytes: int) -> Call:
     Raises:
         Unavailable: gloo does not run here.
     """
-    if world.gloo is not None:
-        raise RivalUnavailableError(world.gloo)
+    world.need_gloo()
     from torch import distributed
 
     def exchange(near: Neighbors, mine: torch.Tensor, others: list[torch.Tensor]) -> None:
@@ -155,6 +201,14 @@ def gloo_exchange(world: RankGroup, schedule: Schedule, nbytes: int) -> Call:
             work.wait()
 
     return mixer(world, schedule, nbytes, exchange)
+
+
+def over(world: RankGroup, schedule: Schedule) -> dict[str, Any]:
+    """Return what tables of averages over a schedule share: their beginning and their result."""
+    return {
+        "expected": partial(average, schedule, world.rank),
+        "begin": lambda: bf.set_topology(schedule),
+    }
 
 
 def local_mix(world: RankGroup, schedule: Schedule, nbytes: int) -> Call:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import count, islice
 from typing import Any
 
@@ -13,8 +12,6 @@ import numpy as np
 import torch
 
 from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, TimingRow, TimingTable
-
-__all__ = ["measure"]
 
 _MOST_CALLS = 2000
 _WARM_UP = 5
@@ -58,31 +55,29 @@ class _TimedRival:
         self._world.comm.Barrier()
         for number in numbers[: self._lead]:
             _end(self._rival, self._call(number))
-        clock = _together if self._rival.finish is None else _one_by_one
-        seconds = clock(self._rival, self._call, numbers[self._lead :])
+        clock = _together if self._rival.finish is None else self._one_by_one
+        seconds = clock(self._call, numbers[self._lead :])
         _settle(self._world)
         return seconds / self.calls / self._rival.parts
 
+    def _one_by_one(self, call: Call, numbers: Sequence[int]) -> float:
+        """Seconds for all calls of a round, without what ends each of them."""
+        seconds = 0.0
+        for number in numbers:
+            start = time.perf_counter()
+            begun = call(number)
+            seconds += time.perf_counter() - start
+            _end(self._rival, begun)
+            del begun  # else the next call would free its tensors on the clock
+        return seconds
 
-def _together(rival: Rival, call: Call, numbers: Sequence[int]) -> float:
+
+def _together(call: Call, numbers: Sequence[int]) -> float:
     """Seconds for all calls of a round."""
-    del rival
     start = time.perf_counter()
     for number in numbers:
         call(number)
     return time.perf_counter() - start
-
-
-def _one_by_one(rival: Rival, call: Call, numbers: Sequence[int]) -> float:
-    """Seconds for all calls of a round, without what ends each of them."""
-    seconds = 0.0
-    for number in numbers:
-        start = time.perf_counter()
-        begun = call(number)
-        seconds += time.perf_counter() - start
-        _end(rival, begun)
-        del begun  # else the next call would free its tensors on the clock
-    return seconds
 
 
 def _end(rival: Rival, begun: Any) -> Any:
@@ -125,23 +120,13 @@ def _prepared(world: RankGroup, rival: Rival, nbytes: int, expected: torch.Tenso
     return call
 
 
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def measure(
     world: RankGroup,
     table: TimingTable,
     *,
     rounds: int,
-    sample: float,
-    advance: Callable[[int], None],
+    sample: float = 0.0,
+    advance: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[list[TimingRow], dict[str, str]]:
     """Measure a table. All rivals take turns in every round; every second round goes backwards.
 
@@ -159,35 +144,37 @@ def measure(
     unavailable: dict[str, str] = {}
     table.begin()
     for nbytes in table.sizes:
-        found, missing = _measure_size(world, table, nbytes, rounds, sample)
-        rows += found
+        timed, missing = _ready(world, table, nbytes, sample)
         unavailable = {**missing, **unavailable}
-        if not found:
+        if not timed:
             break
+        seconds = take_turns([one.round for one in timed.values()], rounds)
+        slowest = np.max(world.comm.allgather(seconds), axis=0)
+        rows += [
+            TimingRow(table.key, name, nbytes, one.calls, tuple(slowest[:, column].tolist()))
+            for column, (name, one) in enumerate(timed.items())
+        ]
+        del timed  # else the buffers of this size would be there beside those of the next
         advance(nbytes)
     table.end()
     return rows, unavailable
 
 
-def _measure_size(
-    world: RankGroup, table: TimingTable, nbytes: int, rounds: int, sample: float
-) -> tuple[list[TimingRow], dict[str, str]]:
-    """Measure one size; what the rivals hold is gone when this returns."""
-    timed, unavailable = _ready(world, table, nbytes, sample)
-    if not timed:
-        return [], unavailable
-    seconds = np.empty((rounds, len(timed)))
-    order = list(enumerate(timed.values()))
-    with _without_gc():
+def take_turns(
+    turns: Sequence[Callable[[], float]], rounds: int
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return what each turn gave in each round; every second round goes backwards."""
+    found = np.empty((rounds, len(turns)))
+    order = list(enumerate(turns))
+    gc.collect()
+    gc.disable()
+    try:
         for number in range(rounds):
-            for column, one in order if number % 2 == 0 else reversed(order):
-                seconds[number, column] = one.round()
-    slowest = np.max(world.comm.allgather(seconds), axis=0)
-    rows = [
-        TimingRow(table.key, name, nbytes, one.calls, tuple(slowest[:, column].tolist()))
-        for column, (name, one) in enumerate(timed.items())
-    ]
-    return rows, unavailable
+            for column, turn in order if number % 2 == 0 else reversed(order):
+                found[number, column] = turn()
+    finally:
+        gc.enable()
+    return found
 
 
 def _ready(

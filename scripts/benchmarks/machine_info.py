@@ -14,10 +14,7 @@ import torch
 
 import asyncddp
 from asyncddp.shm.memory_limit import memory_limit
-from asyncddp.transport.mpi import runtime as mpi_library
 from benchmarks.tables import RankGroup
-
-__all__ = ["header", "machine_facts", "oversubscribed"]
 
 
 def _processor() -> str:
@@ -75,6 +72,8 @@ def machine_facts() -> dict[str, Any]:
 
 def header(world: RankGroup) -> dict[str, Any]:
     """Describe machine, MPI, versions and the ranks' placement; collective."""
+    from asyncddp.transport.mpi import runtime as mpi_library  # loads MPI
+
     placed = world.comm.allgather(sorted(os.sched_getaffinity(0)))
     facts = mpi_library.describe_mpi()
     bound = all(len(place) == 1 for place in placed) and len({p[0] for p in placed}) == world.size
@@ -87,3 +86,15 @@ def header(world: RankGroup) -> dict[str, Any]:
         "placement": "each bound to a core of its own" if bound else "not bound",
         "threads_per_rank": torch.get_num_threads(),
     }
+
+
+OF_ONE_RUN = ("ranks", "placement", "load_before")
+"""What differs from run to run."""
+
+
+def facts_of_run(world: RankGroup | None = None) -> dict[str, Any]:
+    """Describe machine and versions, without what differs from run to run; collective."""
+    from mpi4py import MPI
+
+    facts = header(world or RankGroup(MPI.COMM_WORLD, None))
+    return {key: value for key, value in facts.items() if key not in OF_ONE_RUN}

@@ -1,4 +1,4 @@
-"""Tables of benchmarks: timings of rivals over sizes, and finished figures."""
+"""Tables of benchmarks: timings of rivals over sizes, and figures; sizes and times in words."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ from math import inf
 from statistics import median, quantiles
 from typing import Any
 
+import click
 import torch
 
-__all__ = [
-    "Call",
-    "FigureRow",
-    "FigureTable",
-    "RankGroup",
-    "Rival",
-    "RivalUnavailableError",
-    "Target",
-    "TimingRow",
-    "TimingTable",
-]
+KB, MB = 1 << 10, 1 << 20
 
 Call = Callable[[int], Any]
 """The work, once: given the number of the call, which is equal on all ranks, gives the result, a
@@ -52,6 +43,16 @@ class RankGroup:
     def size(self) -> int:
         """Number of ranks."""
         return int(self.comm.size)
+
+    def say(self, text: str) -> None:
+        """Print how far the run is, on rank 0: its first line tells the bench that started it."""
+        if self.rank == 0:
+            click.echo(text)
+
+    def need_gloo(self) -> None:
+        """Raise :class:`RivalUnavailableError` if gloo cannot be used."""
+        if self.gloo is not None:
+            raise RivalUnavailableError(self.gloo)
 
 
 @dataclass(frozen=True)
@@ -152,21 +153,20 @@ class FigureRow:
 
 @dataclass(frozen=True)
 class FigureTable:
-    """Table of figures that a benchmark measures by itself, such as bytes.
+    """Table of figures that a benchmark has found by itself, such as bytes.
 
     Attributes:
         key: Short name, for JSON.
-        title: What is measured.
+        title: What was measured.
         columns: Their heads.
-        measure: Called on all ranks with the world and ``advance``, which shows a text on the
-            progress line; rank 0's lines count.
+        lines: The rows.
         note: What a reader must know; stands under the title.
     """
 
     key: str
     title: str
     columns: Sequence[str]
-    measure: Callable[[RankGroup, Callable[[str], None]], list[FigureRow]]
+    lines: Sequence[FigureRow]
     note: str = ""
 
 
@@ -183,7 +183,7 @@ class TimingRow:
     rival: str
     nbytes: int
     calls: int
-    seconds: tuple[float, ...]
+    seconds: Sequence[float]
 
     @property
     def median(self) -> float:
@@ -201,3 +201,21 @@ class TimingRow:
         """Half the distance of the quartiles, relative to the median."""
         low, high = self.quartiles
         return (high - low) / 2 / self.median
+
+
+def _scaled(value: float, base: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if abs(value) < base * 0.9995:
+            return f"{value:.3g} {unit}"
+        value /= base
+    return f"{value:.3g} {units[-1]}"
+
+
+def size_text(nbytes: float) -> str:
+    """Such as ``64 KB``."""
+    return _scaled(nbytes, 1024, ("B", "KB", "MB", "GB"))
+
+
+def time_text(seconds: float) -> str:
+    """Such as ``4.53 µs``."""
+    return _scaled(seconds * 1e6, 1000, ("µs", "ms", "s"))

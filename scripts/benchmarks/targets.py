@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from benchmarks.tables import FigureRow, FigureTable, Target, TimingRow, TimingTable
-from benchmarks.unit_text import size_text, time_text
-
-__all__ = ["TargetResult", "check_figure_targets", "check_table_targets", "short"]
+from benchmarks.tables import FigureTable, Target, TimingRow, TimingTable, size_text, time_text
 
 
 @dataclass(frozen=True)
@@ -72,21 +69,19 @@ def _check(
 ) -> TargetResult:
     """Check one target at one size, from the medians of the rivals that ran."""
     rivals, others = _names(target.rival), _names(target.of)
-    place = f"{table.title}, {size_text(nbytes)}"
-    words = _words(table, target)
     ran = [medians[name] for name in rivals if name in medians]
+    met, found = None, ""
     # The fastest of several others counts, so all of them must have run; nobody wins by absence.
-    if not ran or not {*others, *_names(target.beyond)} <= set(medians):
-        return TargetResult(place, nbytes, rivals[0], words, None)
-    base = medians[target.beyond] if target.beyond is not None else 0.0
-    value = min(ran) - base
-    other = min((medians[name] for name in others), default=inf) - base
-    if others and value > target.at_most * other:
-        found = target.told(value / other) if other > 0 else time_text(min(ran))
-        return TargetResult(place, nbytes, rivals[0], words, False, found)
-    if target.seconds is not None and min(ran) > target.seconds:
-        return TargetResult(place, nbytes, rivals[0], words, False, time_text(min(ran)))
-    return TargetResult(place, nbytes, rivals[0], words, True)
+    if ran and {*others, *_names(target.beyond)} <= set(medians):
+        base = medians[target.beyond] if target.beyond is not None else 0.0
+        value = min(ran) - base
+        other = min((medians[name] for name in others), default=inf) - base
+        ahead = not others or value <= target.at_most * other
+        met = ahead and (target.seconds is None or min(ran) <= target.seconds)
+        if not met:
+            found = time_text(min(ran)) if ahead or other <= 0 else target.told(value / other)
+    place = f"{table.title}, {size_text(nbytes)}"
+    return TargetResult(place, nbytes, rivals[0], _words(table, target), met, found)
 
 
 def check_table_targets(table: TimingTable, rows: Sequence[TimingRow]) -> list[TargetResult]:
@@ -100,14 +95,11 @@ def check_table_targets(table: TimingTable, rows: Sequence[TimingRow]) -> list[T
     return target_results
 
 
-def check_figure_targets(
-    figure_table: FigureTable, lines: Sequence[FigureRow]
-) -> list[TargetResult]:
+def check_figure_targets(table: FigureTable) -> list[TargetResult]:
     """Collect the targets of a table of figures, whose rows hold the results already."""
     return [
-        TargetResult(
-            f"{figure_table.title}, {line.cells[0]}", None, str(line.cells[0]), line.aim, line.met
-        )
-        for line in lines
+        TargetResult(f"{table.title}, {name}", None, name, line.aim, line.met)
+        for line in table.lines
+        for name in [str(line.cells[0])]
         if line.aim is not None
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,10 +18,8 @@ from asyncddp.config import Config
 from asyncddp.context.context import Context, use
 from asyncddp.transport.selection import open_transport
 from benchmarks.tables import Call, RankGroup, Rival, Target, TimingTable
-from benchmarks.training_models import Workload, convnet, narrow_mlp
+from benchmarks.training_models import Workload, benched_models
 from benchmarks.training_step import make_training, ours
-
-__all__ = ["tables"]
 
 _OFF, _ON = "off", "on"
 _AIM = Target(
@@ -67,61 +65,44 @@ class _TracedAndPlainWorlds:
 
 
 def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
-    """The tables of this bench."""
-    mlp, conv = narrow_mlp(), convnet()
-    if quick:
-        mlp, conv = narrow_mlp(4, layers=20), convnet(2, channels=8)
-    return [_steps(world, mlp), _steps(world, conv), _small(world)]
-
-
-def _steps(world: RankGroup, workload: Workload) -> TimingTable:
-    """Steps of the same model with and without."""
+    """The tables of this bench: steps of two models, and the smallest of averages."""
     worlds = _TracedAndPlainWorlds(world)
     graph = topology.one_peer_exponential(world.size)
 
-    def prepare(name: str, nbytes: int) -> Call:
-        del nbytes
+    def on_and_off(prepare: Callable[[str, Any, int], Call], given: Any) -> dict[str, Any]:
+        rivals = [Rival(name, partial(prepare, name, given)) for name in (_OFF, _ON)]
+        both = {"compare": (_ON, _OFF), "begin": worlds.open, "end": worlds.close}
+        return {"rivals": rivals, **both}
+
+    def step(name: str, workload: Workload, nbytes: int) -> Call:
         with worlds.inside(name):
             made = make_training(world, workload)
-            ours(made, algorithm="adapt_with_combine", graph=graph)
+            ours(made, "adapt_with_combine", graph)
         return made.step
 
-    return TimingTable(
-        f"timeline_{workload.key}",
-        f"a step of {workload.title}, adapt_with_combine, one-peer",
-        [workload.nbytes],
-        [Rival(name, partial(prepare, name)) for name in (_OFF, _ON)],
-        size_is="model",
-        targets=[_AIM],
-        compare=(_ON, _OFF),
-        begin=worlds.open,
-        end=worlds.close,
-        lead=1,
-        note="Off and on take turns in the same processes.",
-    )
-
-
-def _small(world: RankGroup) -> TimingTable:
-    """The smallest of averages, of which nothing is asked."""
-    worlds = _TracedAndPlainWorlds(world)
-
-    def prepare(name: str, nbytes: int) -> Call:
+    def small(name: str, given: None, nbytes: int) -> Call:
         x = torch.ones(nbytes // 4)
 
         def average(number: int) -> torch.Tensor:
-            del number
             with worlds.inside(name):
                 return bf.neighbor_allreduce(x, name="small")
 
         return average
 
-    return TimingTable(
-        "timeline_small",
-        "an average of the smallest tensor",
-        [_SMALL],
-        [Rival(name, partial(prepare, name)) for name in (_OFF, _ON)],
-        compare=(_ON, _OFF),
-        begin=worlds.open,
-        end=worlds.close,
-        note="Noted of each call: its length, and what was waited for, sent, read and mixed.",
-    )
+    steps = [
+        TimingTable(
+            f"timeline_{one.key}",
+            f"a step of {one.title}, adapt_with_combine, one-peer",
+            [one.nbytes],
+            size_is="model",
+            targets=[_AIM],
+            lead=1,
+            note="Off and on take turns in the same processes.",
+            **on_and_off(step, one),
+        )
+        for one in benched_models(quick=quick)[:2]
+    ]
+    note = "Noted of each call: its length, and what was waited for, sent, read and mixed."
+    title = "an average of the smallest tensor"
+    average = TimingTable("timeline_small", title, [_SMALL], note=note, **on_and_off(small, None))
+    return [*steps, average]

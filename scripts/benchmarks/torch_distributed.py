@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -11,28 +12,25 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import asyncddp.integrations.torch_distributed as backend
-from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
-from benchmarks.training_models import Workload, convnet, narrow_mlp, transformer
-from benchmarks.training_step import LOCAL, make_training
-
-__all__ = ["tables"]
+from benchmarks.tables import KB, MB, Call, RankGroup, Rival, Target, TimingTable
+from benchmarks.training_models import Workload, benched_models
+from benchmarks.training_step import LOCAL, Method, TrainingSetup, step_table
 
 OURS, GLOO = "asyncddp", "gloo"
 OURS_ASYNC, GLOO_ASYNC = "asyncddp, async", "gloo, async"
-_KB, _MB = 1024, 1024 * 1024
-_INF = float("inf")
 _SIZES = tuple(4 * 4**power for power in range(14))  # 4 B … 256 MB
-_QUICK = (4 * _KB, 4 * _MB)
-_ALL_RANKS_MOST = 16 * _MB  # of a tensor that all ranks send to all
+_QUICK = (4 * KB, 4 * MB)
+_ALL_RANKS_MOST = 16 * MB  # of a tensor that all ranks send to all
 _AT_LEAST_GLOO = (Target(OURS, 1, GLOO), Target(OURS_ASYNC, 1, GLOO_ASYNC))
 _TWICE_GLOO = (
-    Target(OURS, 0.5, GLOO, sizes=(4 * _MB, _INF)),
-    Target(OURS_ASYNC, 0.5, GLOO_ASYNC, sizes=(4 * _MB, _INF)),
+    Target(OURS, 0.5, GLOO, sizes=(4 * MB, inf)),
+    Target(OURS_ASYNC, 0.5, GLOO_ASYNC, sizes=(4 * MB, inf)),
 )
 _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-Verb = Callable[[int, int, dist.ProcessGroup], Callable[[bool], Any]]
-"""Makes the call for bytes of a tensor, this rank and the group; it may be asynchronous."""
+
+Verb = Callable[..., Any]
+"""The call, given ``group`` and ``async_op``; it may have begun when it returns."""
 
 
 @lru_cache(maxsize=1)
@@ -41,162 +39,103 @@ def _group() -> dist.ProcessGroup:
     return cast("dist.ProcessGroup", dist.new_group(backend=backend.BACKEND))
 
 
-def _allreduce(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    own = torch.zeros(nbytes // 4)
-    return lambda later: dist.all_reduce(own, group=group, async_op=later)
+def _per_rank(own: torch.Tensor, world: RankGroup) -> list[torch.Tensor]:
+    return [torch.ones_like(own) for _ in range(world.size)]
 
 
-def _broadcast(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    own = torch.full((nbytes // 4,), float(rank))
-    return lambda later: dist.broadcast(own, 0, group=group, async_op=later)
+def _on_root(own: torch.Tensor, world: RankGroup) -> list[torch.Tensor] | None:
+    return _per_rank(own, world) if world.rank == 0 else None
 
 
-def _reduce(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    own = torch.zeros(nbytes // 4)
-    return lambda later: dist.reduce(own, 0, group=group, async_op=later)
-
-
-def _all_gather(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    own = torch.full((nbytes // 4,), float(rank))
-    out = torch.empty(dist.get_world_size(group) * own.numel())
-    return lambda later: _ALL_GATHER(out, own, group=group, async_op=later)
-
-
-def _all_gather_list(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    own = torch.full((nbytes // 4,), float(rank))
-    outs = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    return lambda later: dist.all_gather(outs, own, group=group, async_op=later)
-
-
-def _gather(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    own, ranks = torch.ones(nbytes // 4), dist.get_world_size(group)
-    outs = [torch.empty_like(own) for _ in range(ranks)] if rank == 0 else None
-    return lambda later: dist.gather(own, outs, 0, group=group, async_op=later)
-
-
-def _scatter(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    own, ranks = torch.ones(nbytes // 4), dist.get_world_size(group)
-    parts = [torch.ones_like(own) for _ in range(ranks)] if rank == 0 else None
-    return lambda later: dist.scatter(own, parts, 0, group=group, async_op=later)
-
-
-def _reduce_scatter(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    ranks = dist.get_world_size(group)
-    own = torch.ones(max(1, nbytes // 4 // ranks) * ranks)
-    out = torch.empty(own.numel() // ranks)
-    return lambda later: _REDUCE_SCATTER(out, own, group=group, async_op=later)
-
-
-def _all_to_all(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    ranks = dist.get_world_size(group)
-    own = torch.ones(max(1, nbytes // 4 // ranks) * ranks)
-    out = torch.empty_like(own)
-    return lambda later: dist.all_to_all_single(out, own, group=group, async_op=later)
-
-
-def _barrier(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    return lambda later: dist.barrier(group, async_op=later)
-
-
-def _ring(nbytes: int, rank: int, group: dist.ProcessGroup) -> Callable[[bool], Any]:
-    own, ranks = torch.ones(nbytes // 4), dist.get_world_size(group)
+def _ring(own: torch.Tensor, world: RankGroup) -> Verb:
+    before, after = (world.rank - 1) % world.size, (world.rank + 1) % world.size
     out = torch.empty_like(own)
 
-    def call(later: bool) -> object:
-        before, after = (rank - 1) % ranks, (rank + 1) % ranks
+    def call(group: dist.ProcessGroup, async_op: bool) -> None:
         sent = dist.isend(own, after, group=group)
         received = dist.irecv(out, before, group=group)
         assert sent is not None
         assert received is not None
         received.wait()
         sent.wait()
-        return None
 
     return call
 
 
-_VERBS = {
-    "all_reduce": _allreduce,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "all_gather_into_tensor": _all_gather,
-    "all_gather": _all_gather_list,
-    "gather": _gather,
-    "scatter": _scatter,
-    "reduce_scatter_tensor": _reduce_scatter,
-    "all_to_all_single": _all_to_all,
-    "isend and irecv in a ring": _ring,
+_RING = "isend and irecv in a ring"
+_VERBS: dict[str, Callable[[torch.Tensor, RankGroup], Verb]] = {
+    "all_reduce": lambda own, world: partial(dist.all_reduce, own.zero_()),
+    "broadcast": lambda own, world: partial(dist.broadcast, own, 0),
+    "reduce": lambda own, world: partial(dist.reduce, own.zero_(), 0),
+    "all_gather_into_tensor": lambda own, world: partial(
+        _ALL_GATHER, own.new_empty(world.size * own.numel()), own
+    ),
+    "all_gather": lambda own, world: partial(dist.all_gather, _per_rank(own, world), own),
+    "gather": lambda own, world: partial(dist.gather, own, _on_root(own, world), 0),
+    "scatter": lambda own, world: partial(dist.scatter, own, _on_root(own, world), 0),
+    "reduce_scatter_tensor": lambda own, world: partial(
+        _REDUCE_SCATTER, own.new_empty(own.numel() // world.size), own
+    ),
+    "all_to_all_single": lambda own, world: partial(
+        dist.all_to_all_single, torch.empty_like(own), own
+    ),
+    _RING: _ring,
+    "barrier": lambda own, world: dist.barrier,
 }
+"""Makes the call of a verb from this rank's tensor."""
+_IN_PARTS = ("reduce_scatter_tensor", "all_to_all_single")
+_TO_ALL_SIZES = ("all_reduce", "broadcast")
 
 
-def _rival(world: RankGroup, name: str, make: Verb, *, ours: bool, later: bool) -> Rival:
-    def prepare(nbytes: int) -> Call:
-        if world.gloo is not None:
-            raise RivalUnavailableError(world.gloo)
-        group = _group() if ours else dist.distributed_c10d._get_default_group()
-        verb = make(nbytes, world.rank, group)
-
-        def call(number: int) -> None:
-            work = verb(later)
-            if work is not None:
-                work.wait()
-
-        return call
-
-    return Rival(name, prepare)
-
-
-def _verb_table(world: RankGroup, verb: str, make: Verb, sizes: Sequence[int]) -> TimingTable:
-    rivals = [
-        _rival(world, OURS, make, ours=True, later=False),
-        _rival(world, GLOO, make, ours=False, later=False),
-    ]
-    if make is not _ring:
-        rivals += [
-            _rival(world, OURS_ASYNC, make, ours=True, later=True),
-            _rival(world, GLOO_ASYNC, make, ours=False, later=True),
-        ]
-    targets: tuple[Target, ...] = _AT_LEAST_GLOO if make is not _ring else _AT_LEAST_GLOO[:1]
-    if make is _allreduce:
-        targets += _TWICE_GLOO
-    return TimingTable(
-        verb.replace(" ", "_"), f"torch.distributed: {verb}", sizes, rivals, targets=targets
-    )
-
-
-def _step_table(world: RankGroup, workload: Workload) -> TimingTable:
-    def rival(name: str, **options: object) -> Rival:
+def _verb_table(world: RankGroup, verb: str, sizes: Sequence[int]) -> TimingTable:
+    def rival(name: str) -> Rival:
         def prepare(nbytes: int) -> Call:
-            made = make_training(world, workload)
-            if name != LOCAL:
-                group = _group() if name.endswith(OURS) else None
-                made.model = DistributedDataParallel(made.model, process_group=group)
-            return made.step
+            world.need_gloo()
+            parts = world.size if verb in _IN_PARTS else 1
+            own = torch.ones(max(1, nbytes // 4 // parts) * parts)
+            ours = name.startswith(OURS)
+            group = _group() if ours else dist.distributed_c10d._get_default_group()
+            started = _VERBS[verb](own, world)
+            begin = partial(started, group=group, async_op=name.endswith("async"))
+
+            def call(number: int) -> None:
+                work = begin()
+                if work is not None:
+                    work.wait()
+
+            return call
 
         return Rival(name, prepare)
 
+    names = [OURS, GLOO] if verb == _RING else [OURS, GLOO, OURS_ASYNC, GLOO_ASYNC]
+    targets = _AT_LEAST_GLOO[: len(names) // 2] + (_TWICE_GLOO if verb == "all_reduce" else ())
+    key, title = verb.replace(" ", "_"), f"torch.distributed: {verb}"
+    return TimingTable(key, title, sizes, [*map(rival, names)], targets=targets)
+
+
+def _ddp_table(world: RankGroup, workload: Workload) -> TimingTable:
     ours, gloo = f"DDP {OURS}", f"DDP {GLOO}"
-    return TimingTable(
-        f"ddp_{workload.key}",
-        f"a DDP step of {workload.title}",
-        [workload.nbytes],
-        [rival(LOCAL), rival(ours), rival(gloo)],
-        size_is="model",
-        targets=(Target(ours, 1, gloo),),
-        lead=1,
-        samples=workload.samples * world.size,
+
+    def wrap(training: TrainingSetup, *, on_ours: bool) -> None:
+        group = _group() if on_ours else None
+        training.model = DistributedDataParallel(training.model, process_group=group)
+
+    methods: dict[str, Method] = {
+        LOCAL: lambda training: None,
+        ours: partial(wrap, on_ours=True),
+        gloo: partial(wrap, on_ours=False),
+    }
+    title = f"a DDP step of {workload.title}"
+    return step_table(
+        world, workload, methods, f"ddp_{workload.key}", title, [Target(ours, 1, gloo)]
     )
 
 
 def tables(world: RankGroup, *, quick: bool) -> Sequence[TimingTable]:
     """The tables of this bench."""
     found = []
-    for verb, make in _VERBS.items():
-        most = _INF if make in (_allreduce, _broadcast) else _ALL_RANKS_MOST
+    for verb in _VERBS:
+        most = inf if verb in _TO_ALL_SIZES else _ALL_RANKS_MOST
         sizes = _QUICK if quick else [size for size in _SIZES if size <= most]
-        found.append(_verb_table(world, verb, make, sizes))
-    found.append(_verb_table(world, "barrier", _barrier, [4]))
-    mlp, conv, former = narrow_mlp(), convnet(), transformer()
-    if quick:
-        mlp, conv, former = narrow_mlp(4, layers=20), convnet(2, channels=8), transformer(1, 1, 64)
-    return [*found, *(_step_table(world, workload) for workload in (mlp, conv, former))]
+        found.append(_verb_table(world, verb, [4] if verb == "barrier" else sizes))
+    return [*found, *(_ddp_table(world, workload) for workload in benched_models(quick=quick))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Workload", "convnet", "narrow_mlp", "transformer"]
+_SGD = partial(torch.optim.SGD, lr=1e-4, momentum=0.9)
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Workload:
         build: Makes the model; the random state has been set.
         batch: Makes inputs and targets of so many samples.
         samples: In a batch of each rank.
+        loss: Of the model's output and the targets.
+        optimizer: Makes the plain optimizer of some parameters.
     """
 
     key: str
@@ -30,6 +32,8 @@ class Workload:
     build: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
     samples: int
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    optimizer: Callable[..., torch.optim.Optimizer] = _SGD
 
     @property
     def nbytes(self) -> int:
@@ -63,52 +67,71 @@ def narrow_mlp(samples: int = 32, layers: int = 100, width: int = 64) -> Workloa
     return Workload("mlp", title, partial(_narrow, layers, width), batch, samples)
 
 
-# a residual convnet
+# residual convnets
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs)]
 
 
 class _ResidualBlock(nn.Module):
-    """Residual block of two convolutions."""
+    """Residual block of two convolutions, or as a bottleneck of three."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, *, bottleneck: bool) -> None:
         super().__init__()
-        self.one = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm_one = nn.BatchNorm2d(outputs)
-        self.two = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm_two = nn.BatchNorm2d(outputs)
+        outputs = 4 * width if bottleneck else width
+        parts = [_convolution(inputs, width, 3, stride), _convolution(width, width, 3)]
+        if bottleneck:
+            parts = [
+                _convolution(inputs, width, 1),
+                _convolution(width, width, 3, stride),
+                _convolution(width, outputs, 1),
+            ]
+        inside = [layer for part in parts for layer in (*part, nn.ReLU())]
+        self.inside = nn.Sequential(*inside[:-1])
         self.around: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            straight = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.around = nn.Sequential(straight, nn.BatchNorm2d(outputs))
+            self.around = nn.Sequential(*_convolution(inputs, outputs, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm_two(self.two(F.relu(self.norm_one(self.one(x)))))
-        return F.relu(y + self.around(x))
+        return F.relu(self.inside(x) + self.around(x))
 
 
-def _residual(channels: int) -> nn.Module:
+def _residual(channels: int, classes: int, depths: Sequence[int], *, bottleneck: bool) -> nn.Module:
     blocks: list[nn.Module] = []
     inputs = channels
-    for outputs, stride in ((1, 1), (2, 2), (4, 2), (8, 2)):
-        blocks.append(_ResidualBlock(inputs, outputs * channels, stride))
-        inputs = outputs * channels
-        blocks.append(_ResidualBlock(inputs, inputs, 1))
+    for stage, depth in enumerate(depths):
+        width = channels << stage
+        for number in range(depth):
+            stride = 2 if number == 0 and stage > 0 else 1
+            blocks.append(_ResidualBlock(inputs, width, stride, bottleneck=bottleneck))
+            inputs = 4 * width if bottleneck else width
     return nn.Sequential(
-        nn.Conv2d(3, channels, 7, 2, padding=3, bias=False),
-        nn.BatchNorm2d(channels),
+        *_convolution(3, channels, 7, 2),
         nn.ReLU(),
         nn.MaxPool2d(3, 2, padding=1),
         *blocks,
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(inputs, 10),
+        nn.Linear(inputs, classes),
     )
 
 
 def convnet(samples: int = 16, channels: int = 64) -> Workload:
     """A ResNet-18 (He et al., 2016) for ten classes: 11 million parameters."""
     title = f"a ResNet-18 of {channels} channels on 3 x 32 x 32, batch of {samples}"
-    batch = _labelled(3, 32, 32, classes=10)
-    return Workload("convnet", title, partial(_residual, channels), batch, samples)
+    build = partial(_residual, channels, 10, (2, 2, 2, 2), bottleneck=False)
+    return Workload("convnet", title, build, _labelled(3, 32, 32, classes=10), samples)
+
+
+def resnet50(
+    samples: int = 64, *, channels: int = 64, side: int = 224, classes: int = 1000
+) -> Workload:
+    """A ResNet-50 (He et al., 2016): 25.6 million parameters."""
+    title = f"a ResNet-50 of {channels} channels on 3 x {side} x {side}, batch of {samples}"
+    build = partial(_residual, channels, classes, (3, 4, 6, 3), bottleneck=True)
+    return Workload("resnet50", title, build, _labelled(3, side, side, classes=classes), samples)
 
 
 # a transformer
@@ -152,3 +175,47 @@ def transformer(samples: int = 4, layers: int = 6, width: int = 384) -> Workload
     sequences = f"batch of {samples} x {_CONTEXT} tokens"
     title = f"a transformer of {layers} layers of width {width}, {sequences}"
     return Workload("transformer", title, partial(_Transformer, layers, width), _text, samples)
+
+
+# linear layers without bias
+
+
+def _square_mean(output: Tensor, targets: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def _squares(layers: int, width: int, between: Callable[[], list[nn.Module]]) -> nn.Module:
+    modules: list[nn.Module] = []
+    for _ in range(layers):
+        modules += [nn.Linear(width, width, bias=False), *between()]
+    return nn.Sequential(*modules)
+
+
+def squares(
+    layers: int,
+    width: int,
+    optimizer: Callable[..., torch.optim.Optimizer],
+    between: Callable[[], list[nn.Module]] = list,
+) -> Workload:
+    """Square linear layers, batch of 4: of known bytes, and little to compute.
+
+    Args:
+        layers: How many.
+        width: Inputs and outputs of each.
+        optimizer: Makes the plain optimizer.
+        between: Makes what stands behind each layer.
+    """
+
+    def batch(samples: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(samples, width), torch.empty(0)
+
+    title = f"{layers} square layers of width {width}"
+    build = partial(_squares, layers, width, between)
+    return Workload("squares", title, build, batch, 4, _square_mean, optimizer)
+
+
+def benched_models(*, quick: bool) -> list[Workload]:
+    """Return the three models on which steps are measured."""
+    if quick:
+        return [narrow_mlp(4, layers=20), convnet(2, channels=8), transformer(1, 1, 64)]
+    return [narrow_mlp(), convnet(), transformer()]

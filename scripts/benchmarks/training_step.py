@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 import asyncddp as bf
 from asyncddp import topology
-from asyncddp.topology import GraphOrSchedule
-from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
+from benchmarks.tables import Call, RankGroup, Rival, Target, TimingTable
 from benchmarks.training_models import Workload
-
-__all__ = [
-    "ATC",
-    "ATC_IN_BACKWARD",
-    "AWC",
-    "DDP",
-    "LOCAL",
-    "TrainingSetup",
-    "make_training",
-    "ours",
-    "step_table",
-]
 
 LOCAL, DDP = "local step", "DDP gloo"
 AWC, ATC = "adapt_with_combine, one-peer", "adapt_then_combine, one-peer"
 ATC_IN_BACKWARD = "adapt_then_combine in backward, one-peer"
-_RATE, _MOMENTUM = 1e-4, 0.9
 
 
 @dataclass
@@ -40,18 +26,21 @@ class TrainingSetup:
     Attributes:
         model: What is called in forward.
         optimizer: What steps.
+        loss: Of the model's output and the targets.
+        keeps_gradients: Whether their memory stays where it is, filled with zeros.
     """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     inputs: torch.Tensor
     targets: torch.Tensor
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    keeps_gradients: bool = False
 
     def step(self, number: int) -> torch.Tensor:
         """zero_grad, forward, backward, step; gives the loss."""
-        del number
-        self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(self.inputs), self.targets)
+        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
+        loss = self.loss(self.model(self.inputs), self.targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss
@@ -66,56 +55,33 @@ def make_training(world: RankGroup, workload: Workload) -> TrainingSetup:
     model = workload.build()
     torch.manual_seed(1 + world.rank)
     inputs, targets = workload.batch(workload.samples)
-    plain = torch.optim.SGD(model.parameters(), lr=_RATE, momentum=_MOMENTUM)
-    return TrainingSetup(model, plain, inputs, targets)
+    plain = workload.optimizer(model.parameters())
+    return TrainingSetup(model, plain, inputs, targets, workload.loss)
 
 
-def _ddp(
-    world: RankGroup,
-    training: TrainingSetup,
-    *,
-    static_graph: bool = False,
-    views: bool = False,
-) -> None:
-    """Torch's DistributedDataParallel; all else is as it comes.
+def ddp(training: TrainingSetup, world: RankGroup, **options: Any) -> None:
+    """Torch's DistributedDataParallel; all but the options is as it comes.
 
     Raises:
         Unavailable: gloo does not run here.
     """
-    if world.gloo is not None:
-        raise RivalUnavailableError(world.gloo)
-    training.model = torch.nn.parallel.DistributedDataParallel(
-        training.model, static_graph=static_graph, gradient_as_bucket_view=views
-    )
+    world.need_gloo()
+    training.model = torch.nn.parallel.DistributedDataParallel(training.model, **options)
 
 
-def ours(
-    training: TrainingSetup,
-    *,
-    algorithm: str,
-    graph: GraphOrSchedule | None = None,
-    update_in_backward: bool = False,
-) -> None:
+def ours(training: TrainingSetup, algorithm: str, graph: Any = None, **options: Any) -> None:
     """Our wrapper around the optimizer."""
     training.optimizer = bf.DistributedOptimizer(
-        training.optimizer,
-        training.model,
-        algorithm,
-        topology=graph,
-        update_in_backward=update_in_backward,
+        training.optimizer, training.model, algorithm, topology=graph, **options
     )
 
 
-def _methods(world: RankGroup) -> dict[str, Method]:
-    """List all methods by name, the plain local step first."""
+def our_methods(world: RankGroup) -> dict[str, Method]:
+    """List our methods by name."""
     one_peer = topology.one_peer_exponential(world.size)
     exp2 = topology.exponential_two(world.size)
     awc, atc = "adapt_with_combine", "adapt_then_combine"
     return {
-        LOCAL: lambda training: None,
-        DDP: partial(_ddp, world),
-        f"{DDP}, static_graph": partial(_ddp, world, static_graph=True),
-        f"{DDP}, gradient_as_bucket_view": partial(_ddp, world, views=True),
         "gradient_allreduce": partial(ours, algorithm="gradient_allreduce"),
         f"{awc}, exp-2": partial(ours, algorithm=awc, graph=exp2),
         AWC: partial(ours, algorithm=awc, graph=one_peer),
@@ -125,28 +91,53 @@ def _methods(world: RankGroup) -> dict[str, Method]:
     }
 
 
-def step_table(world: RankGroup, workload: Workload, targets: Sequence[Target] = ()) -> TimingTable:
-    """A step of every method, each on a model of its own, over a single size: the model's."""
+def all_methods(world: RankGroup) -> dict[str, Method]:
+    """List all methods by name, the plain local step first."""
+    return {
+        LOCAL: lambda training: None,
+        DDP: partial(ddp, world=world),
+        f"{DDP}, static_graph": partial(ddp, world=world, static_graph=True),
+        f"{DDP}, gradient_as_bucket_view": partial(ddp, world=world, gradient_as_bucket_view=True),
+        **our_methods(world),
+    }
 
-    def rival(name: str, method: Method) -> Rival:
-        def prepare(nbytes: int) -> Call:
+
+def step_table(
+    world: RankGroup,
+    workload: Workload,
+    methods: Mapping[str, Method],
+    key: str,
+    title: str,
+    targets: Sequence[Target] = (),
+    ended: Callable[[Call], Call] = lambda call: call,
+    device: Any = "cpu",
+    note: str = "",
+) -> TimingTable:
+    """A step of every method, each on a model of its own, over a single size: the model's.
+
+    Args:
+        world: The ranks.
+        workload: What is trained.
+        methods: By name; the first is what others are compared with.
+        key: Of the table.
+        title: Of the table.
+        targets: Of the table.
+        ended: Makes a call that lasts until the device is through with it.
+        device: Of the model and its batch.
+        note: Of the table.
+    """
+
+    def prepare(method: Method, nbytes: int) -> Call:
+        with torch.device(device):
             made = make_training(world, workload)
-            method(made)
-            return made.step
+        method(made)
+        return ended(made.step)
 
-        return Rival(name, prepare)
-
-    rivals = [rival(name, method) for name, method in _methods(world).items()]
-    note = (
-        f"{workload.nbytes / 4e6:.3g} million parameters in float32, SGD with momentum. Before the "
-        "clock starts each method makes a step that does not count, so that what reaches over from "
-        "step to step is paid for."
-    )
     return TimingTable(
-        f"step_{workload.key}",
-        f"a step of {workload.title}",
+        key,
+        title,
         [workload.nbytes],
-        rivals,
+        [Rival(name, partial(prepare, method)) for name, method in methods.items()],
         size_is="model",
         targets=targets,
         lead=1,

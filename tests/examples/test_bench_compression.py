@@ -17,7 +17,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def test_quick_run_prints_the_table_and_writes_json_and_plot(tmp_path):
     """A line for each compressor of the registry, with the ratios of its medians to the copy's."""
-    command = [warm_python(), "-m", "benchmarks.compression", "--quick", "--rounds", "3"]
+    command = [warm_python(), "-m", "benchmarks", "compression", "--quick"]
+    command += ["--rounds", "3"]
     command += ["--json", "out.json", "--plot", "out.png"]
     done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import signal
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -107,7 +108,7 @@ class TestOneCommand:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_the_bench_says_so_in_one_sentence(tmp_path):
     """Without a GPU the bench exits with 2, prints no table and names --stand-in on stderr."""
-    command = warm_server().command("-m", "benchmarks.gpu", "--quick")
+    command = warm_server().command("-m", "benchmarks", "gpu", "--quick")
     done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (
@@ -124,7 +125,7 @@ def row(table, rival, nbytes, seconds):
 
 def test_the_advice_is_the_fastest_size_of_pieces(scripts):
     """The advice compares the fastest size with pieces of 4 MB, and ignores other tables."""
-    from benchmarks.gpu.__main__ import advice
+    from benchmarks.gpu.bench import advice
 
     rows = [row("pieces_2", name, 1 << 24, s) for name, s in (("2 MB", 3.0), ("4 MB", 2.2))]
     rows += [row("pieces_2", "8 MB", 1 << 24, 2.0), row("cuda_ipc_2", "cuda_ipc", 1 << 24, 1.0)]
@@ -143,8 +144,8 @@ def test_the_advice_is_the_fastest_size_of_pieces(scripts):
 def test_the_aims_of_the_transports(scripts, transport, limit, ratio, words):
     """Against the limit that is theirs, from 64 MB on; a limit that did not run judges nothing."""
     from benchmarks.gpu.device import open_device
-    from benchmarks.gpu.verb_tables import MB, GpuTableSetup, mixing_table
-    from benchmarks.tables import RankGroup
+    from benchmarks.gpu.verb_tables import GpuTableSetup, mixing_table
+    from benchmarks.tables import MB, RankGroup
     from benchmarks.targets import check_table_targets
 
     class Two:
@@ -189,15 +190,18 @@ def test_a_rate_that_cannot_be_right_is_told(scripts, transport, copy):
     assert below_floors([near, slow]) == [], "where the copy did not run, nothing is judged"
 
 
-def test_such_a_rate_fails_the_bench_after_its_report(scripts, tmp_path):
+def test_such_a_rate_fails_the_bench_after_its_report(scripts, tmp_path, monkeypatch):
     """The command writes its tables and its file, and ends with 1 and the sentence."""
-    from benchmarks.standalone_command import BenchFigures, command
+    from benchmarks.__main__ import main
+    from benchmarks.gpu import bench
+    from benchmarks.report import BenchFigures
 
     figures = BenchFigures(
         {"gpu": "one"}, [], lambda path: None, failures=["nccl: 9 s is too long"]
     )
-    made = command("gpu", lambda options, advance: figures)
-    done = CliRunner().invoke(made, ["--json", str(tmp_path / "found.json")])
+    monkeypatch.setattr(bench, "figures", lambda options, advance: figures)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    done = CliRunner().invoke(main, ["gpu", "--json", str(tmp_path / "found.json")])
     assert done.exit_code == 1
     assert "Error: nccl: 9 s is too long" in done.output
     assert json.loads((tmp_path / "found.json").read_text())["results"] == []
@@ -205,6 +209,6 @@ def test_such_a_rate_fails_the_bench_after_its_report(scripts, tmp_path):
 
 def test_the_model_is_a_resnet_50(scripts):
     """Torchvision's has 25,557,032 parameters."""
-    from benchmarks.gpu.resnet_step import resnet50
+    from benchmarks.training_models import resnet50
 
     assert resnet50().nbytes == 4 * 25_557_032

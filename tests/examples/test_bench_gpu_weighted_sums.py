@@ -18,9 +18,9 @@ def gpu_mixing(monkeypatch):
 
 def test_every_way_is_measured_for_every_size_dtype_and_number(gpu_mixing):
     """On the host all ways but Triton's have times and a number of copies."""
-    found = gpu_mixing.measure_weighted_sums(
-        torch.device("cpu"), [4096], [torch.bfloat16, torch.float32], [2, 9], repeats=2
-    )
+    dtypes = [torch.bfloat16, torch.float32]
+    host = torch.device("cpu")
+    found = list(gpu_mixing.measure_weighted_sums(host, [4096], dtypes, [2, 9], repeats=2))
     assert [figure.way for figure in found] == list(gpu_mixing.WAYS) * 4
     assert [figure.neighbours for figure in found[::3]] == [2, 9, 2, 9]
     for figure in found:
@@ -35,11 +35,13 @@ def test_every_way_is_measured_for_every_size_dtype_and_number(gpu_mixing):
 def test_ways_that_differ_are_found(gpu_mixing, monkeypatch):
     """A way that gives another result raises AssertionError, which names the way."""
 
-    def wrong(mixing, own, others, out):
-        return lambda: out.copy_(own)
+    def wrong(case):
+        return lambda: case.out.copy_(case.own)
 
     monkeypatch.setitem(gpu_mixing.WAYS, "wrong", wrong)
     with pytest.raises(AssertionError, match="wrong"):
-        gpu_mixing.measure_weighted_sums(
-            torch.device("cpu"), [4096], [torch.float32], [2], repeats=1
+        list(
+            gpu_mixing.measure_weighted_sums(
+                torch.device("cpu"), [4096], [torch.float32], [2], repeats=1
+            )
         )

@@ -19,7 +19,8 @@ def test_quick_run_has_a_row_for_each_strategy(tmp_path):
     command = [
         warm_python(frameworks=True),
         "-m",
-        "benchmarks.lightning",
+        "benchmarks",
+        "lightning",
         "--quick",
         "--json",
         "out.json",

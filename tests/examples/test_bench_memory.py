@@ -24,7 +24,7 @@ def in_fresh_process(script: str, cwd) -> dict:
 
 def test_quick_run_prints_the_table_and_writes_json_and_plot(tmp_path):
     """A local step holds next to nothing beyond the three models; AWC is judged beside it."""
-    command = [warm_python(), "-m", "benchmarks.memory", "--quick", "--rounds", "4"]
+    command = [warm_python(), "-m", "benchmarks", "memory", "--quick", "--rounds", "4"]
     command += ["--json", "out.json", "--plot", "out.png"]
     done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done
@@ -44,7 +44,7 @@ def test_a_peak_has_what_was_made_and_what_a_step_held_for_a_moment(tmp_path):
     """64 MB that stay and 48 MB that a step holds for a moment are a peak of 112 MB."""
     script = f"""
 import json, torch
-from benchmarks.memory.process_memory import peak_of
+from benchmarks.process_memory import peak_of
 kept = []
 def make():
     kept.append(torch.ones(64 * {MB} // 4))
@@ -58,7 +58,7 @@ def test_memory_that_two_processes_share_counts_by_half_for_each(tmp_path):
     """64 MB count in full while one process has touched them, and to the half with a second."""
     script = f"""
 import json, mmap, os, signal
-from benchmarks.memory.process_memory import own_bytes
+from benchmarks.process_memory import own_bytes
 before = own_bytes()
 shared = mmap.mmap(-1, 64 * {MB})
 shared.write(b"x" * len(shared))
@@ -84,7 +84,7 @@ def test_shared_memory_is_told_from_a_process_s_own(tmp_path):
     """in_shared_memory is True of a slice of a shared tensor, and False of others."""
     script = """
 import json, torch
-from benchmarks.memory.process_memory import in_shared_memory
+from benchmarks.process_memory import in_shared_memory
 own, shared = torch.ones(1 << 20), torch.ones(1 << 20).share_memory_()
 print(json.dumps([in_shared_memory(own), in_shared_memory(shared[100:])]))
 """

@@ -23,7 +23,7 @@ def _benchmarks(monkeypatch):
 @pytest.mark.slow
 def test_quick_run_prints_tables_and_writes_json_and_a_picture_for_each_problem(tmp_path):
     """The biases on the ring are the published ones; what is exact is, where it is admitted."""
-    command = [warm_python(), "-m", "benchmarks.methods", "--quick"]
+    command = [warm_python(), "-m", "benchmarks", "methods", "--quick"]
     command += ["--json", "out.json", "--plot", "out.png"]
     environ = {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
     done = run_to_end(command, cwd=tmp_path, timeout=300, environ=environ)
@@ -83,7 +83,7 @@ def test_random_quadratics_are_as_heterogeneous_as_is_said(heterogeneity):
 
 def test_paired_differences_are_judged_by_their_standard_error():
     """By hand; what lies within two errors says nothing, in whichever direction."""
-    from benchmarks.methods.paired import PairedDifference
+    from benchmarks.methods.tuned_digits import PairedDifference
 
     found = PairedDifference.of((3.0, 5.0, 4.0), (2.0, 2.0, 2.0))  # 1, 3, 2
     assert found.mean == pytest.approx(2.0)

@@ -23,12 +23,12 @@ def _benchmarks(monkeypatch):
 @pytest.mark.slow
 def test_a_quick_run_measures_and_trains_over_a_long_link(tmp_path):
     """Nobody who waits for a host 5 ms away is faster than that; the hosts are gone afterwards."""
-    from benchmarks.network.namespaces import refusal
+    from benchmarks.network.hosts import refusal
 
     if problem := refusal():
         pytest.skip(problem)
     files = ["--json", "out.json", "--plot", "out.png"]
-    command = [warm_python(), "-m", "benchmarks.network.methods", "--quick", *files]
+    command = [warm_python(), "-m", "benchmarks", "network-methods", "--quick", *files]
     done = run_to_end(command, cwd=tmp_path, timeout=200, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done
     assert not spaces()
@@ -67,15 +67,14 @@ else:
 @pytest.mark.hosts
 def test_frames_take_their_time_in_each_direction(tmp_path):
     """To connect is to wait for an answer: 10 ms where a frame takes 5, and not much more."""
-    from benchmarks.network import namespaces
-    from benchmarks.network.host_network import HostNetwork
+    from benchmarks.network.hosts import HostNetwork, hosts, refusal
 
-    if problem := namespaces.refusal():
+    if problem := refusal():
         pytest.skip(problem)
     script = tmp_path / "connect.py"
     script.write_text(CONNECT)
     on_host = [str(REPO / "scripts" / "testhosts")]
-    with namespaces.hosts(HostNetwork(2, "unlimited", 0.005)):
+    with hosts(HostNetwork(2, "unlimited", 0.005)):
         words = [*on_host, "h1", f"{sys.executable} {script} serve"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
@@ -92,8 +91,8 @@ def test_frames_take_their_time_in_each_direction(tmp_path):
 
 def measurement(rate="100mbit", latency=0.0, curves=(), slowed=None, **steps):
     """A run with steps in milliseconds, on 4 hosts of 16 images a step."""
-    from benchmarks.network.host_network import HostNetwork
-    from benchmarks.network.methods.measurements import MethodsMeasurement, MethodTurns
+    from benchmarks.network.hosts import HostNetwork
+    from benchmarks.network.methods.method_tables import MethodsMeasurement, MethodTurns
 
     names = {
         "local": "local step",
@@ -143,8 +142,7 @@ def test_who_waits_for_nobody_must_not_be_slowed():
 
 def test_the_first_of_ours_at_the_accuracy_is_judged_beside_ddp():
     """By seconds, not by steps; who never gets there is said to."""
-    from benchmarks.network.methods.measurements import LearningCurve
-    from benchmarks.network.methods.method_tables import curve_lines
+    from benchmarks.network.methods.method_tables import LearningCurve, curve_lines
 
     curves = [
         LearningCurve("DDP gloo", 1.0, [0, 6, 12], [0, 10, 20], [0.1, 0.8, 0.95]),

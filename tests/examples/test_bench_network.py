@@ -18,7 +18,7 @@ from tests.support.processes import REPO, environment, run_to_end, warm_python, 
 
 SCRIPTS = str(REPO / "scripts")
 PATH = os.pathsep.join((SCRIPTS, str(REPO)))
-COMMAND = [sys.executable, "-m", "benchmarks.network.steps", "--quick"]
+COMMAND = [sys.executable, "-m", "benchmarks", "network-steps", "--quick"]
 PNG = b"\x89PNG\r\n\x1a\n"
 OURS = ("gradient_allreduce", "one-peer AWC", "one-peer ATC", "one-peer ATC in backward")
 METHODS = ("DDP gloo", "MPI Allreduce after backward", *OURS)
@@ -31,7 +31,7 @@ def _benchmarks(monkeypatch):
 
 @pytest.fixture
 def _can_have_hosts():
-    from benchmarks.network.namespaces import refusal
+    from benchmarks.network.hosts import refusal
 
     if problem := refusal():
         pytest.skip(problem)
@@ -104,7 +104,7 @@ def running() -> list[int]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "benchmarks.network.steps.step_rank" in process.cmdline():
+            if "network.steps.step_rank:measure" in process.cmdline():
                 found.append(process.pid)
     return found
 
@@ -124,9 +124,9 @@ def test_where_no_hosts_can_be_made_it_says_why_and_ends_with_1(tmp_path):
 def test_the_bench_s_own_process_joins_no_mpi(tmp_path):
     """Whoever starts mpirun must not be a rank of anything."""
     script = (
-        "import sys, benchmarks.network.steps.__main__, benchmarks.network.methods.__main__\n"
-        "import benchmarks.network.cost.__main__\n"
-        "import benchmarks.memory.__main__, benchmarks.scale.__main__\n"
+        "import importlib, sys\n"
+        "from benchmarks.__main__ import APART\n"
+        "for module in APART.values(): importlib.import_module(f'benchmarks.{module}')\n"
         "sys.exit('mpi4py.MPI' in sys.modules)"
     )
     command = [sys.executable, "-c", script]
@@ -196,7 +196,7 @@ def test_steps_are_judged_on_four_hosts_where_ddp_mostly_communicates(hosts, ddp
 def test_averages_are_judged_by_what_the_model_predicts(network, milliseconds):
     """1 MB at 100 Mbit/s; ratios of the medians, and who adds least is held to 15 %."""
     from benchmarks.network.cost.averages import GLOO, OURS, SOCKETS, CostMeasurement
-    from benchmarks.network.host_network import HostNetwork
+    from benchmarks.network.hosts import HostNetwork
     from benchmarks.tables import TimingRow
 
     took = {"one-peer": (SOCKETS, 1.1), "ring": (OURS, 1.3), "allreduce": (GLOO, 1.2)}

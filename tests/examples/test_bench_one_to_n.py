@@ -15,9 +15,9 @@ def _benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
 
 
-def run_bench(module: str, folder) -> dict[str, list[dict[str, list[str]]]]:
+def run_bench(name: str, folder) -> dict[str, list[dict[str, list[str]]]]:
     files = ["--json", "out.json", "--plot", "out.png"]
-    command = [warm_python(), "-m", f"benchmarks.{module}", "--quick", *files]
+    command = [warm_python(), "-m", "benchmarks", name, "--quick", *files]
     done = run_to_end(command, cwd=folder, timeout=280, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done
     assert (folder / "out.png").read_bytes().startswith(PNG)
@@ -28,7 +28,7 @@ def run_bench(module: str, folder) -> dict[str, list[dict[str, list[str]]]]:
 @pytest.mark.slow
 def test_a_quick_run_trains_for_every_table(tmp_path):
     """Each table has a line with a perplexity that a model of 256 bytes can have."""
-    sheets = run_bench("one_to_n", tmp_path)
+    sheets = run_bench("one-to-n", tmp_path)
     assert {"equal_tokens", "different_data", "averages", "rarely", "outer"} <= set(sheets)
     for lines in sheets.values():
         (line,) = lines
@@ -39,11 +39,11 @@ def test_a_quick_run_trains_for_every_table(tmp_path):
 @pytest.mark.slow
 def test_a_quick_run_trains_between_hosts(tmp_path):
     """ddp is the unit of time and bytes; the hosts are gone afterwards."""
-    from benchmarks.network.namespaces import refusal
+    from benchmarks.network.hosts import refusal
 
     if problem := refusal():
         pytest.skip(problem)
-    (lines,) = run_bench("network.gpt", tmp_path).values()
+    (lines,) = run_bench("network-gpt", tmp_path).values()
     assert not spaces()
     ddp, gossip = (line["cells"] for line in lines)
     assert ddp[0] == "ddp"

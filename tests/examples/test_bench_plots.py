@@ -63,7 +63,7 @@ def test_labels_that_collide_are_found():
 
 def test_tables_over_many_sizes_and_with_long_names(tmp_path, figures):
     """4 B to 256 MB, in columns beside bars whose names are long."""
-    from benchmarks.table_plot import save_plot
+    from benchmarks.plots import save_plot
     from benchmarks.tables import Rival, TimingRow, TimingTable
 
     sizes = [4 << (2 * k) for k in range(14)]
@@ -118,8 +118,8 @@ def test_steps_between_hosts(tmp_path, figures):
 
 def test_bytes_over_ranks(tmp_path, figures):
     """To 100,000 ranks."""
+    from benchmarks.scale.bench import compute_model_costs
     from benchmarks.scale.scale_plot import draw
-    from benchmarks.scale.scale_tables import compute_model_costs
 
     model = compute_model_costs((2, 64, 1024), 1 << 20, lambda text: None)
     last = type(model[0])(100_000, model[-1].costs)
@@ -130,8 +130,8 @@ def test_bytes_over_ranks(tmp_path, figures):
 
 def test_averages_beside_their_predictions(tmp_path, figures):
     """A line for each average and network."""
-    from benchmarks.network.cost.__main__ import NETWORKS
     from benchmarks.network.cost.averages import CostMeasurement
+    from benchmarks.network.cost.bench import NETWORKS
     from benchmarks.network.cost.cost_plot import draw
     from benchmarks.tables import TimingRow
 

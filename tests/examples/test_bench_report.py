@@ -34,12 +34,12 @@ def judged(*targets, **medians):
 
 
 def shown(show, *arguments):
-    from benchmarks.console_report import make_console
+    """What a method of a report prints, and the results of the aims then."""
+    from benchmarks.report import Report
 
-    console = make_console()
-    console.file = io.StringIO()
-    target_results = show(console, *arguments)
-    return console.file.getvalue(), target_results
+    report = Report({}, file=io.StringIO())
+    getattr(report, show)(*arguments)
+    return report.file.getvalue().removeprefix("\n"), report.results
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,10 @@ def test_an_aim_holds_at_its_sizes_only_and_for_the_fastest_of_its_rivals():
 
 def test_a_table_over_sizes_is_markdown_with_ratio_and_aims():
     """One line for each size, all of one width, so that it can be pasted as it is."""
-    from benchmarks.console_report import show_table
     from benchmarks.tables import Target
 
     table, rows = table_of(Target("ours", 1.5, "raw"), ours=2e-3, raw=1e-3)
-    text, target_results = shown(show_table, table, rows, {"other": "it does not run"})
+    text, target_results = shown("add_timings", table, rows, {"other": "it does not run"})
     lines = text.splitlines()
     assert lines[2].split("|")[1:-1] == [
         " tensor ",
@@ -106,10 +105,8 @@ def test_a_table_over_sizes_is_markdown_with_ratio_and_aims():
 
 def test_a_table_of_steps_has_a_line_for_each_method():
     """Samples per second of all ranks, and what a method adds to the first one."""
-    from benchmarks.console_report import show_table
-
     table, rows = table_of(samples=64, alone=0.1, together=0.125)
-    text, _ = shown(show_table, table, rows, {})
+    text, _ = shown("add_timings", table, rows, {})
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:6]]
     assert cells[0] == ["method", "a step", "samples/s, all ranks", "over the alone"]
     assert cells[2] == ["alone", "100 ms ±0%", "640", ""]
@@ -118,16 +115,15 @@ def test_a_table_of_steps_has_a_line_for_each_method():
 
 def test_a_sheet_shows_its_lines_with_their_aims():
     """Only lines that have an aim are marked."""
-    from benchmarks.console_report import show_figure_table
     from benchmarks.tables import FigureRow, FigureTable
 
-    sheet = FigureTable("s", "S", ("what", "how much"), lambda world, advance: [], note="A note.")
     lines = [
         FigureRow(("a", 1.23456), "≤ 1", False),
         FigureRow(("b", "none")),
         FigureRow(("c", 1.0), "≤ 1", True),
     ]
-    text, target_results = shown(show_figure_table, sheet, lines)
+    sheet = FigureTable("s", "S", ("what", "how much"), lines, "A note.")
+    text, target_results = shown("add_figures", sheet)
     assert text.splitlines()[:3] == ["S", "", "A note."]
     assert "|    a |     1.23 | ≤ 1 MISSED |" in text
     assert [target_result.met for target_result in target_results] == [False, True]
@@ -135,35 +131,41 @@ def test_a_sheet_shows_its_lines_with_their_aims():
 
 def test_the_summary_names_every_aim_that_is_not_met():
     """And says so where there is none."""
-    from benchmarks.console_report import show_summary
+    from benchmarks.report import Report
     from benchmarks.targets import TargetResult
 
     met, missed, open_one = (
         TargetResult("T, 1 KB", 1024, "ours", words, result, "2 x")
         for words, result in (("≤ a", True), ("≤ b", False), ("≤ c", None))
     )
-    text, _ = shown(show_summary, [met, missed, open_one])
-    assert text.splitlines() == [
+
+    def summary(*results):
+        report = Report({}, file=io.StringIO(), results=[*results])
+        report.end(None)
+        return report.file.getvalue().splitlines()[1:]
+
+    assert summary(met, missed, open_one) == [
         "1 of 3 aims are met.",
         "  T, 1 KB: ≤ b MISSED (2 x)",
         "  T, 1 KB: ≤ c (not judged)",
     ]
-    assert shown(show_summary, [met, met])[0] == "All 2 aims are met.\n"
+    assert summary(met, met) == ["All 2 aims are met."]
 
 
 def test_json_holds_rows_sheets_and_aims(tmp_path):
     """Everything that was printed can be read by a program."""
     import json
 
-    from benchmarks.json_results import save_json
+    from benchmarks.report import Report
     from benchmarks.tables import FigureRow, FigureTable, Target
-    from benchmarks.targets import check_table_targets
 
     table, rows = table_of(Target("ours", seconds=1e-3), ours=2e-3)
-    sheet = FigureTable("s", "S", ("what", "how much"), lambda world, advance: [])
     path = tmp_path / "out.json"
     lines = [FigureRow(("a", 1.5), "≤ 1", False)]
-    save_json(path, {"ranks": 2}, rows, [(sheet, lines)], check_table_targets(table, rows))
+    report = Report({"ranks": 2}, file=io.StringIO())
+    report.add_timings(table, rows, {})
+    report.add_figures(FigureTable("s", "S", ("what", "how much"), lines))
+    report.end(path)
     found = json.loads(path.read_text())
     assert found["header"] == {"ranks": 2}
     assert found["results"][0]["rounds"] == [2e-3, 2e-3]
@@ -174,7 +176,7 @@ def test_json_holds_rows_sheets_and_aims(tmp_path):
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_plot_has_a_panel_for_each_table_that_was_measured(tmp_path, ending):
     """Bars for a single size; a table nobody could run for is left out."""
-    from benchmarks.table_plot import save_plot
+    from benchmarks.plots import save_plot
     from benchmarks.tables import TimingTable
 
     table, rows = table_of(samples=1, **{"local step": 0.1, "DDP gloo": 0.2, "ours": 0.15})

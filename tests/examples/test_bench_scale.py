@@ -24,7 +24,7 @@ def _benchmarks(monkeypatch):
 
 def test_quick_run_prints_all_tables_and_writes_json_and_plot(tmp_path):
     """Ranks, verbs and starts have their lines, and one-peer's aim is judged in each world."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--quick", "--rounds", "2"]
+    command = [sys.executable, "-m", "benchmarks", "scale", "--quick", "--rounds", "2"]
     command += ["--json", "out.json", "--plot", "out.png"]
     done = run_to_end(command, cwd=tmp_path, environ={"PYTHONPATH": PATH})
     assert done.code == 0, done
@@ -58,7 +58,7 @@ def test_quick_run_prints_all_tables_and_writes_json_and_plot(tmp_path):
 @pytest.mark.mpi(2)
 def test_the_transport_sees_all_that_mpi_sends_for_neighbors_and_nothing_of_allreduce():
     """Bytes and messages of both counters agree on every rank, to the byte."""
-    from benchmarks.scale.__main__ import in_processes
+    from benchmarks.scale.bench import in_processes
 
     counted = in_processes(2, TENSOR, calls=3)
     assert len(counted.found) == 2
@@ -75,7 +75,7 @@ def test_the_transport_sees_all_that_mpi_sends_for_neighbors_and_nothing_of_allr
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_one_peer_sends_one_tensor_exp2_sends_log2_n_ring_sends_two(ranks):
     """The closed forms, on every rank and for every call; what is more is headers."""
-    from benchmarks.scale.__main__ import in_threads
+    from benchmarks.scale.bench import in_threads
 
     calls = 3
     tensors = {"one-peer": 1, "exp-2": ranks.bit_length() - 1, "ring": min(2, ranks - 1)}
@@ -89,17 +89,17 @@ def test_one_peer_sends_one_tensor_exp2_sends_log2_n_ring_sends_two(ranks):
 
 def test_without_its_monitoring_open_mpi_is_not_believed():
     """The run says why allreduce is not counted, instead of showing zeros."""
-    from benchmarks.subprocess_runs import on_this_machine, run_for_json
+    from benchmarks.ranks import run_on_ranks
 
-    given = ("--nbytes", "4096", "--calls", "2")
-    found = run_for_json(on_this_machine(2, "scale.scale_rank", *given))
+    given = {"nbytes": 4096, "calls": 2}
+    found = run_on_ranks(2, "scale.message_counts:count_on_ranks", given)
     assert "started without its monitoring" in found["why"]
     assert [rank["allreduce"]["mpi"] for rank in found["ranks"]] == [None, None]
 
 
 def test_the_model_is_one_tensor_for_one_peer_and_two_shares_short_of_two_for_the_ring():
     """One-peer: B for any n; exp-2: B log2 n; ring allreduce: 2 B (n - 1) / n."""
-    from benchmarks.scale.scale_tables import compute_model_costs
+    from benchmarks.scale.bench import compute_model_costs
 
     for one in compute_model_costs((2, 16, 1024), TENSOR, lambda text: None):
         found = {way: cost.bytes_per_rank / TENSOR for way, cost in one.costs.items()}
@@ -110,7 +110,7 @@ def test_the_model_is_one_tensor_for_one_peer_and_two_shares_short_of_two_for_th
 
 def test_a_run_that_fails_ends_the_bench_with_its_last_words():
     """RunFailedError tells the exit code and what the run wrote on stderr."""
-    from benchmarks.subprocess_runs import RunFailedError, run_for_json
+    from benchmarks.ranks import RunFailedError, run_for_json
 
     with pytest.raises(RunFailedError, match=r"ended with 3:\nno luck"):
         run_for_json(

@@ -39,10 +39,9 @@ def test_averages_take_what_is_predicted(monkeypatch, nbytes, network):
     """
     monkeypatch.syspath_prepend(str(REPO / "scripts"))
     monkeypatch.setattr(sys, "executable", warm_python())
-    from benchmarks.network.cost.__main__ import measure
     from benchmarks.network.cost.averages import WITHIN
-    from benchmarks.network.host_network import HostNetwork
-    from benchmarks.network.namespaces import refusal
+    from benchmarks.network.cost.bench import measure
+    from benchmarks.network.hosts import HostNetwork, refusal
 
     if problem := refusal():
         pytest.skip(problem)

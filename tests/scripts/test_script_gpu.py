@@ -115,7 +115,7 @@ def test_the_groups_run_one_by_one_the_facts_first_and_the_bench_last(machine, b
     every = {file for files in tests for file in files}
     assert every == {path.name for path in FOLDER.glob("test_gpu_*.py")}
     assert " doctor " in steps[0]
-    assert " benchmarks.gpu " in steps[-1]
+    assert " benchmarks gpu " in steps[-1]
     for step in steps[1:-1]:
         assert re.search(r"--junitxml \S+/found/tests-[a-z0-9-]+\.xml$", step)
 

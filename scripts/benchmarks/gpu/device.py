@@ -14,8 +14,6 @@ from asyncddp.device.stream_interfaces import DeviceStreams, HostStreams, Stream
 from asyncddp.device.stream_registry import streams_of_device, use_streams_on_cpu
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
-__all__ = ["Device", "gpus", "open_device"]
-
 
 def gpus() -> int:
     """Count the GPUs that torch sees here."""

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from benchmarks.gpu.verb_tables import COPY, MB, SLOWER
-from benchmarks.tables import TimingRow
-from benchmarks.unit_text import size_text, time_text
-
-__all__ = ["FLOORS", "below_floors"]
+from benchmarks.gpu.verb_tables import COPY, SLOWER
+from benchmarks.tables import MB, TimingRow, size_text, time_text
 
 _LARGE = 64 * MB  # from here on the rate counts, and no longer what a call costs
 

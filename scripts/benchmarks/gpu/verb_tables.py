@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from math import inf
 from typing import Any
 
 import torch
@@ -15,11 +16,18 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.transport.cuda import staged_transport as cuda_staged
 from benchmarks.gpu.device import Device, gpus
-from benchmarks.tables import Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
+from benchmarks.tables import MB, Call, RankGroup, Rival, RivalUnavailableError, Target, TimingTable
+from benchmarks.training_models import Workload
+from benchmarks.training_step import (
+    ATC,
+    ATC_IN_BACKWARD,
+    AWC,
+    LOCAL,
+    Method,
+    our_methods,
+    step_table,
+)
 
-__all__ = ["COPY", "MB", "SLOWER", "GpuTableSetup", "caller_table", "mixing_table", "piece_table"]
-
-MB = 1 << 20
 COPY = "limit: copy on the device"
 OUT, IN, SLOWER = "pinned copy out", "pinned copy in", "pinned copy, the slower direction"
 _PIECES = (1, 2, 4, 8, 16)  # MB
@@ -60,9 +68,10 @@ class GpuTableSetup:
 
         return call
 
-    def begin(self) -> None:
-        """Schedule over which all rivals average."""
-        bf.set_topology(self.schedule)
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What all tables of averages share: their beginning and their result."""
+        return {"expected": self.average, "begin": lambda: bf.set_topology(self.schedule)}
 
 
 def _ours(setup: GpuTableSetup, nbytes: int, *, in_place: bool = False) -> Call:
@@ -127,8 +136,7 @@ def _torch_exchange(setup: GpuTableSetup, nbytes: int, *, backend: str) -> Call:
 
 
 def _group(world: RankGroup, backend: str) -> Any:
-    if world.gloo is not None:
-        raise RivalUnavailableError(world.gloo)
+    world.need_gloo()
     if backend == "gloo":
         return None
     if gpus() < world.size and "NCCL_HOSTID" not in os.environ:
@@ -156,35 +164,34 @@ def mixing_table(setup: GpuTableSetup, transport: str, sizes: Sequence[int]) -> 
         Rival("gloo: pinned, messages + lerp", partial(_torch_exchange, setup, backend="gloo")),
         Rival("NCCL: messages + lerp", partial(_torch_exchange, setup, backend="nccl")),
     )
-    targets = {
-        "cuda_ipc": Target(transport, 2, COPY, sizes=(64 * MB, float("inf"))),
-        "cuda_staged": Target(
-            transport,
-            1.25,
-            SLOWER,
-            sizes=(64 * MB, float("inf")),
-            words="≥ 80% of the pinned copy's rate",
-            told=lambda ratio: f"{1 / ratio:.0%}",
-        ),
-    }
+    large = (64 * MB, inf)
+    staged = Target(
+        transport,
+        1.25,
+        SLOWER,
+        sizes=large,
+        words="≥ 80% of the pinned copy's rate",
+        told=lambda ratio: f"{1 / ratio:.0%}",
+    )
+    targets = {"cuda_ipc": Target(transport, 2, COPY, sizes=large), "cuda_staged": staged}
     return TimingTable(
         f"{transport}_{setup.world.size}",
         f"neighbor_allreduce by {transport}, one peer per call, {setup.world.size} ranks",
         sizes,
         rivals,
-        expected=setup.average,
-        begin=setup.begin,
         targets=[targets[transport]] if transport in targets and own_gpus(setup.world) else [],
         compare=(transport, COPY),
         note="All ranks at once, each call until the device is through with it.",
+        **setup.shared,
     )
 
 
 def caller_table(setup: GpuTableSetup, transport: str, sizes: Sequence[int]) -> TimingTable:
     """Seconds until a non-blocking call returns; what it has begun ends off the clock."""
+    name, start = f"{transport}, enqueue", bf.neighbor_allreduce_nonblocking
 
     def alone(nbytes: int) -> Call:
-        own, start = setup.read(nbytes), bf.neighbor_allreduce_nonblocking
+        own = setup.read(nbytes)
         return lambda number: start(own, name="alone", round=number)
 
     def finish(handle: bf.Handle[torch.Tensor]) -> torch.Tensor:
@@ -197,11 +204,10 @@ def caller_table(setup: GpuTableSetup, transport: str, sizes: Sequence[int]) -> 
         f"neighbor_allreduce_nonblocking by {transport}, the caller's time, "
         f"{setup.world.size} ranks",
         sizes,
-        (Rival(f"{transport}, enqueue", alone, finish=finish),),
-        expected=setup.average,
-        begin=setup.begin,
-        targets=[Target(f"{transport}, enqueue", seconds=30e-6)],
+        (Rival(name, alone, finish=finish),),
+        targets=[Target(name, seconds=30e-6)],
         compare=(),
+        **setup.shared,
     )
 
 
@@ -226,9 +232,34 @@ def piece_table(setup: GpuTableSetup, sizes: Sequence[int]) -> TimingTable:
         f"neighbor_allreduce by cuda_staged, in pieces, {setup.world.size} ranks",
         sizes,
         [Rival(f"{size} MB", partial(pieces, size)) for size in _PIECES],
-        expected=setup.average,
-        begin=setup.begin,
         end=end,
         compare=(),
         note=f"It takes pieces of {usual // MB} MB at present.",
+        **setup.shared,
+    )
+
+
+def gpu_step_table(setup: GpuTableSetup, transport: str, workload: Workload) -> TimingTable:
+    """A step of every method with one peer, each on a model of its own."""
+    world = setup.world
+    methods: dict[str, Method] = {LOCAL: lambda training: None}
+    found = our_methods(world)
+    methods |= {name: found[name] for name in (ATC, ATC_IN_BACKWARD, AWC, "gradient_allreduce")}
+    aim = Target(
+        (ATC, ATC_IN_BACKWARD),
+        1.02,
+        LOCAL,
+        words="one-peer ATC: ≤ 2% over the local step",
+        told=lambda ratio: f"{ratio - 1:.0%}",
+    )
+    return step_table(
+        world,
+        workload,
+        methods,
+        f"step_{transport}_{world.size}",
+        f"a step of {workload.title}, by {transport}, {world.size} ranks",
+        [aim] if own_gpus(world) else [],
+        setup.ended,
+        setup.device.place,
+        f"{workload.nbytes / 4e6:.3g} million parameters in float32, SGD with momentum.",
     )

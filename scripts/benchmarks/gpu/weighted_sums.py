@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import NamedTuple, cast
 
@@ -19,8 +20,7 @@ import torch
 from asyncddp.kernels.device_weighted_sum import TritonWeightedSum
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.tensors.dtypes import DTYPES
-
-__all__ = ["WAYS", "WeightedSumTiming", "measure_weighted_sums"]
+from benchmarks.tables import FigureRow, FigureTable, size_text, time_text
 
 _CHUNK = 1 << 20  # elements of a piece for torch's foreach
 _logger = logging.getLogger("asyncddp")
@@ -49,29 +49,38 @@ class WeightedSumTiming(NamedTuple):
     copies: float | None
 
 
-def _triton_sum(
-    mixing: WeightRow, own: torch.Tensor, others: list[torch.Tensor], out: torch.Tensor
-) -> Work:
-    kernel, dtype = TritonWeightedSum(own.device.type), DTYPES[own.dtype].accumulate
+class _Case(NamedTuple):
+    """Tensors to average, with their weights."""
+
+    mixing: WeightRow
+    own: torch.Tensor
+    others: list[torch.Tensor]
+    out: torch.Tensor
+
+    @property
+    def accumulate(self) -> torch.dtype:
+        """Dtype of the sum."""
+        return DTYPES[self.own.dtype].accumulate
+
+
+def _triton_sum(case: _Case) -> Work:
+    kernel, wide = TritonWeightedSum(case.own.device.type), case.accumulate
 
     def work() -> None:
         """One pass for all, by Triton."""
-        if not kernel.weighted_sum(mixing, dtype, own, others, out):
+        if not kernel.weighted_sum(case.mixing, wide, case.own, case.others, case.out):
             raise RuntimeError("the kernel cannot be had here")
 
     return work
 
 
-def _passes(
-    mixing: WeightRow, own: torch.Tensor, others: list[torch.Tensor], out: torch.Tensor
-) -> Work:
-    return partial(mixing.weighted_sum_in, DTYPES[own.dtype].accumulate, own, others, out)
+def _passes(case: _Case) -> Work:
+    return partial(case.mixing.weighted_sum_in, case.accumulate, case.own, case.others, case.out)
 
 
-def _foreach(
-    mixing: WeightRow, own: torch.Tensor, others: list[torch.Tensor], out: torch.Tensor
-) -> Work:
-    wide = DTYPES[own.dtype].accumulate
+def _foreach(case: _Case) -> Work:
+    mixing, own, others, out = case
+    wide = case.accumulate
     pieces = [list(torch.split(other, _CHUNK)) for other in others]
 
     def work() -> None:
@@ -98,7 +107,7 @@ def measure_weighted_sums(
     dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float32),
     neighbours: Sequence[int] = (2, 4, 8),
     repeats: int = 20,
-) -> list[WeightedSumTiming]:
+) -> Iterator[WeightedSumTiming]:
     """Measure each way for each size, dtype and number of neighbours; check that they agree.
 
     Args:
@@ -108,45 +117,33 @@ def measure_weighted_sums(
         neighbours: How many of them are mixed with the own one.
         repeats: Calls that are timed, after those that warm up.
 
-    Returns:
+    Yields:
         In the order of the arguments, the ways within.
 
     Raises:
         AssertionError: Two ways differ by more than rounding.
     """
-    figures: list[WeightedSumTiming] = []
-    for size in nbytes:
-        for dtype in dtypes:
-            for count in neighbours:
-                figures += _measured(device, size, dtype, count, repeats)
-    return figures
-
-
-def _measured(
-    device: torch.device, nbytes: int, dtype: torch.dtype, count: int, repeats: int
-) -> Iterator[WeightedSumTiming]:
-    drawn = torch.Generator(device).manual_seed(count)
-    length = max(1, nbytes // dtype.itemsize)
-    own, *others = (
-        torch.randn(length, generator=drawn, device=device).to(dtype) for _ in range(1 + count)
-    )
-    shares = [1.0 / (k + 2) for k in range(count)]
-    mixing = WeightRow(0.4, dict(enumerate(shares)), {})
-    out, limit = torch.empty_like(own), torch.empty_like(own)
-    copy = _seconds(device, lambda: limit.copy_(own), repeats)[0] * (count + 2) / 2
-    expected: torch.Tensor | None = None
-    for way, prepare in WAYS.items():
-        try:
-            with _without_warnings():
-                found = _seconds(device, prepare(mixing, own, others, out), repeats)
-        except RuntimeError:
-            yield WeightedSumTiming(way, dtype, count, nbytes, None, None, None)
-            continue
-        if expected is None:
-            expected = out.clone()
-        unit = torch.finfo(dtype).eps
-        torch.testing.assert_close(out, expected, rtol=2 * unit, atol=8 * unit, msg=way)
-        yield WeightedSumTiming(way, dtype, count, nbytes, *found, found[0] / copy)
+    for size, dtype, count in product(nbytes, dtypes, neighbours):
+        drawn = torch.Generator(device).manual_seed(count)
+        length = max(1, size // dtype.itemsize)
+        own, *others = (
+            torch.randn(length, generator=drawn, device=device).to(dtype) for _ in range(1 + count)
+        )
+        mixing = WeightRow(0.4, {k: 1.0 / (k + 2) for k in range(count)}, {})
+        case, limit = _Case(mixing, own, others, torch.empty_like(own)), torch.empty_like(own)
+        copy = _seconds(device, partial(limit.copy_, own), repeats)[0] * (count + 2) / 2
+        expected: torch.Tensor | None = None
+        for way, prepare in WAYS.items():
+            try:
+                with _without_warnings():
+                    found = _seconds(device, prepare(case), repeats)
+            except RuntimeError:
+                yield WeightedSumTiming(way, dtype, count, size, None, None, None)
+                continue
+            expected = case.out.clone() if expected is None else expected
+            unit = torch.finfo(dtype).eps
+            torch.testing.assert_close(case.out, expected, rtol=2 * unit, atol=8 * unit, msg=way)
+            yield WeightedSumTiming(way, dtype, count, size, *found, found[0] / copy)
 
 
 @contextmanager
@@ -195,3 +192,38 @@ def _clock(device: torch.device) -> _HostClock:
     if device.type != "cuda":
         return _HostClock()
     return cast("_HostClock", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+
+
+_COLUMNS = ("way", "dtype", "neighbours", "tensor", "a call", "enqueue", "÷ copy of as many bytes")
+
+
+def weighted_sum_table(
+    device: torch.device, sizes: Sequence[int], neighbours: Sequence[int], repeats: int
+) -> FigureTable:
+    """Measure all ways on this rank's device, while nobody else uses it.
+
+    Args:
+        device: This rank's.
+        sizes: Of a tensor, in bytes.
+        neighbours: How many tensors are mixed with the own one.
+        repeats: Calls that are timed.
+
+    Raises:
+        AssertionError: Two ways differ by more than rounding.
+    """
+    figures = measure_weighted_sums(device, sizes, neighbours=neighbours, repeats=repeats)
+    return FigureTable(
+        "ways",
+        "forming the average of tensors that are there, one rank alone",
+        _COLUMNS,
+        [FigureRow((*_cells(figure),)) for figure in figures],
+        "The copy moves as many bytes as are read and written once each: it is the limit.",
+    )
+
+
+def _cells(figure: WeightedSumTiming) -> list[str]:
+    start = [figure.way, str(figure.dtype).removeprefix("torch."), str(figure.neighbours)]
+    start.append(size_text(figure.nbytes))
+    if figure.seconds is None or figure.enqueue is None or figure.copies is None:
+        return [*start, "cannot be had here", "", ""]
+    return [*start, time_text(figure.seconds), time_text(figure.enqueue), f"{figure.copies:.2f}"]

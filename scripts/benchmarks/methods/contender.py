@@ -15,8 +15,6 @@ from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
 from asyncddp.errors import ArgumentError
 from asyncddp.topology import GraphOrSchedule, TopologyError
 
-__all__ = ["Contender", "every_method"]
-
 _RARELY = 5  # steps between averages, of methods that communicate rarely
 _ASYNCHRONOUS = (CommunicationPattern.PUT, CommunicationPattern.GET, CommunicationPattern.PAIR)
 _ALL = (CommunicationPattern.GLOBAL,)

@@ -6,32 +6,19 @@ average, and each step size is the best of a grid on other seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from asyncddp import topology
 from asyncddp.topology import GraphOrSchedule
 from benchmarks.methods.contender import Contender
-from benchmarks.methods.few_labels import labels_grid
-from benchmarks.methods.grid import Grid, Values
-from benchmarks.methods.tuned_digits import (
-    AXIS,
-    METHODS,
-    Place,
-    Trial,
-    TunedTraining,
-    ahead,
-    measured,
-    percent,
-    told_rates,
-)
-
-__all__ = ["grids", "kept_distance"]
-
-Advance = Callable[[str], None]
+from benchmarks.methods.grid import Grid
+from benchmarks.methods.tuned_digits import METHODS, Trial, TunedTraining, ahead, tuned_grid
+from benchmarks.ranks import Advance
 
 _BETTER = (
     ("gradient tracking", "D-SGD"),
@@ -48,6 +35,31 @@ _PUBLISHED_GRAPHS = {
 """CIFAR-10, VGG-11, 15 ranks, Dirichlet(0.1), QG-DSGDm: github.com/yukiTakezawa/BaseGraph."""
 _ON_GRAPHS = ("D-SGD with momentum", "QG-DSGDm")
 _SETTLED = 400  # periods
+
+
+_LABEL_RANKS = 10
+_STAYING = TunedTraining(
+    tuned_on=tuple(range(100, 104)), factors=(0.3, 1.0, 3.0, 10.0), falling=False
+)
+_SETTINGS: Mapping[str, tuple[Mapping[str, Any], TunedTraining]] = {
+    "1 label a rank": ({"labels_per_rank": 1}, _STAYING),
+    "2 labels a rank": ({"labels_per_rank": 2}, _STAYING),
+    "1 label, step size to 0": ({"labels_per_rank": 1}, replace(_STAYING, falling=True)),
+}
+_BETTER_LABELS = (
+    ("gradient tracking", "D-SGD"),
+    ("QG-DSGDm", "D-SGD with momentum"),
+    ("DecentLaM", "QG-DSGDm"),
+    ("momentum tracking", "DecentLaM"),
+)
+"""Who is published to be ahead of whom."""
+_PUBLISHED_LABELS = {
+    "D-SGD with momentum": "35.6",
+    "QG-DSGDm": "49.4",
+    "DecentLaM": "54.9",
+    "momentum tracking": "66.8",
+}
+"""CIFAR-10, LeNet, ring of 8 ranks of 4 labels each: github.com/yukiTakezawa/MomentumTracking."""
 
 
 @dataclass(frozen=True)
@@ -88,49 +100,57 @@ def kept_distance(graph: GraphOrSchedule) -> float:
 
 
 def _by_alpha(methods: Sequence[Contender], size: _Size, advance: Advance) -> list[Grid]:
-    graph = topology.ring(size.ring)
+    graph, ring = topology.ring(size.ring), f"Ring of {size.ring} ranks"
     trials = {
         (one.title, f"Dirichlet({alpha:g})"): Trial(one, graph, {"alpha": alpha}, size.training)
         for one in methods
         for alpha in size.alphas
     }
-    values, rates = measured(trials, advance)
-    rows, columns = [one.title for one in methods], [f"Dirichlet({one:g})" for one in size.alphas]
-    note = size.training.note(f"Ring of {size.ring} ranks") + f": {told_rates(rates, rows)}."
-    first, last = columns[0], columns[-1]
-    several = len(size.training.seeds) > 1
-    found = [
-        Grid(
-            "digits_own", "digits: the ranks' own models", rows, columns, values, percent, AXIS,
-            aims={
-                better: ahead(f"> {worse}", values[better, first], values[worse, first])
-                for better, worse in _BETTER
-                if several
-            },
-            note=note, scale=100.0,
-        )
-    ]  # fmt: skip
-    if len(columns) > 1:
-        found.append(_lost(rows, first, last, values))
-    return found
+    better = _BETTER if len(size.training.seeds) > 1 else ()
+    title = "digits: the ranks' own models"
+    own = tuned_grid("digits_own", title, trials, advance, ring, better)
+    return [own, _lost(own)] if len(own.columns) > 1 else [own]
 
 
-def _lost(rows: Sequence[str], first: str, last: str, values: Mapping[Place, Values]) -> Grid:
+def _lost(own: Grid) -> Grid:
     """Compare how much accuracy the most different data cost, beside the most alike ones."""
+    first, last = own.columns[0], own.columns[-1]
     column = f"from {last} to {first}"
     lost = {
-        row: tuple(a - b for a, b in zip(values[row, last], values[row, first], strict=True))
-        for row in rows
+        row: tuple(
+            a - b for a, b in zip(own.values[row, last], own.values[row, first], strict=True)
+        )
+        for row in own.rows
     }
-    return Grid(
-        "digits_lost", "digits: accuracy lost where data differ", rows, [column],
-        {(row, column): one for row, one in lost.items()}, percent, "accuracy lost, %",
-        aims={
-            better: ahead(f"less than {worse}", lost[worse], lost[better])
-            for better, worse in _BETTER
-        },
-        note="Differences of the table above, seed by seed.", scale=100.0,
-    )  # fmt: skip
+    return replace(
+        own,
+        key="digits_lost",
+        title="digits: accuracy lost where data differ",
+        columns=[column],
+        values={(row, column): one for row, one in lost.items()},
+        axis="accuracy lost, %",
+        aims={one: ahead(f"less than {other}", lost[other], lost[one]) for one, other in _BETTER},
+        note="Differences of the table above, seed by seed.",
+    )
+
+
+def _by_labels(advance: Advance) -> Grid:
+    """Compare methods on a ring whose ranks have one label of ten each, or two."""
+    trials = {
+        (one.title, column): Trial(one, topology.ring(_LABEL_RANKS), data, training)
+        for column, (data, training) in _SETTINGS.items()
+        for one in METHODS
+    }
+    return tuned_grid(
+        "digits_labels",
+        "digits: own models, few labels on each rank",
+        trials,
+        advance,
+        f"Ring of {_LABEL_RANKS} ranks",
+        _BETTER_LABELS,
+        beside={one.title: _PUBLISHED_LABELS.get(one.title, "") for one in METHODS},
+        beside_name="published, CIFAR-10",
+    )
 
 
 def _by_graph(methods: Sequence[Contender], size: _Size, advance: Advance) -> Grid:
@@ -151,29 +171,34 @@ def _by_graph(methods: Sequence[Contender], size: _Size, advance: Advance) -> Gr
         for name, graph in graphs.items()
         for column, (one, alpha) in settings.items()
     }
-    values, rates = measured(trials, advance)
+    grid = tuned_grid(
+        "digits_graphs",
+        f"digits: own models, Dirichlet({least:g}), by graph",
+        trials,
+        advance,
+        f"{n} ranks, Dirichlet({least:g}) but where another is named",
+        row_name="graph",
+        beside={name: _PUBLISHED_GRAPHS.get(name, "") for name in graphs},
+        beside_name="published, CIFAR-10",
+    )
     both = {
-        name: tuple(map(fmean, zip(*(values[name, one.title] for one in methods), strict=True)))
+        name: tuple(
+            map(fmean, zip(*(grid.values[name, one.title] for one in methods), strict=True))
+        )
         for name in graphs
     }
+    ladder = {"one-peer exponential": "ring", "base-2": "one-peer exponential", "base-5": "base-2"}
+    aims = {
+        one: ahead(f"> {other.removesuffix(' exponential')}", both[one], both[other])
+        for one, other in ladder.items()
+    }
     distances = (f"{name} {kept_distance(graph):.2f}" for name, graph in graphs.items())
-    trained = size.training.note(f"{n} ranks, Dirichlet({least:g}) but where another is named")
     note = (
-        f"{trained}: {told_rates(rates, [*graphs])}. Aims are of the mean of both methods. Mean "
-        "square distance from their average that ranks keep where each step moves each by 1 at "
-        f"random: {', '.join(distances)}."
+        f"{grid.note} Aims are of the mean of both methods. Mean square distance from their "
+        "average that ranks keep where each step moves each by 1 at random: "
+        f"{', '.join(distances)}."
     )
-    return Grid(
-        "digits_graphs", f"digits: own models, Dirichlet({least:g}), by graph", list(graphs),
-        list(settings), values, percent, AXIS, row_name="graph", scale=100.0,
-        aims={
-            "one-peer exponential": ahead("> ring", both["one-peer exponential"], both["ring"]),
-            "base-2": ahead("> one-peer", both["base-2"], both["one-peer exponential"]),
-            "base-5": ahead("> base-2", both["base-5"], both["base-2"]),
-        },
-        beside={name: _PUBLISHED_GRAPHS.get(name, "") for name in graphs},
-        beside_name="published, CIFAR-10", note=note,
-    )  # fmt: skip
+    return replace(grid, aims=aims, note=note)
 
 
 def grids(quick: bool, advance: Advance) -> list[Grid]:
@@ -185,6 +210,6 @@ def grids(quick: bool, advance: Advance) -> list[Grid]:
     chosen = [one for one in METHODS if one.title in _ON_GRAPHS]
     return [
         *_by_alpha(METHODS, size, advance),
-        labels_grid(advance),
+        _by_labels(advance),
         _by_graph(chosen, size, advance),
     ]

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.standalone_command import finished
 from benchmarks.tables import FigureRow, FigureTable
-
-__all__ = ["Grid", "Values"]
 
 Values = tuple[float, ...]
 """A figure for each seed."""
@@ -51,13 +48,11 @@ class Grid:
     row_name: str = "method"
     scale: float = 1.0
 
-    def table(self) -> tuple[FigureTable, Sequence[FigureRow]]:
+    def table(self) -> FigureTable:
         """Return the table."""
-        extra = [self.beside_name] if self.beside else []
+        columns = [self.row_name, *self.columns, *([self.beside_name] if self.beside else [])]
         lines = [self._line(row) for row in self.rows]
-        return finished(
-            self.key, self.title, [self.row_name, *self.columns, *extra], lines, note=self.note
-        )
+        return FigureTable(self.key, self.title, columns, lines, self.note)
 
     def _line(self, row: str) -> FigureRow:
         found = [self.values.get((row, column)) for column in self.columns]

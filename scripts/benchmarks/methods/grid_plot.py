@@ -7,14 +7,11 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from benchmarks.methods.grid import Grid, Values
-
-__all__ = ["draw"]
+from benchmarks.plots import drawing
 
 # Okabe and Ito's colours
 _STYLES = (
@@ -28,22 +25,16 @@ _STYLES = (
 
 
 def draw(path: Path, grids: Sequence[Grid]) -> None:
-    """Draw the grids of a problem, two in a row; a line reaches from the least to the most seed.
-
-    Raises:
-        ValueError: The file name's ending is none that matplotlib can write.
-    """
-    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
-        columns = min(2, len(grids))
-        rows = -(-len(grids) // columns)
-        height = rows * (1.3 + 0.27 * max(len(grid.rows) for grid in grids))
-        figure = Figure(figsize=(1.8 + 4.3 * columns, height), layout="constrained")
+    """Draw the grids of a problem, two in a row; a line reaches from the least to the most seed."""
+    columns = min(2, len(grids))
+    rows = -(-len(grids) // columns)
+    height = rows * (1.3 + 0.27 * max(len(grid.rows) for grid in grids))
+    with drawing(path, 1.8 + 4.3 * columns, height, dpi=130) as figure:
         every = figure.subplots(rows, columns, squeeze=False).flat
         for axes, grid in zip(every, grids, strict=False):
             _draw_grid(axes, grid)
         for axes in every[len(grids) :]:
             axes.remove()
-        figure.savefig(path, dpi=130)
 
 
 def _draw_grid(axes: Axes, grid: Grid) -> None:
@@ -57,19 +48,17 @@ def _draw_grid(axes: Axes, grid: Grid) -> None:
         axes.hlines(heights, low, high, color=color, lw=1.2)
         means = [grid.scale * fmean(one) for _, one in shown]
         axes.plot(means, heights, marker, color=color, ms=4.5, label=column)
-    axes.set_yticks(range(len(grid.rows)), grid.rows, fontsize=8)
+    axes.set_yticks(range(len(grid.rows)), grid.rows)
     axes.set_ylim(len(grid.rows) - 0.4, -0.6)
     if grid.log:
         axes.set_xscale("log")
-    axes.tick_params(axis="x", labelsize=8)
     axes.set_xlabel(grid.axis, fontsize=9)
     axes.set_title(grid.title, loc="left", fontsize=9)
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
+    axes.grid()
     columns = min(3, len(grid.columns))
     axes.legend(
         loc="upper center", bbox_to_anchor=(0.4, -0.55 / (1 + 0.27 * len(grid.rows))),
-        ncols=columns, fontsize=8, frameon=False, handletextpad=0.2, columnspacing=1.0,
+        ncols=columns, handletextpad=0.2, columnspacing=1.0,
     )  # fmt: skip
 
 

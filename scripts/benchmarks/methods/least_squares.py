@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from asyncddp import simulate, topology
 from asyncddp.topology import GraphOrSchedule
 from benchmarks.methods.contender import Contender, every_method
 from benchmarks.methods.grid import Grid, Values
-
-__all__ = ["EXACT", "compare_on_graphs", "error_text", "grids"]
+from benchmarks.ranks import Advance
 
 EXACT = 1e-11
 """Error of a method without bias, at most."""
@@ -43,33 +43,8 @@ def error_text(values: Values) -> str:
     return text if len(values) == 1 else f"{mean:.3g} ± {(max(values) - min(values)) / 2:.1g}"
 
 
-def compare_on_graphs(
-    problems: Sequence[simulate.Problem],
-    contenders: Sequence[Contender],
-    chosen: dict[str, GraphOrSchedule],
-    lr: Callable[[Contender], float],
-    steps: Callable[[Contender], int],
-    advance: Callable[[str], None],
-) -> dict[tuple[str, str], Values]:
-    """Return each method's errors in the end, one for each problem, by method and graph."""
-    found: dict[tuple[str, str], Values] = {}
-    for one in contenders:
-        graphs_of = {_ALL_RANKS: None} if one.by_all_ranks else chosen
-        for name, graph in graphs_of.items():
-            advance(f"{problems[0].name}: {one.title}, {name}")
-            tried = [_error(one, problem, graph, lr(one), steps(one)) for problem in problems]
-            errors = tuple(error for error in tried if error is not None)
-            if errors:
-                found[one.title, name] = errors
-    return found
-
-
 def _error(
-    one: Contender,
-    problem: simulate.Problem,
-    graph: GraphOrSchedule | None,
-    lr: float,
-    steps: int,
+    one: Contender, problem: simulate.Problem, graph: GraphOrSchedule | None, lr: float, steps: int
 ) -> float | None:
     """Return the error in the end, of an exact method after more steps if it needs them."""
     for more in (steps, _ENOUGH) if one.exact else (steps,):
@@ -79,48 +54,70 @@ def _error(
     return None if run is None else float(run.error[-1])
 
 
-def _grid(ranks: int, quick: bool, advance: Callable[[str], None]) -> Grid:
-    every = [one for one in every_method() if not quick or one.title in _QUICK]
-    chosen = dict(list(graphs(ranks).items())[: 2 if quick else None])
-    values = compare_on_graphs(
-        [simulate.least_squares(ranks)],
-        every,
-        chosen,
-        lambda one: _LR,
-        lambda one: _STEPS if one.exact else _SETTLED,
-        advance,
-    )
-    aims = exact_aims(every, values)
-    for title, error in _PUBLISHED.items() if ranks == 8 else ():
-        close = abs(values[title, "ring"][0] / error - 1) < 5e-4
-        aims[title] = (f"ring: {error:.4e}", close)
-    rows = [one.title for one in every if any(title == one.title for title, _ in values)]
+def errors_on_graphs(
+    key: str,
+    problems: Sequence[simulate.Problem],
+    contenders: Sequence[Contender],
+    chosen: Mapping[str, GraphOrSchedule],
+    lr: Callable[[Contender], float],
+    steps: tuple[int, int],
+    advance: Advance,
+    note: str,
+) -> Grid:
+    """Compare the methods' errors in the end; those that say they are exact are held to it.
+
+    Args:
+        key: Of the grid.
+        problems: One for each seed.
+        contenders: The methods.
+        chosen: Graphs, for methods that ask for one.
+        lr: Step size of a method.
+        steps: Of an exact method, and of one with a bias.
+        advance: Told each method and graph.
+        note: Of the grid.
+    """
+    values: dict[tuple[str, str], Values] = {}
+    aims: dict[str, tuple[str, bool]] = {}
+    for one in contenders:
+        of_all = {_ALL_RANKS: None} if one.by_all_ranks else chosen
+        for name, graph in of_all.items():
+            advance(f"{problems[0].name}: {one.title}, {name}")
+            count = steps[0] if one.exact else steps[1]
+            tried = [_error(one, problem, graph, lr(one), count) for problem in problems]
+            errors = tuple(error for error in tried if error is not None)
+            if errors:
+                values[one.title, name] = errors
+                _, before = aims.get(one.title, ("", True))
+                if one.exact:
+                    aims[one.title] = (f"≤ {EXACT:g}", before and max(errors) <= EXACT)
     return Grid(
-        f"least_squares_{ranks}",
-        f"least squares, {ranks} ranks",
-        rows,
-        [*chosen, *([_ALL_RANKS] if any(one.by_all_ranks for one in every) else [])],
+        key,
+        problems[0].name,
+        list(dict.fromkeys(title for title, _ in values)),
+        [*chosen, *([_ALL_RANKS] if any(one.by_all_ranks for one in contenders) else [])],
         values,
         error_text,
         "error after the last step",
         log=True,
         aims=aims,
-        note=_NOTE,
+        note=note,
     )
 
 
-def exact_aims(
-    contenders: Sequence[Contender], values: dict[tuple[str, str], Values]
-) -> dict[str, tuple[str, bool]]:
-    """Judge the methods that say they are exact by their largest error on any graph."""
-    worst = {
-        one.title: max(max(found) for (title, _), found in values.items() if title == one.title)
-        for one in contenders
-        if one.exact and any(title == one.title for title, _ in values)
+def _grid(ranks: int, quick: bool, advance: Advance) -> Grid:
+    every = [one for one in every_method() if not quick or one.title in _QUICK]
+    chosen = dict(list(graphs(ranks).items())[: 2 if quick else None])
+    problem, steps = simulate.least_squares(ranks), (_STEPS, _SETTLED)
+    key = f"least_squares_{ranks}"
+    grid = errors_on_graphs(key, [problem], every, chosen, lambda one: _LR, steps, advance, _NOTE)
+    published = {
+        title: (f"ring: {error:.4e}", abs(grid.values[title, "ring"][0] / error - 1) < 5e-4)
+        for title, error in (_PUBLISHED.items() if ranks == 8 else ())
     }
-    return {title: (f"≤ {EXACT:g}", error <= EXACT) for title, error in worst.items()}
+    title = f"least squares, {ranks} ranks"
+    return replace(grid, title=title, aims={**grid.aims, **published})
 
 
-def grids(quick: bool, advance: Callable[[str], None]) -> list[Grid]:
+def grids(quick: bool, advance: Advance) -> list[Grid]:
     """Compare on 8 and 16 ranks."""
     return [_grid(ranks, quick, advance) for ranks in ((8,) if quick else (8, 16))]

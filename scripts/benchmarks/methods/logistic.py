@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,14 +10,8 @@ from asyncddp import simulate
 from asyncddp.algorithms import ALGORITHMS
 from benchmarks.methods.contender import Contender, every_method
 from benchmarks.methods.grid import Grid
-from benchmarks.methods.least_squares import (
-    compare_on_graphs,
-    error_text,
-    exact_aims,
-    graphs,
-)
-
-__all__ = ["grids", "logistic_regression"]
+from benchmarks.methods.least_squares import errors_on_graphs, graphs
+from benchmarks.ranks import Advance
 
 _RANKS, _ROWS, _DIMENSIONS = 8, 100, 10
 _LR, _STEPS, _SETTLED, _SEEDS = 0.8, 500, 200, 3
@@ -77,32 +69,15 @@ def newton(rows: Array, labels: Array) -> Array:
     return x
 
 
-def _steps(one: Contender) -> int:
-    return _STEPS if one.exact else _SETTLED
-
-
 def _rate(one: Contender) -> float:
     return _LR / 10 if one.momentum or ALGORITHMS[one.name].owns_momentum else _LR
 
 
-def grids(quick: bool, advance: Callable[[str], None]) -> list[Grid]:
+def grids(quick: bool, advance: Advance) -> list[Grid]:
     """Compare the methods on two graphs."""
     every = [one for one in every_method() if not quick or one.title in _QUICK]
     seeds = range(1 if quick else _SEEDS)
     problems = [logistic_regression(_RANKS, seed) for seed in seeds]
     chosen = {name: graph for name, graph in graphs(_RANKS).items() if name in _GRAPHS}
-    values = compare_on_graphs(problems, every, chosen, _rate, _steps, advance)
-    return [
-        Grid(
-            "logistic",
-            f"logistic regression, {_RANKS} ranks",
-            [one.title for one in every if any(title == one.title for title, _ in values)],
-            [*chosen, *(["all ranks"] if any(one.by_all_ranks for one in every) else [])],
-            values,
-            error_text,
-            "error after the last step",
-            log=True,
-            aims=exact_aims(every, values),
-            note=_NOTE,
-        )
-    ]
+    steps = (_STEPS, _SETTLED)
+    return [errors_on_graphs("logistic", problems, every, chosen, _rate, steps, advance, _NOTE)]

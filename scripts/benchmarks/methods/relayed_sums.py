@@ -12,8 +12,7 @@ from asyncddp import simulate, topology
 from asyncddp.topology import GraphOrSchedule
 from benchmarks.methods.contender import Contender
 from benchmarks.methods.grid import Grid, Values
-
-__all__ = ["grids", "random_quadratics"]
+from benchmarks.ranks import Advance
 
 _RANKS, _DIMENSIONS = 32, 10
 _LEAST = 0.5  # singular value of a rank's matrix; the largest is 1
@@ -142,7 +141,7 @@ def _limit(entry: _Entry, place: int) -> int:
 
 
 def _counted(
-    entries: Sequence[_Entry], ranks: int, seeds: Sequence[int], advance: Callable[[str], None]
+    entries: Sequence[_Entry], ranks: int, seeds: Sequence[int], advance: Advance
 ) -> dict[tuple[str, str], Values]:
     """Count the steps of each method by ζ²."""
     found: dict[tuple[str, str], Values] = {}
@@ -160,7 +159,7 @@ def _counted(
     return found
 
 
-def grids(quick: bool, advance: Callable[[str], None]) -> list[Grid]:
+def grids(quick: bool, advance: Advance) -> list[Grid]:
     """Count the steps that methods need on chain, ring and tree."""
     entries = [one for one in _ENTRIES if not quick or one.method in (_RELAY, _D2)]
     ranks, seeds = (8, _SEEDS[:1]) if quick else (_RANKS, _SEEDS)

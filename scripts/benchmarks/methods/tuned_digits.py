@@ -7,10 +7,11 @@ average; step sizes are chosen on other seeds than those that are shown.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
+from math import sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -18,26 +19,14 @@ import torch
 from asyncddp import simulate, topology
 from asyncddp.topology import GraphOrSchedule
 from benchmarks.methods.contender import Contender
-from benchmarks.methods.grid import Values
-from benchmarks.methods.paired import PairedDifference
-
-__all__ = [
-    "AXIS",
-    "METHODS",
-    "Place",
-    "Trial",
-    "TunedTraining",
-    "ahead",
-    "mean_accuracy",
-    "measured",
-    "percent",
-    "told_rates",
-]
+from benchmarks.methods.grid import Grid, Values
+from benchmarks.ranks import Advance
 
 Place = tuple[str, str]
 """Row and column of a table."""
 AXIS = "accuracy on images set aside, %"
 _BETA = 0.9
+_ERRORS = 2.0  # standard errors, within which a difference says nothing
 _MOMENTUM = {"beta": _BETA}
 METHODS = (
     Contender("D-SGD", "adapt_then_combine"),
@@ -133,6 +122,37 @@ class Trial:
         return best, tuple(self._accuracy(best, seed) for seed in self.training.seeds)
 
 
+@dataclass(frozen=True)
+class PairedDifference:
+    r"""Mean difference of two methods on the same seeds, and its standard error.
+
+    .. math:: \bar d = \frac1S \sum_s (a_s - b_s), \qquad
+              e = \sqrt{\frac1{S (S - 1)} \sum_s (a_s - b_s - \bar d)^2}
+
+    Attributes:
+        mean: :math:`\bar d`.
+        error: e.
+    """
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, one: Values, other: Values) -> PairedDifference:
+        """Return the difference of figures of the same seeds, at least two."""
+        differences = [a - b for a, b in zip(one, other, strict=True)]
+        return cls(fmean(differences), stdev(differences) / sqrt(len(differences)))
+
+    @property
+    def positive(self) -> bool | None:
+        """Whether it is above 0; None within twice its standard error of 0."""
+        return None if abs(self.mean) <= _ERRORS * self.error else self.mean > 0
+
+    def told(self, scale: float) -> str:
+        """Tell mean and standard error, both times a factor."""
+        return f"{scale * self.mean:+.1f} ± {scale * self.error:.1f}"
+
+
 def percent(values: Values) -> str:
     """Tell a share, and half of what lies between the seeds."""
     mean = f"{100 * fmean(values):.1f}"
@@ -140,7 +160,7 @@ def percent(values: Values) -> str:
 
 
 def measured(
-    trials: Mapping[Place, Trial], advance: Callable[[str], None]
+    trials: Mapping[Place, Trial], advance: Advance
 ) -> tuple[dict[Place, Values], dict[Place, float]]:
     """Return accuracies and step sizes by place."""
     values: dict[Place, Values] = {}
@@ -149,6 +169,48 @@ def measured(
         advance(f"digits, {', '.join(place)}")
         rates[place], values[place] = trial.accuracies()
     return values, rates
+
+
+def tuned_grid(
+    key: str,
+    title: str,
+    trials: Mapping[Place, Trial],
+    advance: Advance,
+    where: str,
+    better: Sequence[tuple[str, str]] = (),
+    **options: Any,
+) -> Grid:
+    """Measure a grid.
+
+    Args:
+        key: Of the grid.
+        title: Of the grid.
+        trials: By row and column.
+        advance: Told each place.
+        where: What is trained on.
+        better: Rows of which the first must be ahead of the second, in the first column.
+        **options: Of :class:`Grid`.
+    """
+    values, rates = measured(trials, advance)
+    rows, columns = (list(dict.fromkeys(place[k] for place in trials)) for k in (0, 1))
+    training, first = next(iter(trials.values())).training, columns[0]
+    note = f"{training.note(where)}: {told_rates(rates, rows)}."
+    aims = {
+        one: ahead(f"> {other}", values[one, first], values[other, first]) for one, other in better
+    }
+    return Grid(
+        key,
+        title,
+        rows,
+        columns,
+        values,
+        percent,
+        AXIS,
+        aims=aims,
+        note=note,
+        scale=100.0,
+        **options,
+    )
 
 
 def ahead(words: str, one: Values, other: Values) -> tuple[str, bool | None]:

@@ -17,8 +17,6 @@ from collections import deque
 
 import click
 
-__all__ = ["carry", "main"]
-
 _ALL_PROTOCOLS = 3
 _SOL_PACKET, _VNET_HEADER, _IGNORE_OUTGOING = 263, 15, 23
 _FORCE_SEND_BUFFER, _FORCE_RECEIVE_BUFFER = 32, 33

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["SimulatedAccelerator"]
-
 
 class _SleepFunction(torch.autograd.Function):
     """Identity function that sleeps: once in forward, twice in backward."""

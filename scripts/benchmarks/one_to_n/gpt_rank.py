@@ -1,10 +1,8 @@
-"""Program on every rank: ``examples/gpt.py`` with its own options, and layers that take time."""
+"""Work on every rank: ``examples/gpt.py`` with its own options, and layers that take time."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,6 @@ import torch
 
 import asyncddp as bf
 from benchmarks.network.simulated_accelerator import SimulatedAccelerator
-
-__all__ = ["load_example", "main"]
 
 _EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt.py"
 _PASSES = 3  # a backward pass takes twice as long as a forward pass
@@ -43,28 +39,24 @@ def _slowed(gpt: type[torch.nn.Module], seconds: float) -> type[torch.nn.Module]
     return SlowedGPT
 
 
-def main() -> None:
-    """Train as the words say, and write what rank 0 measured."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--accelerator", type=float, default=0.0)
-    parser.add_argument("--slower", type=float, default=1.0)
-    parser.add_argument("--interface")
-    parser.add_argument("--out", type=Path)
-    own, words = parser.parse_known_args()
-    if own.interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = own.interface
+def train(
+    words: list[str], accelerator: float = 0.0, slower: float = 1.0, interface: str | None = None
+) -> dict[str, Any]:
+    """Train on this run's ranks, and return what rank 0 has recorded.
+
+    Args:
+        words: Options of the example.
+        accelerator: Seconds of a step in which the processor is free.
+        slower: How many times as long it takes the last rank.
+        interface: Of gloo, between hosts.
+    """
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     torch.set_num_threads(1)
     example = load_example()
     options = example.parse_options(words)
     bf.init()
-    if own.accelerator:
+    if accelerator:
         last = bf.rank() == bf.size() - 1
-        seconds = own.accelerator * (own.slower if last else 1)
-        example.GPT = _slowed(example.GPT, seconds)
-    records = example.train(options)
-    if bf.rank() == 0:
-        own.out.write_text(json.dumps({"records": records}), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        example.GPT = _slowed(example.GPT, accelerator * (slower if last else 1))
+    return {"records": example.train(options)}

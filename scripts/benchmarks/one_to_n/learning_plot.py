@@ -7,15 +7,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import TypeAlias
 
-import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.one_to_n.trainings import Result
-
-__all__ = ["save_picture"]
+from benchmarks.plots import drawing
 
 # Okabe and Ito's colours, which the colour-blind tell apart; plain torch is grey and black.
 _PLAIN: Mapping[str, tuple[str, str]] = {
@@ -24,15 +21,8 @@ _PLAIN: Mapping[str, tuple[str, str]] = {
     "ddp": ("0.35", "--"),
 }
 _COLORS = (
-    "#0072B2",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#882255",
-    "#999933",
-    "#44AA99",
+    *("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9"),
+    *("#882255", "#999933", "#44AA99"),
 )
 Column: TypeAlias = tuple[str, Sequence[Result], str, bool]
 _UNITS = {"step": ("steps", 1.0), "bytes": ("MB sent by a rank", 1e6), "seconds": ("seconds", 1.0)}
@@ -68,7 +58,7 @@ def _draw_curves(
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(name)
-    axes.grid(color="0.92", linewidth=0.6)
+    axes.grid()
 
 
 def save_picture(path: Path, columns: Sequence[Column]) -> None:
@@ -78,8 +68,7 @@ def save_picture(path: Path, columns: Sequence[Column]) -> None:
         path: Where to; png, pdf or svg.
         columns: Title, trainings, what they are drawn over, and whether that is logarithmic.
     """
-    with mpl.rc_context({"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure((3.7 * len(columns) + 1.6, 3.4), layout="constrained")
+    with drawing(path, 3.7 * len(columns) + 1.6, 3.4, dpi=100, font_size=8.5) as figure:
         every = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
         shown: dict[str, Artist] = {}
         styles = _styles(columns)
@@ -91,5 +80,4 @@ def save_picture(path: Path, columns: Sequence[Column]) -> None:
             handles, labels = axes.get_legend_handles_labels()
             shown.update(zip(labels, handles, strict=True))
         every[0].set_ylabel("perplexity of the average model")
-        figure.legend([*shown.values()], [*shown], loc="outside right upper", frameon=False)
-        figure.savefig(path, dpi=100)
+        figure.legend([*shown.values()], [*shown], loc="outside right upper")

@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.network.host_network import HostNetwork
-from benchmarks.network.host_runs import run_on_hosts
-from benchmarks.subprocess_runs import on_this_machine, run_for_json
+from benchmarks.network.hosts import HostNetwork, run_on_hosts
+from benchmarks.ranks import Advance, run_on_ranks
 
-__all__ = ["Result", "Training", "train"]
-
-_PROGRAM = "one_to_n.gpt_rank"
+_PROGRAM = "one_to_n.gpt_rank:train"
 
 
-@dataclass(frozen=True)
-class Training:
+class Training(NamedTuple):
     """A training: how the tables call it, on how many ranks, and the example's options."""
 
     label: str
     ranks: int
-    words: tuple[str, ...]
+    words: str
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What one training measured, once for each seed: the records of ``examples/gpt.py``."""
 
     training: Training
-    runs: tuple[list[dict[str, Any]], ...]
+    runs: list[list[dict[str, Any]]]
 
     def last(self, key: str) -> list[float]:
         """Return a figure of the end, of each seed."""
         return [float(run[-1][key]) for run in self.runs]
 
-    def told(self, key: str, form: str = ".2f") -> str:
+    def told(self, key: str) -> str:
         """Return the mean over seeds, and their standard deviation where there are several."""
-        return _told(self.last(key), form)
+        return _told(self.last(key), ".2f")
 
-    def told_over(self, key: str, first: Sequence[float], form: str = ".3f") -> str:
+    def told_over(self, key: str, first: Sequence[float]) -> str:
         """Return the same of the ratio to another training's figure with the same seed."""
-        return _told(
-            [mine / other for mine, other in zip(self.last(key), first, strict=True)], form
-        )
+        pairs = zip(self.last(key), first, strict=True)
+        return _told([mine / other for mine, other in pairs], ".3f")
 
     def curve(self, key: str) -> tuple[list[float], list[float], list[float], list[float]]:
         """Return ``key``, and the seeds' lowest, mean and highest perplexity, point by point."""
@@ -61,9 +54,10 @@ def _told(found: Sequence[float], form: str) -> str:
 
 def train(
     training: Training,
-    seeds: Sequence[int],
-    advance: Callable[[str], None],
+    seeds: int,
+    advance: Advance,
     network: HostNetwork | None = None,
+    **layers: float,
 ) -> Result:
     """Train once for each seed, on ranks of this machine or on hosts made for it.
 
@@ -71,15 +65,13 @@ def train(
         RunFailedError: A run failed; the message has its last output.
     """
     runs = []
-    for seed in seeds:
-        words = [*training.words, "--seed", str(seed)]
+    for seed in range(seeds):
+        given = {"words": [*training.words.split(), "--seed", str(seed)], **layers}
         advance(f"{training.label}, seed {seed}")
         if network is None:
-            launch = on_this_machine(training.ranks, _PROGRAM, *words)
-            found = run_for_json(launch, environ={"OMP_NUM_THREADS": "1"})
+            alone = {"OMP_NUM_THREADS": "1"}
+            found = run_on_ranks(training.ranks, _PROGRAM, given, environ=alone)
         else:
-            found = run_on_hosts(
-                network, _PROGRAM, [*words, "--interface", "e0"], lambda line: None
-            )
+            found = run_on_hosts(network, _PROGRAM, {**given, "interface": "e0"})
         runs.append(found["records"])
-    return Result(training, tuple(runs))
+    return Result(training, runs)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
 import asyncddp as bf
 from asyncddp import topology
-from benchmarks.tables import FigureRow
-from benchmarks.unit_text import time_text
-
-__all__ = ["LocalWorldSeconds", "local_world_lines", "measure_local_world"]
+from benchmarks.tables import FigureRow, time_text
 
 _NUMEL = 1024  # of float32
 _AVERAGES = 10
@@ -23,8 +20,7 @@ _MOST_SECONDS = {256: 1.0, 1024: 10.0}
 _MOST_PER_CALL, _LEAST_RANKS = 100e-6, 16
 
 
-@dataclass(frozen=True)
-class LocalWorldSeconds:
+class LocalWorldSeconds(NamedTuple):
     """Seconds of local worlds of one size, of each repeat.
 
     Attributes:

@@ -8,20 +8,8 @@ from statistics import fmean, median
 from typing import Any
 
 from asyncddp import topology
-from benchmarks.network.host_network import HostNetwork
+from benchmarks.network.hosts import HostNetwork
 from benchmarks.tables import FigureRow, TimingRow
-
-__all__ = [
-    "ALLREDUCE",
-    "COLUMNS",
-    "GLOO",
-    "GRAPHS",
-    "OURS",
-    "SOCKETS",
-    "WITHIN",
-    "CostMeasurement",
-    "links_of",
-]
 
 GRAPHS: dict[str, Callable[[int], topology.GraphOrSchedule]] = {
     "one-peer": topology.one_peer_exponential,
@@ -63,7 +51,7 @@ class CostMeasurement:
     @classmethod
     def read(cls, network: HostNetwork, found: Mapping[str, Any]) -> CostMeasurement:
         """From what ``cost_rank`` wrote."""
-        rows = [TimingRow(**{**row, "seconds": tuple(row["seconds"])}) for row in found["rows"]]
+        rows = [TimingRow(**row) for row in found["rows"]]
         return cls(network, rows, found["missing"], found["header"])
 
     @property
@@ -114,18 +102,10 @@ class CostMeasurement:
         found = []
         for row in self.rows:
             took, expected = self.measured(row), self.predicted(row)
-            ratio = took / expected
-            cells = (f"{row.table}, {self.place}", row.rival, _milliseconds(took))
+            told = [f"{1e3 * seconds:.0f} ms" for seconds in (took, expected)]
+            cells = (f"{row.table}, {self.place}", row.rival, told[0], told[1], took / expected)
             judged = _JUDGED[row.table] == row.rival and not restarts
-            found.append(
-                FigureRow(
-                    (*cells, _milliseconds(expected), ratio),
-                    f"within {WITHIN:.0%} of the prediction" if judged else None,
-                    abs(ratio - 1) <= WITHIN if judged else None,
-                )
-            )
+            met = abs(took / expected - 1) <= WITHIN
+            aim = (f"within {WITHIN:.0%} of the prediction", met) if judged else ()
+            found.append(FigureRow(cells, *aim))
         return found
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms"

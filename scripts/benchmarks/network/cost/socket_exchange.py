@@ -11,8 +11,6 @@ from asyncddp.topology import Neighbors, Schedule
 from benchmarks.baselines import mixer
 from benchmarks.tables import Call, RankGroup
 
-__all__ = ["SocketMesh"]
-
 _TIMEOUT = 60.0  # seconds without a byte
 
 

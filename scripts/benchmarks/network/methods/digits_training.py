@@ -12,8 +12,6 @@ import torch.nn.functional as F
 
 from benchmarks.network.simulated_accelerator import SimulatedAccelerator
 
-__all__ = ["BATCH", "BUCKET_MB", "NBYTES", "DigitsTraining", "read_digits"]
-
 BATCH = 16
 """Images of a rank in a step."""
 

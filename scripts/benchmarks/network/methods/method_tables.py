@@ -1,24 +1,123 @@
-"""Tables of what methods cost over slow and long links, and when they reach an accuracy."""
+"""Measurements of methods over slow and long links, and their tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
+from benchmarks.network.hosts import HostNetwork
 from benchmarks.network.methods.digits_training import NBYTES
-from benchmarks.network.methods.measurements import MethodsMeasurement
-from benchmarks.network.methods.method_names import ASYNC, DDP, GOSSIP, LOCAL, METHODS
-from benchmarks.tables import FigureRow
-from benchmarks.unit_text import time_text
+from benchmarks.network.methods.method_training import ASYNC, DDP, GOSSIP, LOCAL, METHODS
+from benchmarks.tables import FigureRow, time_text
 
-__all__ = [
-    "CURVE_COLUMNS",
-    "STRAGGLER_COLUMNS",
-    "TARGET",
-    "bytes_lines",
-    "curve_lines",
-    "speed_lines",
-    "straggler_lines",
-]
+_RATE_NAMES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s", "unlimited": "unlimited"}
+
+
+@dataclass(frozen=True)
+class MethodTurns:
+    """All ranks' turns of one method.
+
+    Attributes:
+        name: The method's.
+        slower: How many times slower the last rank computed; 1 for no slower.
+        seconds: For each round, the mean step of the slowest rank, the slow one left out.
+        samples: For each round, samples per second of all ranks together.
+        nbytes: Bytes that the interface of the busiest rank sent in a step, the rounds' median.
+        payload: The same by the optimizer's count; None for the rivals.
+    """
+
+    name: str
+    slower: float
+    seconds: Sequence[float]
+    samples: Sequence[float]
+    nbytes: float
+    payload: float | None
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Accuracy of a training.
+
+    Attributes:
+        name: The method's.
+        slower: How many times slower the last rank computed; 1 for no slower.
+        seconds: After the start, for each point.
+        steps: That the first rank had made.
+        accuracy: Mean over the ranks' own models of the share of test images named rightly.
+    """
+
+    name: str
+    slower: float
+    seconds: Sequence[float]
+    steps: Sequence[int]
+    accuracy: Sequence[float]
+
+    def reached(self, target: float) -> tuple[float, int] | None:
+        """Seconds and steps until the accuracy was first there; None where it never was."""
+        points = zip(self.seconds, self.steps, self.accuracy, strict=True)
+        return next(((when, step) for when, step, height in points if height >= target), None)
+
+
+@dataclass(frozen=True)
+class MethodsMeasurement:
+    """Results of a run on some hosts.
+
+    Attributes:
+        network: The hosts.
+        turns: Of every method that could run, for each slowness.
+        curves: Of the same, where they were trained.
+        missing: Methods that could not be measured, and why.
+        facts: Machine and versions.
+    """
+
+    network: HostNetwork
+    turns: Sequence[MethodTurns]
+    curves: Sequence[LearningCurve]
+    missing: Mapping[str, str]
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, network: HostNetwork, found: Mapping[str, Any]) -> MethodsMeasurement:
+        """From what ``methods_rank`` wrote."""
+        turns = [MethodTurns(**one) for one in found["turns"]]
+        curves = [LearningCurve(**one) for one in found["curves"]]
+        return cls(network, turns, curves, found["missing"], found["header"])
+
+    @property
+    def place(self) -> str:
+        """Such as ``4 hosts, 100 Mbit/s, 20 ms``."""
+        return f"{self.network.hosts} hosts, {self.link}"
+
+    @property
+    def link(self) -> str:
+        """Such as ``100 Mbit/s, 20 ms``."""
+        return f"{self.rate_name}, {1000 * self.network.latency:.0f} ms"
+
+    @property
+    def rate_name(self) -> str:
+        """The links' rate, for people."""
+        return _RATE_NAMES[self.network.rate]
+
+    def steps(self, slower: float = 1.0) -> dict[str, float]:
+        """Median seconds of a step by method."""
+        return {one.name: median(one.seconds) for one in self.turns if one.slower == slower}
+
+    def samples(self, slower: float = 1.0) -> dict[str, float]:
+        """Median samples per second of all ranks by method."""
+        return {one.name: median(one.samples) for one in self.turns if one.slower == slower}
+
+    @property
+    def slowness(self) -> float:
+        """How many times slower the last rank was at most."""
+        return max(one.slower for one in self.turns)
+
+    def against_ddp(self, name: str) -> float | None:
+        """A method's samples per second over those of DDP; None where one is missing."""
+        samples = self.samples()
+        return samples[name] / samples[DDP] if {name, DDP} <= set(samples) else None
+
 
 TARGET = 0.9
 """Share of test images that must be named rightly."""
@@ -84,17 +183,10 @@ def straggler_lines(measured: MethodsMeasurement) -> Iterator[FigureRow]:
     before, after = measured.samples(), measured.samples(slower)
     for name in (name for name in (LOCAL, *METHODS) if name in plain):
         ratio = slowed[name] / plain[name]
-        cells = (
-            name,
-            time_text(plain[name]),
-            time_text(slowed[name]),
-            ratio,
-            f"{after[name] / before[name]:.0%}",
-        )
-        if name == ASYNC:
-            yield FigureRow(cells, f"≤ {_FLAT:g} times a step", ratio <= _FLAT)
-        else:
-            yield FigureRow(cells)
+        told = (time_text(plain[name]), time_text(slowed[name]))
+        cells = (name, *told, ratio, f"{after[name] / before[name]:.0%}")
+        aim = (f"≤ {_FLAT:g} times a step", ratio <= _FLAT)
+        yield FigureRow(cells, *(aim if name == ASYNC else ()))
 
 
 def curve_lines(measured: MethodsMeasurement, slower: float = 1.0) -> Iterator[FigureRow]:
@@ -115,8 +207,7 @@ def curve_lines(measured: MethodsMeasurement, slower: float = 1.0) -> Iterator[F
             f"{one.accuracy[-1]:.1%}",
             time_text(one.seconds[-1]),
         )
+        aim: tuple[str, bool] | tuple[()] = ()
         if name == first and ddp is not None and slower == 1:
-            aim = f"≤ 1/{_WINS:g} of DDP's time"
-            yield FigureRow(cells, aim, times[name] * _WINS <= ddp[0])
-        else:
-            yield FigureRow(cells)
+            aim = f"≤ 1/{_WINS:g} of DDP's time", times[name] * _WINS <= ddp[0]
+        yield FigureRow(cells, *aim)

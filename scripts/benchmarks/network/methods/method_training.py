@@ -11,10 +11,34 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 import asyncddp as bf
 from benchmarks.network.methods.digits_training import BUCKET_MB, DigitsTraining
-from benchmarks.network.methods.method_names import ASYNC, DDP, DDP_HALF, DDP_POWER, LOCAL, METHODS
 from benchmarks.tables import RivalUnavailableError
 
-__all__ = ["ComparedTraining", "prepare"]
+LOCAL = "local step"
+DDP, DDP_HALF, DDP_POWER = "DDP gloo", "DDP gloo, fp16 hook", "DDP gloo, PowerSGD hook"
+ALLREDUCE, BYTEGRAD = "gradient_allreduce", "bytegrad"
+GOSSIP, ASYNC = "decentralized, shift_one", "async_model_average"
+LOW_PRECISION = "low_precision_decentralized"
+
+METHODS: dict[str, dict[str, Any] | None] = {
+    DDP: None,
+    DDP_HALF: None,
+    DDP_POWER: None,
+    ALLREDUCE: {"algorithm": "gradient_allreduce"},
+    "gradient_allreduce, fp16": {"algorithm": "gradient_allreduce", "compression": "fp16"},
+    "gradient_allreduce, power_sgd": {"algorithm": ALLREDUCE, "compression": "power_sgd"},
+    BYTEGRAD: {"algorithm": "bytegrad"},
+    "qadam": {"algorithm": "qadam"},
+    GOSSIP: {"algorithm": "decentralized", "peer_selection_mode": "shift_one"},
+    LOW_PRECISION: {"algorithm": "low_precision_decentralized"},
+    "choco_sgd": {"algorithm": "choco_sgd"},
+    "choco_sgd, sign": {"algorithm": "choco_sgd", "compression": "sign"},
+    ASYNC: {"algorithm": "async_model_average", "sync_interval_ms": 100.0},
+}
+"""By name: arguments of ``DistributedOptimizer``, or None for what is not ours."""
+
+RATE = 0.02
+RATES = {"qadam": 1e-3}
+"""Step sizes to learn the digits with, by name, where they are not ``RATE``."""
 
 _MOMENTUM = 0.9
 _EPS = 1e-4  # with 1e-8, what 8 bits lose of a momentum becomes large steps where v is small
@@ -118,11 +142,12 @@ def _power_hook(module: torch.nn.parallel.DistributedDataParallel, warmup: int) 
     module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
-_Hook = Callable[[torch.nn.parallel.DistributedDataParallel, int], None]
-_HOOKS: dict[str, _Hook] = {
+def _half_hook(module: torch.nn.parallel.DistributedDataParallel, warmup: int) -> None:
+    module.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+
+_HOOKS: dict[str, Callable[[torch.nn.parallel.DistributedDataParallel, int], None]] = {
     DDP: lambda module, warmup: None,
-    DDP_HALF: lambda module, warmup: module.register_comm_hook(
-        None, default_hooks.fp16_compress_hook
-    ),
+    DDP_HALF: _half_hook,
     DDP_POWER: _power_hook,
 }

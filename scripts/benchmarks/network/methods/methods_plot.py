@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from benchmarks.network.methods.measurements import MethodsMeasurement
-from benchmarks.network.methods.method_names import (
+from benchmarks.network.methods.method_tables import TARGET, MethodsMeasurement
+from benchmarks.network.methods.method_training import (
     ALLREDUCE,
     ASYNC,
     BYTEGRAD,
@@ -21,9 +19,7 @@ from benchmarks.network.methods.method_names import (
     GOSSIP,
     LOW_PRECISION,
 )
-from benchmarks.network.methods.method_tables import TARGET
-
-__all__ = ["draw"]
+from benchmarks.plots import drawing, legend_below
 
 # Okabe and Ito's colours; the rivals are grey and black.
 _STYLES: Mapping[str, tuple[str, str]] = {
@@ -45,33 +41,23 @@ def _over_ddp(
     for name, (color, style) in _STYLES.items():
         points = [(place, one.against_ddp(name)) for place, one in enumerate(found)]
         shown = [(place, ratio) for place, ratio in points if ratio is not None]
-        axes.plot(
-            [place for place, _ in shown],
-            [ratio for _, ratio in shown],
-            style,
-            color=color,
-            marker="o",
-            markersize=3.5,
-            label=name,
-        )
+        places, ratios = zip(*shown, strict=True) if shown else ((), ())
+        axes.plot(places, ratios, style, color=color, marker="o", markersize=3.5, label=name)
     axes.set_xticks(range(len(found)), [tick(one) for one in found])
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel("samples/s ÷ DDP's")
-    axes.grid(axis="y", color="0.92", linewidth=0.6)
+    axes.grid(axis="y")
 
 
 def _slow_rank(axes: Axes, measured: MethodsMeasurement) -> None:
     """How much longer a step of the other ranks takes with one that is slow."""
     plain, slowed = measured.steps(), measured.steps(measured.slowness)
     names = [name for name in reversed(tuple(_STYLES)) if name in plain]
-    axes.barh(
-        range(len(names)),
-        [slowed[name] / plain[name] for name in names],
-        color=[_STYLES[name][0] for name in names],
-    )
+    ratios = [slowed[name] / plain[name] for name in names]
+    axes.barh(range(len(names)), ratios, color=[_STYLES[name][0] for name in names])
     axes.set_yticks(range(len(names)), names, fontsize=7.5)
     axes.axvline(1, color="0.3", linewidth=0.8)
     axes.set_xlabel(f"a step ÷ that without a rank {measured.slowness:g} times slower")
@@ -90,37 +76,24 @@ def _accuracy(axes: Axes, measured: MethodsMeasurement) -> None:
 
 
 def draw(path: Path, found: Sequence[MethodsMeasurement]) -> None:
-    """Draw what was found with the fewest hosts.
-
-    Args:
-        path: File to write.
-        found: All runs.
-
-    Raises:
-        ValueError: The file name's ending is none that matplotlib can write.
-    """
+    """Draw what was found with the fewest hosts."""
     hosts = min(one.network.hosts for one in found)
     here = [one for one in found if one.network.hosts == hosts]
     near = [one for one in here if not one.network.latency]
     gigabit = [one for one in here if one.network.rate == "1gbit"]
     trained = next((one for one in here if one.curves), None)
     slowed = next((one for one in here if one.slowness > 1), None)
-    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(10.4, 7.2), layout="constrained")
+    with drawing(path, 10.4, 7.2) as figure:
         bandwidth, latency, slow, accuracy = figure.subplots(2, 2).flat
-        bandwidth.set_title(f"Bandwidth: {hosts} hosts, no latency", loc="left", fontsize=10)
+        bandwidth.set_title(f"Bandwidth: {hosts} hosts, no latency")
         _over_ddp(bandwidth, near, lambda one: one.rate_name)
-        latency.set_title(f"Latency: {hosts} hosts, 1 Gbit/s", loc="left", fontsize=10)
+        latency.set_title(f"Latency: {hosts} hosts, 1 Gbit/s")
         _over_ddp(latency, gigabit, lambda one: f"{1000 * one.network.latency:.0f} ms")
         if slowed is not None:
-            slow.set_title(f"A slow rank: {slowed.place}", loc="left", fontsize=10)
+            slow.set_title(f"A slow rank: {slowed.place}")
             _slow_rank(slow, slowed)
         if trained is not None:
             title = f"Accuracy over time: {trained.place}"
-            accuracy.set_title(title, loc="left", fontsize=10)
+            accuracy.set_title(title)
             _accuracy(accuracy, trained)
-        handles, labels = bandwidth.get_legend_handles_labels()
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False
-        )
-        figure.savefig(path, dpi=150, bbox_inches="tight")
+        legend_below(figure, bandwidth)

@@ -1,17 +1,26 @@
-"""Model of known bytes and computing time, for steps over a network."""
+"""Model of known bytes and computing time, and the methods by which it is trained."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from benchmarks.network.simulated_accelerator import SimulatedAccelerator
+from benchmarks.training_models import Workload, squares
 
-__all__ = ["BATCH", "SyntheticWorkload", "build"]
-
+LOCAL = "local step"
+DDP, MPI_AFTER, CENTRAL = "DDP gloo", "MPI Allreduce after backward", "gradient_allreduce"
+AWC, ATC, ATC_BACKWARD = "one-peer AWC", "one-peer ATC", "one-peer ATC in backward"
+ONE_PEER = (AWC, ATC, ATC_BACKWARD)
+GLOO_SUM, MPI_SUM = "gloo all_reduce", "MPI Allreduce"
+OUR_SUM, OUR_MIX = "asyncddp allreduce", "asyncddp neighbor_allreduce, one peer"
+ALONE = {DDP: GLOO_SUM, MPI_AFTER: MPI_SUM, CENTRAL: OUR_SUM, **dict.fromkeys(ONE_PEER, OUR_MIX)}
+"""The communication of each method by itself."""
 BATCH = 4
 """Samples of a rank in a step."""
+_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -41,14 +50,12 @@ class SyntheticWorkload:
         """Size of a bucket in MiB."""
         return self.nbytes / self.buckets / 2**20
 
+    def model(self) -> Workload:
+        """Return what is trained: Linear, the accelerator's share, Tanh for each layer."""
+        share = self.accelerator / 3 / self.layers
+        plain = partial(torch.optim.SGD, lr=_RATE)
 
-def build(workload: SyntheticWorkload, rank: int) -> tuple[torch.nn.Sequential, torch.Tensor]:
-    """Make the model, equal on all ranks, and this rank's batch."""
-    torch.manual_seed(0)
-    parts: list[torch.nn.Module] = []
-    for _ in range(workload.layers):
-        parts.append(torch.nn.Linear(workload.width, workload.width, bias=False))
-        parts.append(SimulatedAccelerator(workload.accelerator / 3 / workload.layers))
-        parts.append(torch.nn.Tanh())
-    torch.manual_seed(rank)
-    return torch.nn.Sequential(*parts), torch.randn(BATCH, workload.width)
+        def between() -> list[torch.nn.Module]:
+            return [SimulatedAccelerator(share), torch.nn.Tanh()]
+
+        return squares(self.layers, self.width, plain, between)

@@ -1,1 +1,0 @@
-"""Benchmark ``memory``: peak memory of a training step by every method."""

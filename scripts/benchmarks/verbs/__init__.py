@@ -1,1 +1,0 @@
-"""Benchmark tables of single verbs beside MPI and gloo."""
