@@ -26,7 +26,10 @@ APART = {
     **{name: f"{name}.bench" for name in ("scale", "methods", "gpu")},
     **{name: name for name in ("memory", "lightning", "compression")},
 }
-"""Benches that start their own ranks: each has a module with a function ``figures``."""
+"""Benches that start their own ranks: each has a module with a function ``figures``.
+
+A function ``refuse`` beside it ends the command where the bench cannot run at all.
+"""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -100,6 +103,8 @@ def measure_apart(
     # by way of every ``finally``, so that runs and hosts are taken down
     signal.signal(signal.SIGTERM, _terminated)
     bench = importlib.import_module(f"benchmarks.{APART[name]}")
+    if hasattr(bench, "refuse"):
+        bench.refuse(options)
     try:
         with progress_line(name, None, shows=True) as advance:
             found = bench.figures(options, advance)

@@ -199,6 +199,7 @@ def test_such_a_rate_fails_the_bench_after_its_report(scripts, tmp_path, monkeyp
     figures = BenchFigures(
         {"gpu": "one"}, [], lambda path: None, failures=["nccl: 9 s is too long"]
     )
+    monkeypatch.setattr(bench, "refuse", lambda options: None)
     monkeypatch.setattr(bench, "figures", lambda options, advance: figures)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     done = CliRunner().invoke(main, ["gpu", "--json", str(tmp_path / "found.json")])

@@ -69,6 +69,17 @@ def _not_callable(nbytes: int) -> Any:
     raise NotImplementedError
 
 
+def refuse(options: BenchOptions) -> None:
+    """End the command with a sentence where there is no GPU, and none is pretended."""
+    if not options.pretend and gpus() == 0:
+        click.echo(
+            "bench: gpu needs a GPU that torch can use, and torch sees none here; "
+            "scripts/bench gpu --stand-in runs the same on the host",
+            err=True,
+        )
+        sys.exit(_NO_GPU)
+
+
 def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
     """Everything that this bench shows: a run for each transport and number of ranks.
 
@@ -76,13 +87,6 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
         RunFailedError: Nothing could be measured.
     """
     quick, pretend = options.quick, options.pretend
-    if not pretend and gpus() == 0:
-        click.echo(
-            "bench: gpu needs a GPU that torch can use, and torch sees none here; "
-            "scripts/bench gpu --stand-in runs the same on the host",
-            err=True,
-        )
-        sys.exit(_NO_GPU)
     rounds = options.rounds or (2 if pretend else 5 if quick else 30)
     transports = ("cuda_staged",) if pretend else options.transports or GPU_TRANSPORTS
     facts: dict[str, Any] = {}
