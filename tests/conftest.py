@@ -18,7 +18,7 @@ import torch
 from asyncddp.testing.process_pool import ProcessPool
 from tests.support.distribution import Groups, group_of
 from tests.support.leaks import Traces
-from tests.support.marks import parameters
+from tests.support.marks import WHOLE_PROGRAMS, parameters
 from tests.support.processes import warm_server
 from tests.support.warm_ranks import freeze
 from tests.support.worlds import EVERYWHERE, World, open_transport
@@ -62,6 +62,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         freeze()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave whole programs to ``scripts/test all``."""
+    if item.nodeid.startswith(WHOLE_PROGRAMS):
+        item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,7 +4,8 @@ import contextlib
 
 import psutil
 import pytest
-from namespaces import Hosts, call_script
+
+from tests.hosts.namespaces import Hosts, call_script
 
 
 @pytest.fixture(scope="module")

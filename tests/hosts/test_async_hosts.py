@@ -1,9 +1,9 @@
 """Asynchronous training over a slow link: a straggler on one host holds up nobody on the other."""
 
 import pytest
-from namespaces import Hosts, call_script
 
 from tests.examples.test_digits import SCRIPT, number, table_of
+from tests.hosts.namespaces import Hosts, call_script
 from tests.support.processes import Finished, warm_script
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]

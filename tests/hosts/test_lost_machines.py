@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from namespaces import LIMIT, SCRIPT
+
+from tests.hosts.namespaces import LIMIT, SCRIPT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 

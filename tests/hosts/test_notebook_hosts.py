@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from namespaces import LIMIT, SCRIPT
 
+from tests.hosts.namespaces import LIMIT, SCRIPT
 from tests.support.processes import warm_python
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]

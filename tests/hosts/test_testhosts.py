@@ -3,7 +3,8 @@
 import subprocess
 
 import pytest
-from namespaces import call_script
+
+from tests.hosts.namespaces import call_script
 
 pytestmark = pytest.mark.hosts
 

@@ -3,7 +3,8 @@
 import subprocess
 
 import pytest
-from namespaces import SCRIPT, call_script
+
+from tests.hosts.namespaces import SCRIPT, call_script
 
 pytestmark = pytest.mark.hosts
 

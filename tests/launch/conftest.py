@@ -109,6 +109,12 @@ class Runner:
             child.communicate(timeout=LIMIT)
 
 
+def pytest_itemcollected(item):
+    """Mark each test that starts the command line."""
+    if "run" in item.fixturenames:
+        item.add_marker(pytest.mark.launches)
+
+
 @pytest.fixture
 def run(tmp_path):
     try:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-import recorded
 
 from asyncddp.launch import supervisor
 from asyncddp.launch.diagnosis import diagnose, group_by_failure, read_failure_reports
@@ -15,6 +14,7 @@ from asyncddp.launch.launcher_message_filter import LauncherMessageFilter
 from asyncddp.launch.launchers import LAUNCHERS
 from asyncddp.launch.rank_tracker import RankTracker, record_end, record_start
 from asyncddp.launch.supervisor import RunOutcome
+from tests.launch import recorded
 
 
 def report(folder, rank, kind, message, time, code=1, host=None, origin=None):

@@ -5,7 +5,8 @@ import signal
 import time
 
 import pytest
-import recorded
+
+from tests.launch import recorded
 
 FAILING = """
 import os, sys, time

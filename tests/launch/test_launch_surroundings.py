@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import recorded
 
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter
 from asyncddp.launch.launchers import LAUNCHERS
 from asyncddp.launch.report_directory import report_directory
+from tests.launch import recorded
 
 FAILING = "import torch, asyncddp as bf\nbf.init()\nraise SystemExit(3)\n"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and network namespaces want root")

@@ -4,12 +4,12 @@ import stat
 import sys
 
 import pytest
-import recorded
 
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.launch.launcher_discovery import find_launcher
 from asyncddp.launch.launchers import LAUNCHERS
 from asyncddp.launch.launchers.local import LOCAL
+from tests.launch import recorded
 
 
 def launcher(folder, name, says):

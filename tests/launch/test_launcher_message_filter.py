@@ -1,12 +1,12 @@
 """The launcher message filter removes a launcher's failure messages, and nothing else ever."""
 
 import pytest
-import recorded
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
 from asyncddp.launch.launchers import LAUNCHERS
+from tests.launch import recorded
 
 FAILURE_MESSAGES = [
     ("open_mpi_5", recorded.OPEN_MPI_5_KILLED),

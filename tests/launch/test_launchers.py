@@ -3,13 +3,13 @@
 import shlex
 
 import pytest
-import recorded
 
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.hosts import parse_hosts
 from asyncddp.launch.job_options import Job
 from asyncddp.launch.launcher_discovery import identify_launcher
 from asyncddp.launch.launchers import LAUNCHERS, FailedRank, Launcher
+from tests.launch import recorded
 
 
 @pytest.mark.parametrize(

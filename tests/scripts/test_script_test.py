@@ -1,4 +1,4 @@
-"""scripts/test: the whole suite is shared among workers; quick, soak and areas are parts of it."""
+"""scripts/test: the suite is shared among workers, and has parts of other names."""
 
 from __future__ import annotations
 
@@ -31,18 +31,25 @@ def suite(machine):
     return called
 
 
-LONG = (
-    "soaks, release tests, most of torch's and c10d's; "
-    "scripts/test soak, release, torch, c10d run them"
+OTHERS = "soaks, release tests, most of torch's and c10d's: scripts/test soak, release, torch, c10d"
+WIDE = (
+    "worlds other than loopback-4 and mpi-2, launches, hosts, Slurm, GPUs, notebooks, frameworks, "
+    f"examples, the documentation's code and site: scripts/test all; {OTHERS}"
 )
+DEFAULT = "[-m] [not (soak or release or torch_suite or exhaustive or hosts or launches)]"
 PROGRESS = "[-o] [console_output_style=count] [--durations] [10] [--durations-min] [0.1]"
 
 
 @pytest.mark.parametrize(("processors", "workers"), [(1, 2), (2, 3), (4, 3), (6, 3), (16, 8)])
-def test_all_of_it_is_shared_among_workers_by_the_number_of_processors(suite, processors, workers):
+def test_it_is_shared_among_workers_by_the_number_of_processors(suite, processors, workers):
     """Half as many, but three where there are few; the ten slowest tests are told."""
     call = suite(processors=processors, OMP_NUM_THREADS="1")
-    assert call == f"python [-m] [pytest] [-n] [{workers}] {PROGRESS}"
+    assert call == f"python [-m] [pytest] {DEFAULT} [-n] [{workers}] {PROGRESS}"
+
+
+def test_all_leaves_no_world_and_no_launch_out(suite):
+    """Pytest's own choice: all but soaks, release tests and torch's suite."""
+    assert suite("all", "-x") == f"python [-m] [pytest] [-n] [3] {PROGRESS} [-x]"
 
 
 def test_processes_of_the_tests_keep_what_they_compile(suite, machine):
@@ -54,8 +61,8 @@ def test_processes_of_the_tests_keep_what_they_compile(suite, machine):
 
 def test_quick_runs_in_one_process_what_launches_nothing(suite):
     """Unit tests and topology without worlds of processes; further arguments are pytest's."""
-    marks = "not (soak or release or slow or mpi or hosts or launches or training)"
-    expected = f"python [-m] [pytest] [tests/unit] [tests/topology] [-m] [{marks}] {PROGRESS} [-x]"
+    marks = DEFAULT.replace(")", " or slow or mpi or training)")
+    expected = f"python [-m] [pytest] [tests/unit] [tests/topology] {marks} {PROGRESS} [-x]"
     assert suite("quick", "-x") == expected
 
 
@@ -79,17 +86,18 @@ def test_c10d_runs_the_conformance_tests_on_ranks_without_mpi(suite):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], f"left out: {LONG}"),
-        (["unit"], f"left out: {LONG}"),
-        (["soak"], "left out: all but the soak tests; scripts/test runs most of it"),
-        (["release"], "left out: all but the release tests; scripts/test runs most of it"),
+        ([], f"left out: {WIDE}"),
+        (["all"], f"left out: {OTHERS}"),
+        (["unit"], f"left out: {OTHERS}"),
+        (["soak"], "left out: all but the soak tests; scripts/test all runs most of it"),
+        (["release"], "left out: all but the release tests; scripts/test all runs most of it"),
         (
             ["quick"],
             "left out: launches, most of training, slow tests and more; "
-            "scripts/test runs most of it",
+            "scripts/test all runs most of it",
         ),
     ],
-    ids=["all", "area", "soak", "release", "quick"],
+    ids=["default", "all", "area", "soak", "release", "quick"],
 )
 def test_the_last_line_says_what_was_left_out(suite, machine, arguments, told):
     """Also where tests fail, whose exit code is kept."""
@@ -111,6 +119,21 @@ def test_the_last_line_says_what_was_left_out(suite, machine, arguments, told):
 def test_workers_come_with_a_part_of_it_only_where_they_are_asked_for(suite, arguments, handed):
     """An area, a file or pytest's options run in one process."""
     assert suite(*arguments) == f"python [-m] [pytest] {handed}"
+
+
+def test_changed_runs_what_the_import_graph_tells(suite, machine):
+    """Since the branch main, or since what is named; a choice of nothing is told in words."""
+    told = "case $1 in *changed_tests.py) echo tests/unit/test_one.py ;; esac"
+    machine.install("python", told)
+    call = suite("changed", "v1", "-x")
+    assert call == (
+        f"python [-m] [pytest] [tests/unit/test_one.py] {DEFAULT} [-n] [3] {PROGRESS} [-x]"
+    )
+    assert "python [scripts/lib/changed_tests.py] [v1]" in machine.calls()
+    machine.install("python", "")
+    done = machine.run(machine.root / "clone" / "scripts" / "test", "changed")
+    assert done.returncode == 1
+    assert "nothing has changed since main" in done.stderr
 
 
 @pytest.mark.usefixtures("suite")

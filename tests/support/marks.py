@@ -1,32 +1,62 @@
-"""Which worlds a test runs on, as pytest parameters."""
+"""Pytest parameters of the worlds that a test runs on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
-from tests.support.worlds import WORLDS
+from tests.support.worlds import DEFAULT_WORLDS, WORLDS
 
-__all__ = ["on", "parameters"]
+__all__ = ["WHOLE_PROGRAMS", "on", "parameters"]
+
+WHOLE_PROGRAMS = (
+    "tests/docs/test_blocks.py",
+    "tests/docs/test_site.py",
+    "tests/examples/",
+    "tests/gpu/",
+    "tests/hosts/",
+    "tests/hugging_face/",
+    "tests/lightning/",
+    "tests/mpi/test_checkpoint_runs.py",
+    "tests/mpi/test_decentralized_runs.py",
+    "tests/mpi/test_join_runs.py",
+    "tests/mpi/test_one_sided_runs.py",
+    "tests/mpi/test_shared_memory_runs.py",
+    "tests/mpi/test_timeline_runs.py",
+    "tests/mpi/test_windows_runs.py",
+    "tests/notebook/",
+    "tests/slurm/",
+    "tests/torch_distributed/",
+)
+"""Tests of programs as a user starts them, which are all ``exhaustive``."""
 
 
-def parameters(names: Iterable[str]) -> list[Any]:
-    """Pytest parameters, marked ``mpi(ranks)`` where the ranks are processes."""
+def parameters(names: Collection[str], *, always: bool = False) -> list[Any]:
+    """Pytest parameters, marked ``mpi(ranks)`` where the ranks are processes.
+
+    The default run takes the :data:`~tests.support.worlds.DEFAULT_WORLDS` among them, or the first
+    where there is none; the others are marked ``exhaustive``, unless the test is ``always`` run.
+    """
+    names = list(names)
+    default = [name for name in names if name in DEFAULT_WORLDS] or names[:1]
     found = []
     for name in names:
         transport, size = WORLDS[name]
         marks = [] if transport == "loopback" else [pytest.mark.mpi(size)]
+        if not always and name not in default:
+            marks.append(pytest.mark.exhaustive)
         found.append(pytest.param(name, marks=marks, id=name))
     return found
 
 
-def on(*names: str) -> pytest.MarkDecorator:
+def on(*names: str, always: bool = False) -> pytest.MarkDecorator:
     """Run a test that takes ``world`` on these worlds only.
 
     Args:
         *names: Names of :data:`tests.support.worlds.WORLDS`, or of a transport, for all its worlds.
+        always: True to run on all of them by default, too, for the laws of the transports.
     """
     chosen = [
         world for world, (transport, _) in WORLDS.items() if world in names or transport in names
@@ -34,4 +64,4 @@ def on(*names: str) -> pytest.MarkDecorator:
     unknown = set(names) - set(WORLDS) - {transport for transport, _ in WORLDS.values()}
     if unknown:
         raise ValueError(f"unknown worlds {sorted(unknown)}; known are {sorted(WORLDS)}")
-    return pytest.mark.parametrize("world", parameters(chosen), indirect=True)
+    return pytest.mark.parametrize("world", parameters(chosen, always=always), indirect=True)

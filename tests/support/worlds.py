@@ -8,6 +8,7 @@ from asyncddp.transport import TRANSPORTS
 from tests.support.processes import warm_server
 
 __all__ = [
+    "DEFAULT_WORLDS",
     "EVERYWHERE",
     "OF_SEVERAL",
     "WORLDS",
@@ -25,6 +26,9 @@ WORLDS = {
     for size in _SIZES.get(transport, (2, 4))
 }
 """``{"loopback-4": ("loopback", 4), "mpi-2": ("mpi", 2), …}``"""
+
+DEFAULT_WORLDS = ("loopback-4", "mpi-2")
+"""The worlds of the default run; ``scripts/test all`` adds the others."""
 
 OF_SEVERAL = [name for name, (_, size) in WORLDS.items() if size > 1]
 """Those with somebody to talk to."""

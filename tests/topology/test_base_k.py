@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from graph_cases import oracle, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncddp import topology
 from asyncddp.topology.schedules._hyper_hypercube import factors_of
+from tests.topology.graph_cases import oracle, product
 
 LENGTHS = {  # (n, k): rounds of base_k, of simple_base_k
     (3, 1): (3, 3), (4, 1): (2, 2), (5, 1): (5, 5), (6, 1): (4, 5), (8, 1): (3, 3),

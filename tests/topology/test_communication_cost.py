@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from graph_cases import build, label
 
 from asyncddp import topology
 from asyncddp.topology import Link, Links
 from asyncddp.transport.collective_algorithms import FEW_RANKS
+from tests.topology.graph_cases import build, label
 
 B, LATENCY, BANDWIDTH = 4e8, 1e-5, 1e9
 LINK = Link(LATENCY, BANDWIDTH)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 import pytest
-from graph_cases import label, oracle, product
 
 from asyncddp import topology
+from tests.topology.graph_cases import label, oracle, product
 
 STEPS = (1, 2, 4, 6, 8, 10, 20, 40)
 GOLDEN = {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from graph_cases import label
 
 from asyncddp import topology
+from tests.topology.graph_cases import label
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib")
 

@@ -10,14 +10,13 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-import graph_cases
 import networkx as nx
 import numpy as np
 import pytest
-from graph_cases import build, build_all, oracle
 
 from asyncddp import topology
 from asyncddp.topology import GRAPHS, SCHEDULES
+from tests.topology.graph_cases import build, build_all, oracle
 
 SYMMETRIC_GRAPHS = [
     "complete",
@@ -212,4 +211,4 @@ def test_conformance_notices_a_family_that_breaks_the_contract():
     with pytest.raises(AssertionError):
         _assert_consistent(bad, 0, bad.graph(0))
     with pytest.raises(AssertionError, match="serves only"):
-        graph_cases.build_all(lambda n: (_ for _ in ()).throw(topology.TopologyError("use x")))
+        build_all(lambda n: (_ for _ in ()).throw(topology.TopologyError("use x")))

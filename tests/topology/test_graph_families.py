@@ -7,10 +7,10 @@ import math
 import networkx as nx
 import numpy as np
 import pytest
-from graph_cases import label, oracle
 
 from asyncddp import topology
 from asyncddp.topology.default_schedule import default_schedule
+from tests.topology.graph_cases import label, oracle
 
 RATES = {
     4: {

@@ -7,9 +7,9 @@ import sys
 import tracemalloc
 
 import pytest
-from graph_cases import label
 
 from asyncddp import topology
+from tests.topology.graph_cases import label
 
 N = 10_000
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 import pytest
-from graph_cases import oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncddp import topology
 from asyncddp.topology.schedules._edge_coloring import matchings_of
 from asyncddp.topology.schedules.matcha import _design, _Links, _probabilities, _project
+from tests.topology.graph_cases import oracle
 
 
 def design(graph: nx.Graph, budget: float) -> tuple[np.ndarray, float, float]:

@@ -7,10 +7,10 @@ import itertools
 import networkx as nx
 import numpy as np
 import pytest
-from graph_cases import oracle, product
 
 from asyncddp import topology
 from asyncddp.topology.schedules.equi_dynamic import pair_up
+from tests.topology.graph_cases import oracle, product
 
 
 def sends(schedule: topology.Schedule, k: int, ranks: int | None = None) -> list[int | None]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 import pytest
-from graph_cases import label, oracle, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncddp import topology
 from asyncddp.topology import spectral
+from tests.topology.graph_cases import label, oracle, product
 
 GRAPHS = {
     "circulant": topology.exponential_two(11),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 import pytest
-from graph_cases import oracle
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncddp import topology
+from tests.topology.graph_cases import oracle
 
 
 @st.composite

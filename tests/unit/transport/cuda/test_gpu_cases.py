@@ -20,7 +20,7 @@ from tests.gpu.places import PretendedGPU, on_a_pretended_gpu
 from tests.gpu.pretended import Pretended, pretended_gpu, waits
 from tests.support import FileEvent, LoopbackWorld, RanksFailedError, on
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.exhaustive]
 
 
 @pytest.fixture

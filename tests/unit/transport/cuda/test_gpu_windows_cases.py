@@ -14,7 +14,7 @@ from tests.gpu.places import PretendedGPU
 from tests.gpu.pretended import pretended_gpu, waits
 from tests.support import LoopbackWorld
 
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.exhaustive]
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Ranks on hosts of their own, which are network namespaces."""

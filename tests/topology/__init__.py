@@ -1,0 +1,1 @@
+"""Graphs, schedules and their analysis, against closed forms and golden values."""
