@@ -26,6 +26,7 @@ from asyncddp.algorithms.phases import PHASES
 from asyncddp.algorithms.rounds import COMMUNICATIONS
 from tests.support import LoopbackWorld
 from tests.support.least_squares import LeastSquares
+from tests.support.loops import each, on_each_rank
 from tests.support.methods import FORMULAS, fitting_graph, one_peer
 
 STEP_SIZE = 0.3
@@ -275,7 +276,7 @@ def test_a_schedule_advances_by_one_round_per_averaging(name):
 
 
 @every_method
-@pytest.mark.parametrize("communication", list(COMMUNICATIONS))
+@each("communication", list(COMMUNICATIONS))
 def test_communication_is_allowed_as_declared(name, communication):
     """Every kind runs where the method's ``how`` has it, and is refused by name elsewhere."""
     how = COMMUNICATIONS[communication].how
@@ -329,24 +330,21 @@ def swap():
 @pytest.mark.parametrize(
     "name", [name for name in MIXING if ALGORITHMS[name].needs.doubly_stochastic]
 )
+@on_each_rank(ranks=4)
 def test_a_graph_that_moves_the_mean_is_refused(name):
     """The message names method, graph and reason, and a graph that works."""
-
-    def case():
-        words = (
-            rf"{name} cannot run on lopsided\(4\): its weights are not doubly stochastic "
-            r"\(what rank 0 gives sums to 2\).* Use topology\.(lazy_weights\(topology\.)?"
-            r"(exponential_two|ring)\(4\)\)? instead"
-        )
+    words = (
+        rf"{name} cannot run on lopsided\(4\): its weights are not doubly stochastic "
+        r"\(what rank 0 gives sums to 2\).* Use topology\.(lazy_weights\(topology\.)?"
+        r"(exponential_two|ring)\(4\)\)? instead"
+    )
+    with pytest.raises(topology.TopologyError, match=words):
+        fit(name, lopsided(), 1)
+    if ALGORITHMS[name]().default_topology(4) is None:
+        bf.set_topology(lopsided())
         with pytest.raises(topology.TopologyError, match=words):
-            fit(name, lopsided(), 1)
-        if ALGORITHMS[name]().default_topology(4) is None:
-            bf.set_topology(lopsided())
-            with pytest.raises(topology.TopologyError, match=words):
-                fit(name, None, 1)
-        fit(name, fitting_graph(name, 4), 1)
-
-    LoopbackWorld(4).run(case)
+            fit(name, None, 1)
+    fit(name, fitting_graph(name, 4), 1)
 
 
 @pytest.mark.parametrize("name", [n for n in MIXING if ALGORITHMS[n].needs in STRONGLY_CONNECTED])
@@ -373,57 +371,48 @@ def test_a_graph_that_leaves_ranks_out_is_refused(name):
 @pytest.mark.parametrize(
     "name", [n for n in MIXING if n not in ONE_SIDED and not ALGORITHMS[n].needs.tree]
 )
+@on_each_rank(ranks=4)
 def test_weights_set_by_hand_are_the_users_own(name):
     """Where all weights are given, the topology in use is not asked."""
-
-    def case():
-        bf.set_topology(lopsided())
-        model = torch.nn.Linear(2, 1)
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = bf.DistributedOptimizer(plain, model, name)
-        other = 1 - bf.rank() if bf.rank() < 2 else 5 - bf.rank()
-        optimizer.self_weight, optimizer.src_weights = 0.5, {other: 0.5}
-        optimizer.dst_weights = [other]
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-
-    LoopbackWorld(4).run(case)
+    bf.set_topology(lopsided())
+    model = torch.nn.Linear(2, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = bf.DistributedOptimizer(plain, model, name)
+    other = 1 - bf.rank() if bf.rank() < 2 else 5 - bf.rank()
+    optimizer.self_weight, optimizer.src_weights = 0.5, {other: 0.5}
+    optimizer.dst_weights = [other]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize("name", [name for name in MIXING if ALGORITHMS[name].needs.tree])
+@on_each_rank(ranks=4)
 def test_weights_set_by_hand_follow_the_edges_of_the_tree(name):
     """What a stranger has relayed before is not known."""
-
-    def case():
-        model = torch.nn.Linear(2, 1)
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = bf.DistributedOptimizer(plain, model, name, topology=topology.tree(4))
-        after, before = (bf.rank() + 1) % 4, (bf.rank() - 1) % 4
-        optimizer.self_weight, optimizer.src_weights = 0.5, {before: 0.5}
-        optimizer.dst_weights = [after]
-        model(torch.ones(1, 2)).sum().backward()
-        with pytest.raises(bf.ArgumentError, match=r"dst_weights: .* relays along the edges"):
-            optimizer.step()
-
-    LoopbackWorld(4).run(case)
+    model = torch.nn.Linear(2, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = bf.DistributedOptimizer(plain, model, name, topology=topology.tree(4))
+    after, before = (bf.rank() + 1) % 4, (bf.rank() - 1) % 4
+    optimizer.self_weight, optimizer.src_weights = 0.5, {before: 0.5}
+    optimizer.dst_weights = [after]
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(bf.ArgumentError, match=r"dst_weights: .* relays along the edges"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("name", [n for n in ONE_SIDED if ALGORITHMS[n].how[0].windowed])
+@on_each_rank(ranks=4)
 def test_weights_set_by_hand_follow_the_edges_of_the_windows(name):
     """Who publishes must have a window to publish in: strangers are refused by name."""
-
-    def case():
-        model = torch.nn.Linear(2, 1)
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        graph = topology.ring(4, style="right")
-        optimizer = bf.DistributedOptimizer(plain, model, name, topology=graph)
-        before, after = (bf.rank() - 1) % 4, (bf.rank() + 1) % 4
-        field = "src_weights" if optimizer.communication == "win_get" else "dst_weights"
-        setattr(optimizer, field, {after: 0.5} if field == "src_weights" else [before])
-        with pytest.raises(bf.ArgumentError, match=rf"argument {field}: rank \d is not an "):
-            optimizer.step()
-
-    LoopbackWorld(4).run(case)
+    model = torch.nn.Linear(2, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = topology.ring(4, style="right")
+    optimizer = bf.DistributedOptimizer(plain, model, name, topology=graph)
+    before, after = (bf.rank() - 1) % 4, (bf.rank() + 1) % 4
+    field = "src_weights" if optimizer.communication == "win_get" else "dst_weights"
+    setattr(optimizer, field, {after: 0.5} if field == "src_weights" else [before])
+    with pytest.raises(bf.ArgumentError, match=rf"argument {field}: rank \d is not an "):
+        optimizer.step()
 
 
 def test_an_undirected_graph_is_sent_to_metropolis():
@@ -499,16 +488,13 @@ def test_each_need_refuses_and_suggests(needs, bad, good, words):
     needs.check("a_method", eval(suggestion, {"topology": topology, "graph": bad}))
 
 
+@on_each_rank(ranks=2)
 def test_unknown_methods_and_kinds_name_the_known_ones():
     """A typing error is answered with the nearest name."""
-
-    def case():
-        with pytest.raises(bf.UnknownNameError, match="Did you mean 'adapt_then_combine'"):
-            fit("adapt_then_combin", None, 1)
-        with pytest.raises(bf.UnknownNameError, match="Did you mean 'allreduce'"):
-            fit("adapt_then_combine", None, 1, communication="allreduc")
-
-    LoopbackWorld(2).run(case)
+    with pytest.raises(bf.UnknownNameError, match="Did you mean 'adapt_then_combine'"):
+        fit("adapt_then_combin", None, 1)
+    with pytest.raises(bf.UnknownNameError, match="Did you mean 'allreduce'"):
+        fit("adapt_then_combine", None, 1, communication="allreduc")
 
 
 # what a method of one's own costs

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
 import asyncddp as bf
 from asyncddp.tensors.dtypes import DTYPES
-from tests.conformance.test_mismatches import raised_at_the_latest_afterwards
 from tests.support import on
-from tests.support.oracle import LAYOUTS, held
-from tests.support.pairwise import by_transport
+from tests.support.loops import each, on_each_rank
+from tests.support.oracle import held
 
 PARTS: list[tuple[int, ...]] = [(0,), (1,), (5, 3), (2, 0), (30_001,)]
 """Shapes of what one rank sends another: nothing, what goes in a message, and bulk."""
@@ -41,7 +38,7 @@ def exchanges(dtype, ranks=None):
         assert torch.equal(x, expected)
 
 
-@by_transport(dtype=list(DTYPES))
+@each("dtype", list(DTYPES))
 def test_equal_parts_of_every_dtype(world, dtype):
     """Part s of rank r becomes part r of rank s, new or in place."""
     world.run(exchanges, dtype)
@@ -58,7 +55,10 @@ def rows_between(source, target):
     return (source * 3 + target * target) % 4 * (20_000 if source == target + 1 else 1)
 
 
-def uneven(dtype):
+@on_each_rank
+@each("dtype", [torch.float32, torch.uint8, torch.bool])
+def test_as_many_rows_for_each_rank_as_the_splits_say(dtype):
+    """None too; who receives need not know, and is told by an alltoall of the splits."""
     rank, ranks = bf.rank(), range(bf.size())
     sent = [rows_between(rank, target) for target in ranks]
     came = [rows_between(source, rank) for source in ranks]
@@ -75,40 +75,6 @@ def uneven(dtype):
     assert torch.equal(out, expected.to(torch.float64))
     told = bf.alltoall(torch.tensor(sent))
     assert told.tolist() == came
-
-
-@by_transport(dtype=[torch.float32, torch.uint8, torch.bool])
-def test_as_many_rows_for_each_rank_as_the_splits_say(world, dtype):
-    """None too; who receives need not know, and is told by an alltoall of the splits."""
-    world.run(uneven, dtype)
-
-
-def keeps_layouts():
-    for layout in LAYOUTS.values():
-        x = layout(held(bf.rank(), (4, 6), torch.float32))
-        plain = held(bf.rank(), (4, 6), torch.float32)
-        assert torch.equal(bf.alltoall(x), bf.alltoall(plain))
-
-
-@on("loopback-4", "mpi-2")
-def test_values_are_read_not_memory(world):
-    """Strides, offsets, and conjugate or negative views of a tensor change no result."""
-    world.run(keeps_layouts)
-
-
-def many_under_way():
-    n = bf.size()
-    x = [torch.full((n,), 100 * k + bf.rank()) for k in range(20)]
-    handles = [bf.alltoall_nonblocking(one) for one in x]
-    between = bf.allreduce(torch.tensor([1.0]), average=False).item()
-    for k, handle in reversed(list(enumerate(handles))):
-        assert handle.wait().tolist() == [100 * k + source for source in range(n)]
-    return between
-
-
-def test_many_are_under_way_beside_other_collectives(world):
-    """Twenty calls, beside an allreduce, may be waited for in reverse order."""
-    assert world.run(many_under_way) == [world.size] * world.size
 
 
 # mistakes
@@ -160,39 +126,3 @@ def test_wrong_arguments_are_refused_in_a_sentence(world):
         strict=True,
     ):
         assert told.startswith(expected), told
-
-
-MISMATCHES = {
-    "rows": r"expected (1 rows from rank 1, got 2|2 rows from rank \d, got 1); let its splits",
-    "receive_splits": r"expected 5 rows from rank 0, got 1; let its splits",
-    "dtype": r"expected dtype float(32|64), got float(32|64)",
-    "trailing dimensions": r"expected shape \(any, [23]\), got \(1, [23]\)",
-    "verb": r"expected verb (alltoall, got allgather|allgather, got alltoall)",
-}
-
-
-def differing(kind):
-    odd, n = bf.rank() == 1, bf.size()
-    calls = {
-        "rows": lambda: bf.alltoall(torch.ones(2 * n if odd else n)),
-        "receive_splits": lambda: (
-            bf.alltoall(torch.ones(n), None, [5] + [1] * (n - 1))
-            if odd
-            else bf.alltoall(torch.ones(n))
-        ),
-        "dtype": lambda: bf.alltoall(torch.ones(n, dtype=[None, torch.float64][odd])),
-        "trailing dimensions": lambda: bf.alltoall(torch.ones(n, 3 if odd else 2)),
-        "verb": lambda: (bf.allgather if odd else bf.alltoall)(torch.ones(n), group=bf.new_group()),
-    }
-
-    call = calls[kind]
-    return told_by(lambda: raised_at_the_latest_afterwards(call), bf.MismatchError)
-
-
-@pytest.mark.parametrize("kind", MISMATCHES)
-@on("loopback-2", "mpi-2", "mpi-4")
-def test_a_rank_with_another(world, kind):
-    """All ranks raise MismatchError, and the numbers of both sides are named."""
-    for rank, message in enumerate(world.run(differing, kind)):
-        assert re.search(MISMATCHES[kind], message), message
-        assert message.startswith(f"rank {rank}"), message

@@ -11,6 +11,7 @@ import torch
 import asyncddp as bf
 from asyncddp import topology
 from tests.support import FileEvent, LoopbackWorld, on
+from tests.support.loops import on_each_rank
 
 MODES = pytest.mark.parametrize("mode", ["all", "neighbors"])
 
@@ -218,27 +219,21 @@ def test_a_run_goes_on_from_a_checkpoint():
         ({"sync_interval_ms": 5, "max_staleness": 2}, "argument max_staleness"),
     ],
 )
+@on_each_rank(ranks=2)
 def test_options_that_cannot_be(options, words):
     """Named with what is expected."""
-
-    def case():
-        model = torch.nn.Linear(1, 1)
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(bf.ArgumentError, match=words):
-            bf.DistributedOptimizer(plain, model, "async_model_average", **options)
-
-    LoopbackWorld(2).run(case)
+    model = torch.nn.Linear(1, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(bf.ArgumentError, match=words):
+        bf.DistributedOptimizer(plain, model, "async_model_average", **options)
 
 
+@on_each_rank(ranks=2)
 def test_join_is_refused():
     """It has no meaning where nobody waits."""
-
-    def case():
-        _, optimizer = start("all")
-        with pytest.raises(bf.ArgumentError, match=r"averages by the clock.*abort\(\)"):
-            bf.join(optimizer).__enter__()
-
-    LoopbackWorld(2).run(case)
+    _, optimizer = start("all")
+    with pytest.raises(bf.ArgumentError, match=r"averages by the clock.*abort\(\)"):
+        bf.join(optimizer).__enter__()
 
 
 def test_a_single_rank_trains_alone():

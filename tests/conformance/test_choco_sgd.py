@@ -11,6 +11,7 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.compression import COMPRESSORS
 from tests.support import LoopbackWorld
+from tests.support.loops import on_each_rank
 
 N, SIZE = 4, 400
 
@@ -66,24 +67,18 @@ def test_the_mean_moves_by_the_gradients_alone():
 
 
 @pytest.mark.parametrize("step", [0, 1.5, -1])
+@on_each_rank(ranks=2)
 def test_a_consensus_step_out_of_bounds_is_refused(step):
     """By argument, range and value."""
-
-    def case():
-        with pytest.raises(bf.ArgumentError, match=f"argument consensus_step: expected.*{step}"):
-            gossip("sign", 1, consensus_step=step)
-
-    LoopbackWorld(2).run(case)
+    with pytest.raises(bf.ArgumentError, match=f"argument consensus_step: expected.*{step}"):
+        gossip("sign", 1, consensus_step=step)
 
 
+@on_each_rank(ranks=N)
 def test_a_directed_graph_is_refused():
     """The message names the method, the graph, why, and one that works."""
-
-    def case():
-        model = torch.nn.Linear(1, 1)
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        words = r"choco_sgd cannot run on exponential_two\(4\): .* Use topology.ring\(4\) instead"
-        with pytest.raises(topology.TopologyError, match=words):
-            bf.DistributedOptimizer(plain, model, "choco_sgd", topology=topology.exponential_two(4))
-
-    LoopbackWorld(N).run(case)
+    model = torch.nn.Linear(1, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = r"choco_sgd cannot run on exponential_two\(4\): .* Use topology.ring\(4\) instead"
+    with pytest.raises(topology.TopologyError, match=words):
+        bf.DistributedOptimizer(plain, model, "choco_sgd", topology=topology.exponential_two(4))

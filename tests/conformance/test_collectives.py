@@ -10,8 +10,8 @@ import torch
 import asyncddp as bf
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from tests.support import LoopbackWorld, on
-from tests.support.oracle import AVERAGING, LAYOUTS, SHAPES, check, held, options, summed
-from tests.support.pairwise import by_transport
+from tests.support.loops import each, on_each_rank
+from tests.support.oracle import AVERAGING, SHAPES, check, held, options, summed
 
 ALL = list(DTYPES)
 SOME = on("loopback-4", "mpi-2")
@@ -32,7 +32,7 @@ def sums(dtype):
         check(bf.allreduce(x, average=False), x, summed(range(bf.size()), of))
 
 
-@by_transport(dtype=ALL)
+@each("dtype", ALL)
 def test_allreduce_sums_every_dtype_and_shape(world, dtype):
     """Floats within rounding, integers modulo their size, bools by or."""
     world.run(sums, dtype)
@@ -47,13 +47,15 @@ def averages(dtype):
         check(bf.allreduce(x, **options(dtype)), x, parts.to(wide).mean(dim=0))
 
 
-@by_transport(dtype=AVERAGING)
+@each("dtype", AVERAGING)
 def test_allreduce_averages_every_dtype_and_shape(world, dtype):
     """The mean over all ranks has the input's dtype and shape; integers are rounded."""
     world.run(averages, dtype)
 
 
-def overflows():
+@on_each_rank
+def test_integer_sums_wrap_around_as_torch_s_do():
+    """A sum beyond the range of an integer dtype wraps around, as repeated += does."""
     wraps = {
         torch.uint8: 200,
         torch.int8: 100,
@@ -67,11 +69,6 @@ def overflows():
         for _ in range(bf.size() - 1):
             expected += x
         assert torch.equal(bf.allreduce(x, average=False), expected), dtype
-
-
-def test_integer_sums_wrap_around_as_torch_s_do(world):
-    """A sum beyond the range of an integer dtype wraps around, as repeated += does."""
-    world.run(overflows)
 
 
 def halves():
@@ -89,48 +86,24 @@ def test_halves_are_summed_in_float32(world):
     assert all(world.run(halves))
 
 
-def keeps_layouts(dtype):
-    for layout in LAYOUTS.values():
-        of = holder((4, 6), dtype)
-        x = layout(of(bf.rank()))
-        check(bf.allreduce(x, average=False), x, summed(range(bf.size()), of))
-        root = layout(of(bf.rank()))
-        check(bf.broadcast(root, 1), root, of(1))
-        gathered = bf.allgather(layout(of(bf.rank())))
-        assert torch.equal(gathered, torch.cat([of(rank) for rank in range(bf.size())]))
-
-
-@SOME
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.int8], ids=str)
-def test_collectives_read_values_not_memory(world, dtype):
-    """Strides, offsets, and conjugate or negative views of a tensor change no result."""
-    world.run(keeps_layouts, dtype)
-
-
-def same_bits():
+@on_each_rank
+def test_allreduce_gives_all_ranks_the_same_bits():
+    """A float32 average has exactly equal elements on all ranks, rounding included."""
     x = held(bf.rank(), (1000,), torch.float32)
     every = bf.allgather(bf.allreduce(x)[None])
     assert (every == every[0]).all()
 
 
-def test_allreduce_gives_all_ranks_the_same_bits(world):
-    """A float32 average has exactly equal elements on all ranks, rounding included."""
-    world.run(same_bits)
-
-
-def refusals():
+@SOME
+@on_each_rank
+def test_averages_of_integers_and_bools_are_refused_unless_asked_for():
+    """allreduce of integers or bools, an average by default, raises ArgumentError."""
     for dtype in ALL:
         if dtype in AVERAGING and not options(dtype):
             continue
         with pytest.raises(bf.ArgumentError, match=r"^allreduce: the average of \w+ values is no"):
             bf.allreduce(torch.ones(2, dtype=dtype))
     assert bf.allreduce(torch.tensor([1.0])).item() == 1.0
-
-
-@SOME
-def test_averages_of_integers_and_bools_are_refused_unless_asked_for(world):
-    """allreduce of integers or bools, an average by default, raises ArgumentError."""
-    world.run(refusals)
 
 
 # broadcast
@@ -146,7 +119,7 @@ def broadcasts(dtype):
             assert torch.equal(x, of(root))
 
 
-@by_transport(dtype=ALL)
+@each("dtype", ALL)
 def test_broadcast_from_every_root_in_every_dtype_and_shape(world, dtype):
     """broadcast returns the root's tensor, and broadcast_ writes it into the argument."""
     world.run(broadcasts, dtype)
@@ -165,7 +138,7 @@ def gathers(dtype):
             assert torch.equal(got, torch.cat(parts))
 
 
-@by_transport(dtype=ALL)
+@each("dtype", ALL)
 def test_allgather_joins_unequal_rows_in_the_order_of_ranks(world, dtype):
     """allgather takes any number of rows of each rank, none too, and keeps the dtype."""
     world.run(gathers, dtype)
@@ -279,7 +252,9 @@ class Thing:
 OBJECTS = [None, 0, "text", {"lr": 0.1, "ranks": [0, 1]}, Thing(3), b"", list(range(50_000))]
 
 
-def broadcasts_objects():
+@on_each_rank
+def test_broadcast_object_carries_anything_from_every_root():
+    """Every rank gets an object equal to the root's, of any type that pickle takes."""
     for root in range(bf.size()):
         for thing in OBJECTS:
             mine = thing if bf.rank() == root else "not the root's"
@@ -289,12 +264,9 @@ def broadcasts_objects():
     assert bf.broadcast_object_nonblocking("x", 0).wait() == "x"
 
 
-def test_broadcast_object_carries_anything_from_every_root(world):
-    """Every rank gets an object equal to the root's, of any type that pickle takes."""
-    world.run(broadcasts_objects)
-
-
-def gathers_objects():
+@on_each_rank
+def test_allgather_object_gives_all_ranks_all_objects_in_order():
+    """Entry r of the list equals rank r's object, also where sizes differ."""
     for thing in OBJECTS:
         assert bf.allgather_object((bf.rank(), thing)) == [(r, thing) for r in range(bf.size())]
     sizes = bf.allgather_object("a" * (1000 * bf.rank()))
@@ -302,12 +274,10 @@ def gathers_objects():
     assert bf.allgather_object_nonblocking(1).wait() == [1] * bf.size()
 
 
-def test_allgather_object_gives_all_ranks_all_objects_in_order(world):
-    """Entry r of the list equals rank r's object, also where sizes differ."""
-    world.run(gathers_objects)
-
-
-def objects_are_copies():
+@SOME
+@on_each_rank
+def test_gathered_objects_are_shared_with_nobody():
+    """Each rank may change all objects that it has gathered; neither givers nor others see it."""
     mine = [bf.rank()]
     every = bf.allgather_object(mine)
     bf.barrier()
@@ -316,12 +286,6 @@ def objects_are_copies():
     bf.barrier()
     assert mine == [bf.rank()]
     assert every == [[rank, f"changed by rank {bf.rank()}"] for rank in range(bf.size())]
-
-
-@SOME
-def test_gathered_objects_are_shared_with_nobody(world):
-    """Each rank may change all objects that it has gathered; neither givers nor others see it."""
-    world.run(objects_are_copies)
 
 
 # arguments

@@ -15,6 +15,7 @@ from asyncddp.compression import compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.tensors.means import first_divisor
 from tests.support import LoopbackWorld, on
+from tests.support.loops import on_each_rank
 from tests.support.pairwise import pairs_of
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -72,7 +73,10 @@ def check_same_on(group, got):
     assert all(torch.equal(every[rank], every[bf.rank()]) for rank in group), "ranks differ"
 
 
-def reductions():
+@on("loopback-2", "loopback-4", "mpi-2", "shared_memory-4")
+@on_each_rank
+def test_global_averages_and_sums():
+    """allreduce and local_allreduce: Q(Σ Q(x) / d), with equal bits on all ranks."""
     n = bf.size()
     for shape, name, dtype in CASES:
         x, kept = held(bf.rank(), shape, dtype), held(bf.rank(), shape, dtype)
@@ -90,12 +94,9 @@ def reductions():
 
 
 @on("loopback-2", "loopback-4", "mpi-2", "shared_memory-4")
-def test_global_averages_and_sums(world):
-    """allreduce and local_allreduce: Q(Σ Q(x) / d), with equal bits on all ranks."""
-    world.run(reductions)
-
-
-def with_neighbours():
+@on_each_rank
+def test_weighted_averages_with_neighbours():
+    """neighbor_allreduce and pair_gossip: the own tensor as it is, decoded ones of neighbours."""
     rank, n = bf.rank(), bf.size()
     bf.set_topology(topology.ring(n))
     near = topology.neighbors_of(bf.load_topology(), rank)
@@ -118,12 +119,6 @@ def with_neighbours():
         check(got, mixed(0.5, {before: 0.25}, 2.0), dtype)
         got = bf.pair_gossip(x, peer, self_weight=0.25, pair_weight=0.75, compression=name)
         check(got, mixed(0.25, {peer: 0.75}), dtype)
-
-
-@on("loopback-2", "loopback-4", "mpi-2", "shared_memory-4")
-def test_weighted_averages_with_neighbours(world):
-    """neighbor_allreduce and pair_gossip: the own tensor as it is, decoded ones of neighbours."""
-    world.run(with_neighbours)
 
 
 def among_machines(per_machine):
@@ -158,7 +153,10 @@ def test_processes_among_machines(world):
     world.run(among_machines, 3, settings={"ranks_per_machine": 3})
 
 
-def between_machines():
+@on("loopback-4", "mpi-4", "shared_memory-4")
+@on_each_rank(settings={"ranks_per_machine": 2})
+def test_weighted_averages_between_machines():
+    """hierarchical_neighbor_allreduce: each rank's share of the machine's mean travels encoded."""
     bf.set_machine_topology(topology.ring(bf.machine_size()))
     near = topology.neighbors_of(bf.load_machine_topology(), bf.machine_rank())
     local, place = bf.local_size(), bf.machine_rank()
@@ -176,12 +174,6 @@ def between_machines():
         got = bf.hierarchical_neighbor_allreduce(held(bf.rank(), shape, dtype), compression=name)
         check(got, wanted.to(dtype), dtype)
         check_same_on(range(place * local, (place + 1) * local), got)
-
-
-@on("loopback-4", "mpi-4", "shared_memory-4")
-def test_weighted_averages_between_machines(world):
-    """hierarchical_neighbor_allreduce: each rank's share of the machine's mean travels encoded."""
-    world.run(between_machines, settings={"ranks_per_machine": 2})
 
 
 def sums_of_others():

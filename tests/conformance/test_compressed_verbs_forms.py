@@ -10,12 +10,16 @@ from asyncddp.compression import COMPRESSORS, ErrorFeedback, compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from tests.conformance.compressed_verbs import BY_TWO, VERBS, graphs, held
 from tests.support import LoopbackWorld, on
+from tests.support.loops import on_each_rank
 from tests.support.oracle import LAYOUTS
 
 every_verb = pytest.mark.parametrize("verb", VERBS)
 
 
-def forms_of(verb):
+@every_verb
+@on_each_rank(ranks=4, settings=BY_TWO)
+def test_all_variants_give_the_same(verb):
+    """Non-blocking, in place and into another tensor: the bits of the blocking form."""
     graphs()
     peer = (bf.rank() ^ 1,) if verb == "pair_gossip" else ()
     x, found = held(bf.rank(), (3, 5)), []
@@ -45,26 +49,17 @@ def forms_of(verb):
     return found
 
 
-@every_verb
-def test_all_variants_give_the_same(verb):
-    """Non-blocking, in place and into another tensor: the bits of the blocking form."""
-    LoopbackWorld(4).run(forms_of, verb, settings=BY_TWO)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
+@on_each_rank(ranks=4, settings=BY_TWO)
 def test_values_are_read_not_memory(layout):
     """Strides and offsets change no result, also where it replaces the tensor."""
-
-    def case():
-        graphs()
-        x = held(bf.rank(), (4, 6))
-        for verb in VERBS.values():
-            given = LAYOUTS[layout](x.clone())
-            got = verb(given, compression="minmax_uint8")
-            assert got.shape == given.shape
-            assert torch.equal(got, verb(x, compression="minmax_uint8"))
-
-    LoopbackWorld(4).run(case, settings=BY_TWO)
+    graphs()
+    x = held(bf.rank(), (4, 6))
+    for verb in VERBS.values():
+        given = LAYOUTS[layout](x.clone())
+        got = verb(given, compression="minmax_uint8")
+        assert got.shape == given.shape
+        assert torch.equal(got, verb(x, compression="minmax_uint8"))
 
 
 def same_bits(name):
@@ -129,15 +124,12 @@ def test_a_tensor_compressor_remembers(verb, coarse):
 
 
 @every_verb
+@on_each_rank(ranks=4, settings=BY_TWO)
 def test_error_feedback_needs_a_state(verb):
     """A verb cannot know which tensor it had before: it says what to give."""
-
-    def case():
-        graphs()
-        for compression in (ErrorFeedback(compressor_for("test", "sign")),):
-            words = rf"{verb}: argument compression: .*remembers.*give a TensorCompressor"
-            with pytest.raises(bf.ArgumentError, match=words):
-                VERBS[verb](held(bf.rank()), compression=compression)
-        VERBS[verb](held(bf.rank()), compression="sign")
-
-    LoopbackWorld(4).run(case, settings=BY_TWO)
+    graphs()
+    for compression in (ErrorFeedback(compressor_for("test", "sign")),):
+        words = rf"{verb}: argument compression: .*remembers.*give a TensorCompressor"
+        with pytest.raises(bf.ArgumentError, match=words):
+            VERBS[verb](held(bf.rank()), compression=compression)
+    VERBS[verb](held(bf.rank()), compression="sign")

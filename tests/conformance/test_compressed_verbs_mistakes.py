@@ -9,7 +9,8 @@ import asyncddp as bf
 from asyncddp.compression import COMPRESSORS, compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from tests.conformance.compressed_verbs import BY_TWO, VERBS, graphs, held
-from tests.support import LoopbackWorld, on
+from tests.support import on
+from tests.support.loops import on_each_rank
 
 every_verb = pytest.mark.parametrize("verb", VERBS)
 
@@ -24,33 +25,30 @@ every_verb = pytest.mark.parametrize("verb", VERBS)
     ],
     ids=["unknown name", "number", "class"],
 )
+@on_each_rank(ranks=4, settings=BY_TWO)
 def test_compressors_that_are_none(verb, compression, kind, words):
     """The message lists the known ones."""
-
-    def case():
-        graphs()
-        with pytest.raises(kind, match=words):
-            VERBS[verb](held(bf.rank()), compression=compression)
-        VERBS[verb](held(bf.rank()))
-
-    LoopbackWorld(4).run(case, settings=BY_TWO)
+    graphs()
+    with pytest.raises(kind, match=words):
+        VERBS[verb](held(bf.rank()), compression=compression)
+    VERBS[verb](held(bf.rank()))
 
 
 @every_verb
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64])
+@on_each_rank(ranks=4, settings=BY_TWO)
 def test_only_floats_are_compressed(verb, dtype):
     """Integers, bools and complex numbers: a DtypeError that names the dtype and the verb."""
-
-    def case():
-        graphs()
-        x = held(bf.rank(), dtype=dtype)
-        with pytest.raises(bf.DtypeError, match=rf"{verb}: compression expects one of .*{dtype}"):
-            VERBS[verb](x, compression="fp16")
-
-    LoopbackWorld(4).run(case, settings=BY_TWO)
+    graphs()
+    x = held(bf.rank(), dtype=dtype)
+    with pytest.raises(bf.DtypeError, match=rf"{verb}: compression expects one of .*{dtype}"):
+        VERBS[verb](x, compression="fp16")
 
 
-def too_many():
+@on("loopback-4", "mpi-4", "shared_memory-4")
+@on_each_rank(settings=BY_TWO)
+def test_more_elements_to_keep_than_there_are():
+    """All ranks raise at once, before anything is sent, and can go on."""
     graphs()
     many = COMPRESSORS["top_k"](k=90)
     for name, verb in VERBS.items():
@@ -61,30 +59,21 @@ def too_many():
         verb(held(bf.rank()))
 
 
-@on("loopback-4", "mpi-4", "shared_memory-4")
-def test_more_elements_to_keep_than_there_are(world):
-    """All ranks raise at once, before anything is sent, and can go on."""
-    world.run(too_many, settings=BY_TWO)
-
-
 LONGEST = {"allreduce": 3, "local_allreduce": 5, "hierarchical_allreduce": 5}
 """Of 9 elements on 4 ranks, by two on a machine: those of a part that travels."""
 
 
 @every_verb
+@on_each_rank(ranks=4, settings=BY_TWO)
 def test_as_many_elements_to_keep_as_there_are(verb):
     """The limit is that of the shortest part that travels; at it nothing is lost."""
-
-    def case():
-        graphs()
-        x = held(bf.rank(), (8,) if verb == "hierarchical_neighbor_allreduce" else (9,))
-        k = 4 if len(x) == 8 else LONGEST.get(verb, 9)
-        exact, top_k = VERBS[verb](x), COMPRESSORS["top_k"]
-        torch.testing.assert_close(VERBS[verb](x, compression=top_k(k=k)), exact)
-        with pytest.raises(bf.ArgumentError, match=f"expected at most the {k} elements"):
-            VERBS[verb](x, compression=top_k(k=k + 1))
-
-    LoopbackWorld(4).run(case, settings=BY_TWO)
+    graphs()
+    x = held(bf.rank(), (8,) if verb == "hierarchical_neighbor_allreduce" else (9,))
+    k = 4 if len(x) == 8 else LONGEST.get(verb, 9)
+    exact, top_k = VERBS[verb](x), COMPRESSORS["top_k"]
+    torch.testing.assert_close(VERBS[verb](x, compression=top_k(k=k)), exact)
+    with pytest.raises(bf.ArgumentError, match=f"expected at most the {k} elements"):
+        VERBS[verb](x, compression=top_k(k=k + 1))
 
 
 CONCERNED = {
@@ -139,16 +128,13 @@ def test_a_rank_that_begins_to_compress(world):
         assert "Sign()" in outcome.message
 
 
-def begin_together():
+@on("loopback-2", "mpi-2", "shared_memory-2")
+@on_each_rank
+def test_a_name_with_and_without_compression():
+    """All ranks may compress in some rounds of a name, and not in others."""
     graphs()
     for step in range(6):
         compression = "bf16" if step % 2 else None
         got = bf.neighbor_allreduce(held(bf.rank(), (5000,)), name="one", compression=compression)
         exact = bf.neighbor_allreduce(held(bf.rank(), (5000,)))
         torch.testing.assert_close(got, exact, rtol=0.0, atol=0.02 if compression else 0.0)
-
-
-@on("loopback-2", "mpi-2", "shared_memory-2")
-def test_a_name_with_and_without_compression(world):
-    """All ranks may compress in some rounds of a name, and not in others."""
-    world.run(begin_together)

@@ -10,6 +10,7 @@ from asyncddp import topology
 from asyncddp.compression import COMPRESSORS, compressor_for
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from tests.support import LoopbackWorld, on
+from tests.support.loops import on_each_rank
 
 SIZE = 1000
 DETERMINISTIC = [name for name in COMPRESSORS if not name.startswith(("qsgd", "random", "power"))]
@@ -62,18 +63,17 @@ def test_on_every_transport_and_dtype(world, dtype):
     world.run(put_and_update, "minmax_uint8", dtype, settings=settings)
 
 
+@on_each_rank(ranks=2)
 def test_a_window_starts_with_the_own_tensor():
     """Without zero_init buffers begin as what the compressor keeps of the own tensor."""
-
-    def case():
-        x = values_of(bf.rank())
-        bf.win_create(x, "x", compression="bf16")
-        torch.testing.assert_close(bf.win_read_neighbor("x", 1 - bf.rank()), decoded(x, "bf16"))
-
-    LoopbackWorld(2).run(case)
+    x = values_of(bf.rank())
+    bf.win_create(x, "x", compression="bf16")
+    torch.testing.assert_close(bf.win_read_neighbor("x", 1 - bf.rank()), decoded(x, "bf16"))
 
 
-def accumulate_and_more():
+@on_each_rank(ranks=2)
+def test_what_a_compressed_window_cannot_do():
+    """The message names the window, the compressor, and what to do instead."""
     x = values_of(bf.rank())
     with pytest.raises(bf.DtypeError, match=r"win_create: compression expects .*int64"):
         bf.win_create(torch.ones(3, dtype=torch.int64), "i", compression="bf16")
@@ -84,11 +84,6 @@ def accumulate_and_more():
     with pytest.raises(bf.ArgumentError, match=words):
         bf.win_accumulate(x, "x")
     bf.win_put(x, "x")
-
-
-def test_what_a_compressed_window_cannot_do():
-    """The message names the window, the compressor, and what to do instead."""
-    LoopbackWorld(2).run(accumulate_and_more)
 
 
 def different():

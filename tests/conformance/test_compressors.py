@@ -16,6 +16,7 @@ import asyncddp as bf
 from asyncddp.compression import COMPRESSORS, Compressor, ErrorFeedback, compressor_for
 from asyncddp.compression.error_feedback import RESIDUAL
 from asyncddp.compression.tensor_compressor import TensorCompressor
+from tests.support.loops import each
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [1, 2, 7, 64, 255, 256, 257, 1000]
@@ -31,12 +32,12 @@ CONTRACTIONS = {
 }
 
 
-def each(compressors):
+def of(compressors):
     return pytest.mark.parametrize("q", compressors.values(), ids=list(compressors))
 
 
-every_compressor = each(ALL)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_compressor = of(ALL)
+every_dtype = each("dtype", DTYPES)
 
 
 def normal(*shape, dtype=torch.float32, seed=0):
@@ -122,8 +123,8 @@ def test_the_seed_decides(q):
     assert len(distinct) == (len(seeds) if random else 1)
 
 
-@each(UNBIASED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@of(UNBIASED)
+@each("dtype", [torch.float32, torch.float64])
 def test_unbiased_compressors_are_right_on_average(q, dtype):
     """Over seeds, and over chunks of one seed, the mean is the input."""
     x = normal(1, 270, dtype=dtype)
@@ -136,7 +137,7 @@ def test_unbiased_compressors_are_right_on_average(q, dtype):
     assert abs(summed.mean()) < 4.5 * summed.std() / math.sqrt(len(rows))
 
 
-@each(UNBIASED)
+@of(UNBIASED)
 def test_errors_of_two_elements_are_nearly_uncorrelated(q):
     """Equal elements of one chunk are not rounded alike: their sum is much better than each."""
     x = torch.full((400, 2048), 0.3)
@@ -166,8 +167,8 @@ def adversaries(numel):
     }
 
 
-@each(CONTRACTIONS)
-@pytest.mark.parametrize("numel", [1, 2, 50, 300])
+@of(CONTRACTIONS)
+@each("numel", [1, 2, 50, 300])
 def test_a_contraction_contracts_as_declared(q, numel):
     """The mean squared error is at most 1 - δ of the squared norm, on any input."""
     delta = q.contraction(numel)
@@ -182,7 +183,7 @@ def test_a_contraction_contracts_as_declared(q, numel):
         assert error.mean() <= 1 - delta + slack, name
 
 
-@each({name: one for name, one in CONTRACTIONS.items() if name in ("bf16", "sign", "top_k")})
+@of({name: one for name, one in CONTRACTIONS.items() if name in ("bf16", "sign", "top_k")})
 @settings(max_examples=60)
 @given(data=st.data())
 def test_no_input_is_found_on_which_a_contraction_fails(q, data):
@@ -251,7 +252,7 @@ def test_decode_add_adds_what_decode_gives(q, dtype):
 
 @every_compressor
 @every_dtype
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@each("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_seen_by_the_receiver(q, dtype, bad):
     """The chunk decodes to something that is not finite, and other chunks are unharmed."""
     for numel, at in ((1, 0), (300, 0), (300, 299), (600, 130)):
@@ -336,7 +337,7 @@ def test_what_cannot_be_encoded_is_named(q):
             compressor.encode(wrong)
 
 
-@each(ALONE)
+@of(ALONE)
 @every_dtype
 def test_error_feedback_loses_nothing(q, dtype):
     """Input + old residual = output + new residual, at every use, up to rounding."""
@@ -351,7 +352,7 @@ def test_error_feedback_loses_nothing(q, dtype):
         torch.testing.assert_close(left, right, rtol=0, atol=float(16 * eps * left.abs().max()))
 
 
-@each({name: one for name, one in ALONE.items() if one.contraction(300) is not None})
+@of({name: one for name, one in ALONE.items() if one.contraction(300) is not None})
 def test_with_error_feedback_averages_over_time_are_right(q):
     """Of a contraction the residual stays bounded, so that the mean of outputs tends to x."""
     feedback = ErrorFeedback(q)
@@ -365,8 +366,8 @@ def test_with_error_feedback_averages_over_time_are_right(q):
     assert (total / 400 - x).norm() <= state[RESIDUAL].norm() / 400 + 1e-4 * norm
 
 
-@each(ALONE)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@of(ALONE)
+@each("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_leaves_the_residual_alone(q, bad):
     """The chunk's residual stays as it was, that of other chunks goes on, and so does the next."""
     feedback = ErrorFeedback(q)

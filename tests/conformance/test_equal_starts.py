@@ -13,6 +13,7 @@ from asyncddp.context.context import use
 from asyncddp.context.group_context import split_context
 from asyncddp.errors import ArgumentError
 from tests.support import LoopbackWorld, on
+from tests.support.loops import on_each_rank
 from tests.support.methods import every_step, fitting_graph
 
 NOISY = (
@@ -118,15 +119,12 @@ def test_ranks_keep_their_own_where_the_user_says_so(world):
         world.run(own_starts, number)
 
 
-def of_bluefog():
+@on_each_rank(ranks=2)
+def test_entries_with_a_rule_of_their_own_keep_it():
+    """BlueFog's users call its ``broadcast_parameters``; its wrappers leave the models alone."""
     from asyncddp.integrations import bluefog
 
     keeps(lambda net: bluefog.DistributedGradientAllreduceOptimizer(sgd_of(net), net))
-
-
-def test_entries_with_a_rule_of_their_own_keep_it():
-    """BlueFog's users call its ``broadcast_parameters``; its wrappers leave the models alone."""
-    LoopbackWorld(2).run(of_bluefog)
 
 
 def of_module(algorithm):
@@ -142,7 +140,10 @@ def test_a_module_wrapper_gives_the_whole_module(world):
         world.run(of_module, algorithm)
 
 
-def strange_buffers(module):
+@pytest.mark.parametrize("module", [False, True])
+@on_each_rank(ranks=2)
+def test_buffers_of_any_kind(module):
+    """Expanded ones and any dtype are given; what is no dense memory of values stays."""
     net = Net(bf.rank())
     own = float(bf.rank() + 1)
     with torch.inference_mode():
@@ -161,13 +162,9 @@ def strange_buffers(module):
     assert net.inference.tolist() == [own, own]
 
 
-@pytest.mark.parametrize("module", [False, True])
-def test_buffers_of_any_kind(module):
-    """Expanded ones and any dtype are given; what is no dense memory of values stays."""
-    LoopbackWorld(2).run(strange_buffers, module)
-
-
-def changed_later():
+@on_each_rank(ranks=2)
+def test_nothing_is_sent_later():
+    """A switch, a loaded state, other buckets, and ``join`` leave the ranks' models alone."""
     net = Net(bf.rank())
     optimizer = wrapped(net, broadcast=True)
     with torch.no_grad():
@@ -181,11 +178,6 @@ def changed_later():
         net.eval()(torch.ones(2, 3)).sum().backward()
         optimizer.step()
     assert is_of(bf.rank(), [*net.parameters(), *net.buffers()])
-
-
-def test_nothing_is_sent_later():
-    """A switch, a loaded state, other buckets, and ``join`` leave the ranks' models alone."""
-    LoopbackWorld(2).run(changed_later)
 
 
 def one_rank():
@@ -230,7 +222,11 @@ def test_replicas_of_a_checkpoint_stay(world, tmp_path):
     world.run(after_a_checkpoint, str(tmp_path))
 
 
-def adds_parameters(broadcast):
+@SOME
+@pytest.mark.parametrize("broadcast", [True, False])
+@on_each_rank
+def test_parameters_that_are_added_begin_alike(broadcast):
+    """``add_param_group`` gives them as rank 0 has them, unless ``broadcast=False``."""
     net = Net(bf.rank())
     optimizer = bf.DistributedOptimizer(
         torch.optim.SGD(net.first.parameters(), lr=0.0), net, broadcast=broadcast
@@ -240,14 +236,10 @@ def adds_parameters(broadcast):
     assert is_of(0 if broadcast else bf.rank(), net.last.parameters())
 
 
-@SOME
-@pytest.mark.parametrize("broadcast", [True, False])
-def test_parameters_that_are_added_begin_alike(world, broadcast):
-    """``add_param_group`` gives them as rank 0 has them, unless ``broadcast=False``."""
-    world.run(adds_parameters, broadcast)
-
-
-def in_a_group():
+@on("loopback-4", "mpi-4")
+@on_each_rank
+def test_a_group_begins_with_its_first_rank():
+    """In a world of some ranks its own rank 0 counts."""
     rank = bf.rank()
     group = split_context(bf.current(), (1, 2))
     net = Net(rank)
@@ -259,13 +251,9 @@ def in_a_group():
     assert is_of(expected, net.parameters())
 
 
-@on("loopback-4", "mpi-4")
-def test_a_group_begins_with_its_first_rank(world):
-    """In a world of some ranks its own rank 0 counts."""
-    world.run(in_a_group)
-
-
-def twins():
+@on_each_rank(ranks=2)
+def test_several_modules_and_shared_ones():
+    """Each of the list begins so; what they share is named once."""
     net = Net(bf.rank())
     pair = torch.nn.ModuleList([net, net])
     pair.last = torch.nn.Linear(2, 2)
@@ -274,11 +262,6 @@ def twins():
     optimizer = torch.optim.SGD([*net.trained(), pair.last.weight], lr=0.0)
     bf.DistributedOptimizer(optimizer, parts)
     assert is_of(0, [*net.trained(), *net.buffers(), pair.last.weight])
-
-
-def test_several_modules_and_shared_ones():
-    """Each of the list begins so; what they share is named once."""
-    LoopbackWorld(2).run(twins)
 
 
 def unlike(what):
@@ -318,12 +301,9 @@ def test_a_rank_that_fails_before_it_does_not_keep_the_others(world):
     assert "AsyncDDPError" in first.bases, first.trace
 
 
-def wrong_flag():
+@on_each_rank(ranks=1)
+def test_the_flag_is_checked():
+    """It is True or False."""
     net = Net(0)
     with pytest.raises(ArgumentError, match=re.escape("argument broadcast: expected True or")):
         bf.DistributedOptimizer(sgd_of(net), net, broadcast="no")
-
-
-def test_the_flag_is_checked():
-    """It is True or False."""
-    LoopbackWorld(1).run(wrong_flag)

@@ -14,7 +14,8 @@ import torch
 import asyncddp as bf
 from asyncddp import topology
 from tests.support import on
-from tests.support.oracle import held
+from tests.support.loops import each, on_each_rank
+from tests.support.oracle import LAYOUTS, held
 
 STUB = Path(bf.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 NAMES = set(re.findall(r"import (\w+) as \1", STUB)) | set(re.findall(r"(\w+) as \1,", STUB))
@@ -151,7 +152,11 @@ def test_one_rank_alone_keeps_its_values(world, verb):
     assert world.run(alone, verb) == [True]
 
 
-def results_are_mine(verb):
+@on("loopback-4")
+@on_each_rank(settings=SETTINGS)
+@each("verb", TENSOR_VERBS)
+def test_ranks_that_share_a_process_share_no_results(verb):
+    """Writing into a result changes no other rank's result and no input."""
     x = prepared()
     result = form(verb)(x)
     bf.barrier()
@@ -159,13 +164,6 @@ def results_are_mine(verb):
     bf.barrier()
     assert (result == bf.rank()).all(), "another rank wrote into this result"
     assert torch.equal(x, held(bf.rank(), (4, 3), torch.float64))
-
-
-@on("loopback-4")
-@pytest.mark.parametrize("verb", TENSOR_VERBS)
-def test_ranks_that_share_a_process_share_no_results(world, verb):
-    """Writing into a result changes no other rank's result and no input."""
-    world.run(results_are_mine, verb, settings=SETTINGS)
 
 
 def input_may_change_after(verb):
@@ -192,7 +190,11 @@ def test_the_input_may_be_changed_once_the_verb_is_over(world, verb):
     world.run(input_may_change_after, verb, settings=SETTINGS)
 
 
-def outside_autograd(verb):
+@on("loopback-4", "mpi-2")
+@on_each_rank(settings=SETTINGS)
+@each("verb", TENSOR_VERBS)
+def test_verbs_stand_outside_autograd(verb):
+    """Inputs may require gradients, results do not; leaf parameters are changed in place."""
     x = prepared().requires_grad_()
     result = form(verb)(x * 1.0)
     assert not result.requires_grad
@@ -206,25 +208,42 @@ def outside_autograd(verb):
         assert torch.equal(parameter.detach(), result)
 
 
-@on("loopback-4", "mpi-2")
-@pytest.mark.parametrize("verb", TENSOR_VERBS)
-def test_verbs_stand_outside_autograd(world, verb):
-    """Inputs may require gradients, results do not; leaf parameters are changed in place."""
-    world.run(outside_autograd, verb, settings=SETTINGS)
-
-
-def checked(verb):
+@SOME
+@on_each_rank(settings=SETTINGS)
+@each("verb", TENSOR_VERBS)
+def test_checking_changes_no_result(verb):
+    """With check=True, blocking or not, a verb gives the same bits as without it."""
     x = prepared()
     plain = form(verb)(x)
     assert torch.equal(form(verb)(x, check=True), plain)
     assert torch.equal(form(verb, nonblocking=True)(x, check=True, name="n").wait(), plain)
 
 
+@on("loopback-4", "mpi-2")
+@on_each_rank(settings=SETTINGS)
+@each("dtype", [torch.float32, torch.complex128])
+@each("verb", TENSOR_VERBS)
+def test_values_are_read_not_how_they_lie_in_memory(verb, dtype):
+    """Strides, offsets, and conjugate or negative views of a tensor change no result."""
+    prepared()
+    plain = held(bf.rank(), (4, 6), dtype)
+    expected = form(verb)(plain)
+    for name, layout in LAYOUTS.items():
+        torch.testing.assert_close(form(verb)(layout(plain)), expected, msg=name)
+
+
 @SOME
-@pytest.mark.parametrize("verb", TENSOR_VERBS)
-def test_checking_changes_no_result(world, verb):
-    """With check=True, blocking or not, a verb gives the same bits as without it."""
-    world.run(checked, verb, settings=SETTINGS)
+@on_each_rank(settings=SETTINGS)
+@each("verb", TENSOR_VERBS)
+def test_many_are_under_way_beside_other_collectives(verb):
+    """Twenty calls, beside an allreduce, may be waited for in reverse order."""
+    x = prepared()
+    given = [x + number for number in range(20)]
+    expected = [form(verb)(one) for one in given]
+    handles = [form(verb, nonblocking=True)(one) for one in given]
+    assert bf.allreduce(torch.tensor([1.0]), average=False).item() == bf.size()
+    for handle, one in zip(reversed(handles), reversed(expected), strict=True):
+        torch.testing.assert_close(handle.wait(), one)
 
 
 @on("loopback-4", "mpi-4")
@@ -234,7 +253,10 @@ def test_the_check_mode_changes_no_result(world):
         world.run(forms_agree, verb, settings={**SETTINGS, "check": True})
 
 
-def into_out():
+@on("loopback-2")
+@on_each_rank
+def test_results_can_be_written_into_a_tensor_of_the_caller():
+    """neighbor_allreduce returns out=, strided too; the in-place form has no such argument."""
     x = prepared()
     out = torch.empty(3, 4, dtype=torch.float64).t()
     assert bf.neighbor_allreduce(x, out=out) is out
@@ -243,26 +265,19 @@ def into_out():
         bf.neighbor_allreduce_(x, out=out)
 
 
-@on("loopback-2")
-def test_results_can_be_written_into_a_tensor_of_the_caller(world):
-    """neighbor_allreduce returns out=, strided too; the in-place form has no such argument."""
-    world.run(into_out)
+@on("loopback-2", "shared_memory-2")
+@on_each_rank
+def test_an_argument_that_does_not_exist_is_an_error_of_the_verb():
+    """An unknown argument raises a TypeError of the verb, in first and repeated calls.
 
-
-def misspelt():
-    """Long way first, then the short one, which must not answer with a name of its own."""
+    Long way first, then the short one, which must not answer with a name of its own.
+    """
     x = prepared()
     for _ in range(3):
         for form in (bf.neighbor_allreduce, bf.neighbor_allreduce_nonblocking):
             with pytest.raises(TypeError, match=r"^neighbor_allreduce.*unexpected keyword.*'nmae'"):
                 form(x, nmae="x")
         bf.neighbor_allreduce(x)
-
-
-@on("loopback-2", "shared_memory-2")
-def test_an_argument_that_does_not_exist_is_an_error_of_the_verb(world):
-    """An unknown argument raises a TypeError of the verb, in first and repeated calls."""
-    world.run(misspelt)
 
 
 def test_the_forms_have_names_documents_and_signatures():

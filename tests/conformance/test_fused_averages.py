@@ -18,6 +18,7 @@ import asyncddp as bf
 from asyncddp import topology
 from tests.conformance.test_mismatches import BEFORE_DEADLINE, ODD, works_on
 from tests.support import DELAY, OF_SEVERAL, FileEvent, deadline_of, on
+from tests.support.loops import on_each_rank
 from tests.support.oracle import held
 from tests.support.pairwise import by_transport
 
@@ -154,8 +155,13 @@ def test_ranks_may_end_their_calls_at_other_points(world):
         assert counts == [USES + 1 + 6] * 12
 
 
-def rounds_by_use():
-    """Without ``round`` each use of a name is the next round, also while another is queued."""
+@SEVERAL
+@on_each_rank
+def test_a_name_that_is_queued_twice_keeps_its_rounds():
+    """Several uses of a name under way at once are those of several rounds.
+
+    Without ``round`` each use of a name is the next round, also while another is queued.
+    """
     bf.set_topology(topology.one_peer_exponential(bf.size()))
     names, found = ["x", "y"], []
     for _ in range(2 * USES):
@@ -169,12 +175,6 @@ def rounds_by_use():
         total = near.self_weight * bf.rank()
         want += [total + sum(w * r for r, w in near.src_weights.items())] * 2
     assert found == pytest.approx(want)
-
-
-@SEVERAL
-def test_a_name_that_is_queued_twice_keeps_its_rounds(world):
-    """Several uses of a name under way at once are those of several rounds."""
-    world.run(rounds_by_use)
 
 
 def sent_by_the_thread(folder):
@@ -278,8 +278,13 @@ def test_one_that_never_comes_fails_alone(world, tmp_path):
     assert "missing: rank 0" in told[0]
 
 
-def by_threads():
-    """Two threads of each rank, each with calls of its own, all of which are queued together."""
+@NEAR
+@on_each_rank
+def test_two_threads_of_each_rank():
+    """Calls of one thread beside those of another give each its mean.
+
+    Two threads of each rank, each with calls of its own, all of which are queued together.
+    """
     names = {label: [f"{label}{k}" for k in range(10)] for label in "ab"}
     warm([*names["a"], *names["b"]])
     peer = next(iter(topology.neighbors_of(bf.load_topology(), bf.rank(), 0).src_weights))
@@ -302,12 +307,6 @@ def by_threads():
     for thread in threads:
         thread.join()
     assert problems == []
-
-
-@NEAR
-def test_two_threads_of_each_rank(world):
-    """Calls of one thread beside those of another give each its mean."""
-    world.run(by_threads)
 
 
 def not_waited_for():

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
 import asyncddp as bf
 from asyncddp.tensors.dtypes import DTYPES
-from tests.conformance.test_mismatches import raised_at_the_latest_afterwards
 from tests.support import on
-from tests.support.oracle import LAYOUTS, held
-from tests.support.pairwise import by_transport
+from tests.support.loops import each, on_each_rank
+from tests.support.oracle import held
 
 LENGTHS = [(17, 32, 81, 12), (0, 3, 0, 0), (0, 0, 0, 0), (1, 30_000, 2, 1)]
 """Rows of each rank."""
@@ -41,7 +38,7 @@ def gathers(dtype, some=None):
                     assert got is None
 
 
-@by_transport(dtype=list(DTYPES))
+@each("dtype", list(DTYPES))
 def test_gather_joins_unequal_rows_on_the_root(world, dtype):
     """In the order of the ranks; the others get None."""
     world.run(gathers, dtype)
@@ -69,7 +66,7 @@ def scatters(dtype, some=None):
             assert torch.equal(got, equal[3 * index : 3 * index + 3])
 
 
-@by_transport(dtype=list(DTYPES))
+@each("dtype", list(DTYPES))
 def test_scatter_shares_the_rows_of_the_root(world, dtype):
     """In equal parts or by splits; only the root's tensor counts, which may be None elsewhere."""
     world.run(scatters, dtype)
@@ -82,31 +79,13 @@ def test_both_within_a_group(world):
     world.run(scatters, torch.float32, [0, 2, 3])
 
 
-def there_and_back():
+@on_each_rank
+def test_gathering_what_was_scattered_gives_it_back():
+    """On another rank."""
     x = held(bf.rank(), (2 * bf.size(), 3), torch.float64)
     whole = bf.gather(bf.scatter(x, bf.size() - 1), 0)
     if bf.rank() == 0:
         assert torch.equal(whole, held(bf.size() - 1, whole.shape, torch.float64))
-
-
-def test_gathering_what_was_scattered_gives_it_back(world):
-    """On another rank."""
-    world.run(there_and_back)
-
-
-def keeps_layouts():
-    for layout in LAYOUTS.values():
-        x, n = held(0, (4, 6), torch.float32), bf.size()
-        got = bf.scatter(layout(x) if bf.rank() == 0 else None)
-        assert torch.equal(got, x[bf.rank() * 4 // n : (bf.rank() + 1) * 4 // n])
-        whole = bf.gather(layout(x))
-        assert whole is None or torch.equal(whole, torch.cat([x] * n))
-
-
-@on("loopback-4", "mpi-2")
-def test_values_are_read_not_memory(world):
-    """Strides, offsets, and conjugate or negative views of a tensor change no result."""
-    world.run(keeps_layouts)
 
 
 # mistakes
@@ -146,45 +125,6 @@ def wrong_arguments():
 def test_wrong_arguments_are_refused_in_a_sentence(world):
     """On the rank that gives them, before anything is sent, so that the next call works."""
     assert world.run(wrong_arguments) == [1.0, 1.0]
-
-
-MISMATCHES = {
-    "root of gather": r"verb gather\(root_rank=[01]\), got gather\(root_rank=[01]\)",
-    "root of scatter": r"verb scatter\(root_rank=[01]\), got scatter\(root_rank=[01]\)",
-    "dtype": r"expected dtype float(32|64), got float(32|64)",
-    "trailing dimensions": r"expected shape \(any, [23]\), got \(1, [23]\)",
-    "out": r"expected shape \(2,\), got \(1,\)",
-    "dtype of out": r"expected dtype float64, got float32",
-    "verb": r"verb (scatter\(root_rank=0\), got gather|gather\(root_rank=0\), got scatter)",
-}
-
-
-def differing(kind):
-    odd, n = bf.rank() == 1, bf.size()
-    out = {
-        "out": torch.ones(2) if odd else None,
-        "dtype of out": torch.ones(1, dtype=torch.float64) if odd else None,
-    }.get(kind)
-    calls = {
-        "root of gather": lambda: bf.gather(torch.ones(1), int(odd)),
-        "root of scatter": lambda: bf.scatter(torch.ones(n), int(odd)),
-        "dtype": lambda: bf.gather(torch.ones(1, dtype=[None, torch.float64][odd])),
-        "trailing dimensions": lambda: bf.gather(torch.ones(1, 3 if odd else 2)),
-        "verb": lambda: (bf.scatter if odd else bf.gather)(torch.ones(n)),
-    }
-
-    call = calls.get(kind, lambda: bf.scatter(torch.ones(n), out=out))
-    return told_by(lambda: raised_at_the_latest_afterwards(call), bf.MismatchError)
-
-
-@pytest.mark.parametrize("kind", MISMATCHES)
-@on("loopback-2", "loopback-4", "mpi-4")
-def test_a_rank_with_another(world, kind):
-    """All ranks raise MismatchError, and both sides are named."""
-    for rank, message in enumerate(world.run(differing, kind)):
-        assert message.startswith(f"rank {rank}"), message
-        assert re.search(MISMATCHES[kind], message), message
-        assert "rank 1" in message, message
 
 
 def root_has_left():

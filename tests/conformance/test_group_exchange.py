@@ -11,6 +11,7 @@ from asyncddp.engine import OperationSpec
 from asyncddp.ops.group_exchange import exchange_all_gather, exchange_all_to_all
 from asyncddp.ops.validation import signature_of
 from tests.support import on
+from tests.support.loops import on_each_rank
 
 LENGTHS = (0, 3, 70_001, 1)
 """Nothing, what travels in its message, and what follows it in bulk."""
@@ -54,15 +55,12 @@ def test_every_rank_gets_the_part_that_every_other_has_for_it(world):
     world.run(exchanges, reverse=True)
 
 
-def on_a_device():
+@on("mpi-2", "mpi-4")
+@on_each_rank
+def test_tensors_of_a_device_take_its_transport():
+    """What device tensors go through, run over streams on the host."""
     with use_streams_on_cpu(HostStreams()):
         exchanges(reverse=False)
-
-
-@on("mpi-2", "mpi-4")
-def test_tensors_of_a_device_take_its_transport(world):
-    """What device tensors go through, run over streams on the host."""
-    world.run(on_a_device)
 
 
 def among_some():

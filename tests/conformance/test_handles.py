@@ -13,6 +13,7 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.transport import Transport
 from tests.support import DELAY, OF_SEVERAL, FileEvent, on, until
+from tests.support.loops import on_each_rank
 from tests.support.oracle import check, held, mixed
 from tests.support.pairwise import by_transport
 
@@ -127,8 +128,12 @@ def test_a_name_may_be_used_again_and_twice_at_once(world):
     world.run(same_name_again)
 
 
-def ours_and_theirs():
-    """Names of the user's choice never meet those that the library gives."""
+@on_each_rank
+def test_names_of_the_user_s_choice():
+    """Names may be empty, long or like those of the library, which they never match.
+
+    Names of the user's choice never meet those that the library gives.
+    """
     x = torch.tensor([float(bf.rank())])
     names = ["collective", "<collective>/x", "neighbor_allreduce", "", "a/b", "ä", "a" * 1000]
     handles = [bf.neighbor_allreduce_nonblocking(x, name=name) for name in names]
@@ -137,11 +142,6 @@ def ours_and_theirs():
     assert total.item() == gathered.sum().item() == sum(range(bf.size()))
     for handle in handles:
         check(handle.wait(), x, expected(lambda r: torch.tensor([float(r)])))
-
-
-def test_names_of_the_user_s_choice(world):
-    """Names may be empty, long or like those of the library, which they never match."""
-    world.run(ours_and_theirs)
 
 
 def waits(folder):

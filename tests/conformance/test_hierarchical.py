@@ -8,8 +8,8 @@ import torch
 import asyncddp as bf
 from asyncddp import topology
 from tests.support import LoopbackWorld, on
+from tests.support.loops import each, on_each_rank
 from tests.support.oracle import AVERAGING, FAMILIES, SHAPES, check, family, held, mixed, options
-from tests.support.pairwise import by_transport
 
 BY_TWO = {"ranks_per_machine": 2}
 FOUR = on("loopback-4", "mpi-4")
@@ -45,7 +45,7 @@ def averages(dtype):
         check(got, x, expected_of(near, of))
 
 
-@by_transport(dtype=AVERAGING)
+@each("dtype", AVERAGING)
 def test_every_dtype_and_shape(world, dtype):
     """Among them sizes that machines of two cannot halve, and tensors without elements."""
     world.run(averages, dtype, settings=BY_TWO if world.size > 1 else {})
@@ -107,19 +107,16 @@ def test_weights_between_machines(world):
     assert world.run(anchors, settings=BY_TWO) == [first, first, second, second]
 
 
-def in_place_and_fused():
+@FOUR
+@on_each_rank(settings=BY_TWO)
+def test_many_in_flight_in_place():
+    """Twenty in-place calls under way at once each write their own mean into their tensor."""
     bf.set_machine_topology(topology.exponential_two(bf.machine_size()))
     tensors = [torch.full((k,), float(bf.rank() + k)) for k in range(20)]
     handles = [bf.hierarchical_neighbor_allreduce_nonblocking_(x) for x in tensors]
     for k, (x, handle) in enumerate(zip(tensors, handles, strict=True)):
         assert handle.wait() is x
         assert x.tolist() == [1.5 + k] * k
-
-
-@FOUR
-def test_many_in_flight_in_place(world):
-    """Twenty in-place calls under way at once each write their own mean into their tensor."""
-    world.run(in_place_and_fused, settings=BY_TWO)
 
 
 def integers_scaled():

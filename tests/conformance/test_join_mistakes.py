@@ -9,6 +9,7 @@ import asyncddp as bf
 from asyncddp import topology
 from tests.conformance.join_reference import loss_of, made, train_epoch
 from tests.support import LoopbackWorld, RanksFailedError
+from tests.support.loops import on_each_rank
 
 
 def test_tensors_scaled_by_their_senders_are_refused():
@@ -100,21 +101,18 @@ def test_a_call_of_one_rank_alone_is_named_as_the_user_called_it():
         LoopbackWorld(2).run(case, call)
 
 
+@on_each_rank(ranks=2)
 def test_a_loss_that_is_no_number():
     """Ranks that are done can only stand in for one number."""
+    model, optimizer = made("gradient_allreduce")
 
-    def case():
-        model, optimizer = made("gradient_allreduce")
+    def closure():
+        loss_of(model, 0).backward()
+        return torch.zeros(2)
 
-        def closure():
-            loss_of(model, 0).backward()
-            return torch.zeros(2)
-
-        words = r"join: expected a closure that gives one number as its loss, .* shape \(2,\)"
-        with bf.join(optimizer), pytest.raises(bf.ArgumentError, match=words):
-            optimizer.step(closure)
-
-    LoopbackWorld(2).run(case)
+    words = r"join: expected a closure that gives one number as its loss, .* shape \(2,\)"
+    with bf.join(optimizer), pytest.raises(bf.ArgumentError, match=words):
+        optimizer.step(closure)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 import asyncddp as bf
 from asyncddp.errors import PeerError
 from tests.support import FileEvent, World, on
+from tests.support.loops import on_each_rank
 
 SHARED = on("shared_memory-2", "shared_memory-4")
 LATE = 0.3  # seconds: the engine has taken over by then
@@ -87,7 +88,10 @@ def test_systems_that_let_no_process_read_anothers_memory(world: World) -> None:
     world.run(all_verbs_by_messages, PIECE + 1)
 
 
-def odd_rows() -> None:
+@SHARED
+@on_each_rank
+def test_ranks_that_give_no_rows_and_rows_without_numbers() -> None:
+    """Lengths differ, to 0, and dtypes are those that cannot be added, too."""
     rank, ranks = bf.rank(), bf.size()
     none = bf.allgather(torch.ones(200_000 * (rank == 1), 3))
     assert none.shape == (200_000, 3)
@@ -99,12 +103,9 @@ def odd_rows() -> None:
 
 
 @SHARED
-def test_ranks_that_give_no_rows_and_rows_without_numbers(world: World) -> None:
-    """Lengths differ, to 0, and dtypes are those that cannot be added, too."""
-    world.run(odd_rows)
-
-
-def lists_and_new_tensors() -> None:
+@on_each_rank
+def test_lists_of_large_tensors_and_what_is_kept_of_them() -> None:
+    """Lists are right in repeated calls, and what is remembered of a call keeps no tensor alive."""
     rank, ranks = bf.rank(), bf.size()
     for count in (LARGE, LARGE, LARGE + 1):  # the second goes the way of the first
         given = [numbers(count, rank), numbers(20_000, rank).view(100, -1)]
@@ -130,12 +131,9 @@ def lists_and_new_tensors() -> None:
 
 
 @SHARED
-def test_lists_of_large_tensors_and_what_is_kept_of_them(world: World) -> None:
-    """Lists are right in repeated calls, and what is remembered of a call keeps no tensor alive."""
-    world.run(lists_and_new_tensors)
-
-
-def late_ranks() -> None:
+@on_each_rank
+def test_the_engine_takes_over_large_tensors_where_a_rank_is_late() -> None:
+    """Whoever it is."""
     rank, ranks = bf.rank(), bf.size()
     x = numbers(LARGE, rank)
     for late in range(ranks):
@@ -147,12 +145,6 @@ def late_ranks() -> None:
             if rank == late:
                 time.sleep(LATE)
             assert verb()
-
-
-@SHARED
-def test_the_engine_takes_over_large_tensors_where_a_rank_is_late(world: World) -> None:
-    """Whoever it is."""
-    world.run(late_ranks)
 
 
 def different(kind: int) -> None:

@@ -16,6 +16,7 @@ from asyncddp.compression import COMPRESSORS
 from tests.support import LoopbackWorld, on
 from tests.support.bagua_net import LR, momentum_sgd, net, vector
 from tests.support.bagua_training import Run, all_equal
+from tests.support.loops import on_each_rank
 from tests.support.methods import sgd_for
 
 STEPS, SAVED = 8, 3
@@ -168,7 +169,10 @@ def test_in_the_warm_up_of_a_method_that_was_switched_to(at):
     LoopbackWorld(2).run(resumed, "decentralized", at, switch_at=schedule, make=adam(6))
 
 
-def by_hand(method):
+@pytest.mark.parametrize("method", ["low_precision_decentralized", "gradient_allreduce"])
+@on_each_rank(ranks=3)
+def test_after_a_switch_by_hand(method):
+    """The method has to be switched to before; without that the message says so."""
     options = {"communication_interval": 2} if method.endswith("decentralized") else {}
     run = made("bytegrad")
     run.train(2)
@@ -190,33 +194,24 @@ def by_hand(method):
     check_same(end(other), through)
 
 
-@pytest.mark.parametrize("method", ["low_precision_decentralized", "gradient_allreduce"])
-def test_after_a_switch_by_hand(method):
-    """The method has to be switched to before; without that the message says so."""
-    LoopbackWorld(3).run(by_hand, method)
-
-
 @pytest.mark.parametrize("method", ["choco_sgd", "low_precision_decentralized"])
+@on_each_rank(ranks=3)
 def test_buckets_of_another_size(method):
     """Replicas are kept by parameter: what ranks know of each other is right in any buckets."""
-
-    def case():
-        run = made(method, compression="bf16")
-        run.train(SAVED)
-        file = saved(run)
-        before = run.optimizer.state_dict()["asyncddp"]["parameters"]
-        other = made(method, compression="bf16", cap=600)
-        load(other, file, SAVED)
-        after = other.optimizer.state_dict()["asyncddp"]["parameters"]
-        assert before.keys() == after.keys()
-        for name, kept in before.items():
-            assert kept.keys() == after[name].keys()
-            assert all(torch.equal(kept[key], after[name][key]) for key in kept)
-        run.train(STEPS - SAVED)
-        other.train(STEPS - SAVED)
-        torch.testing.assert_close(vector(run.model), vector(other.model), rtol=0, atol=1e-6)
-
-    LoopbackWorld(3).run(case)
+    run = made(method, compression="bf16")
+    run.train(SAVED)
+    file = saved(run)
+    before = run.optimizer.state_dict()["asyncddp"]["parameters"]
+    other = made(method, compression="bf16", cap=600)
+    load(other, file, SAVED)
+    after = other.optimizer.state_dict()["asyncddp"]["parameters"]
+    assert before.keys() == after.keys()
+    for name, kept in before.items():
+        assert kept.keys() == after[name].keys()
+        assert all(torch.equal(kept[key], after[name][key]) for key in kept)
+    run.train(STEPS - SAVED)
+    other.train(STEPS - SAVED)
+    torch.testing.assert_close(vector(run.model), vector(other.model), rtol=0, atol=1e-6)
 
 
 def test_buckets_of_another_size_owe_nothing():

@@ -14,6 +14,7 @@ from tests.support import LoopbackWorld
 from tests.support.bagua_net import LR, FrozenAdam, loss_of, sgd, vector
 from tests.support.bagua_simulation import Simulation
 from tests.support.bagua_training import Run, all_equal, assert_near, vectors
+from tests.support.loops import each
 
 METHODS = list(ALGORITHMS)
 GRADIENTS = ["gradient_allreduce", "bytegrad"]
@@ -102,7 +103,7 @@ def test_momentum_that_would_be_formed_twice():
 
 
 @pytest.mark.parametrize("method", ["decentralized", "low_precision_decentralized"])
-@pytest.mark.parametrize("interval", [1, 2, 3])
+@each("interval", [1, 2, 3])
 def test_an_interval_counts_steps(method, interval):
     """However many backward passes a step has."""
     n, alike = 2, method != "decentralized"
@@ -218,7 +219,7 @@ def in_half(method, dtype):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@each("dtype", [torch.bfloat16, torch.float64])
 def test_models_of_other_dtypes(method, dtype):
     """Cast after wrapping: buckets, and what a method keeps, are made anew in that dtype."""
     got = LoopbackWorld(3).run(in_half, method, dtype)
@@ -255,7 +256,7 @@ def test_a_grad_scaler(method):
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "qadam"])
-@pytest.mark.parametrize("compression", [None, "sign", "top_k"])
+@each("compression", [None, "sign", "top_k"])
 def test_a_step_that_overflows(method, compression):
     """Who averages gradients skips it everywhere; else the rank that overflowed, alone."""
     options = {}

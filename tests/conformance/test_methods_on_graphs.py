@@ -16,6 +16,7 @@ from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
 from asyncddp.compression.counter_random import normal, random_words
 from tests.support import LoopbackWorld, on
 from tests.support.least_squares import LeastSquares
+from tests.support.loops import on_each_rank
 from tests.support.methods import FORMULAS, admits, fitting_graph
 from tests.support.oracle import FAMILIES, family
 
@@ -140,29 +141,23 @@ def test_where_a_method_diverges_it_is_refused(name, graph, words):
     assert not found < 1.0
 
 
+@on_each_rank(ranks=4)
 def test_a_cycle_is_no_tree():
     """RelaySGD counts what comes around twice: the cycle is named, and a tree."""
-
-    def case():
-        words = r"edges go round in a cycle, as .* needs a tree.* Use topology\.tree\(4\) instead"
-        with pytest.raises(topology.TopologyError, match=words):
-            solve("relay_sgd", topology.ring(4), 1, 0.1)
-        words = "sends to rank 1, which sends nothing back"
-        with pytest.raises(topology.TopologyError, match=words):
-            solve("relay_sgd", topology.ring(4, "right"), 1, 0.1)
-
-    LoopbackWorld(4).run(case)
+    words = r"edges go round in a cycle, as .* needs a tree.* Use topology\.tree\(4\) instead"
+    with pytest.raises(topology.TopologyError, match=words):
+        solve("relay_sgd", topology.ring(4), 1, 0.1)
+    words = "sends to rank 1, which sends nothing back"
+    with pytest.raises(topology.TopologyError, match=words):
+        solve("relay_sgd", topology.ring(4, "right"), 1, 0.1)
 
 
 @pytest.mark.parametrize("compression", ["sign", "top_k", "random_k", "power_sgd", "dct_top_k"])
+@on_each_rank(ranks=2)
 def test_moniqua_needs_small_errors(compression):
     """A remainder is an element by itself, with an error far below one half: refused by name."""
-
-    def case():
-        with pytest.raises(bf.ArgumentError, match="moniqua needs each element by itself"):
-            solve("moniqua", topology.ring(2), 1, 0.1, compression=compression)
-
-    LoopbackWorld(2).run(case)
+    with pytest.raises(bf.ArgumentError, match="moniqua needs each element by itself"):
+        solve("moniqua", topology.ring(2), 1, 0.1, compression=compression)
 
 
 def gossip(name, graph, apart, steps, **options):
@@ -235,19 +230,16 @@ def test_power_gossip_by_its_formula(world):
     assert np.ptp(end, 0).max() < 1e-3
 
 
+@on_each_rank(ranks=4)
 def test_power_gossip_takes_no_compressor_and_no_edge_of_one_way():
     """It is one, and a difference has two ends: refused by name, also where a graph is forced."""
-
-    def case():
-        graph = topology.ring(4, "right")
-        with pytest.raises(topology.TopologyError, match="its weights are not symmetric"):
-            solve("power_gossip", graph, 1, 0.1)
-        with pytest.raises(bf.ArgumentError, match=r"edges that go both ways.* rank \d that does"):
-            solve("power_gossip", graph, 1, 0.1, force=True)
-        with pytest.raises(bf.ArgumentError, match="power_gossip compresses by itself"):
-            solve("power_gossip", topology.ring(4), 1, 0.1, compression="bf16")
-
-    LoopbackWorld(4).run(case)
+    graph = topology.ring(4, "right")
+    with pytest.raises(topology.TopologyError, match="its weights are not symmetric"):
+        solve("power_gossip", graph, 1, 0.1)
+    with pytest.raises(bf.ArgumentError, match=r"edges that go both ways.* rank \d that does"):
+        solve("power_gossip", graph, 1, 0.1, force=True)
+    with pytest.raises(bf.ArgumentError, match="power_gossip compresses by itself"):
+        solve("power_gossip", topology.ring(4), 1, 0.1, compression="bf16")
 
 
 def small_state():
@@ -301,15 +293,12 @@ def test_steps_go_on_while_a_fragment_travels():
     assert LoopbackWorld(2).run(case) == [[0] * 8] * 2
 
 
+@on_each_rank(ranks=4)
 def test_sparse_loco_needs_all_ranks():
     """Its outer parameters are everybody's: the error names the complete graph."""
-
-    def case():
-        words = r"not every rank averages all with equal weights.* Use topology\.complete\(4\)"
-        with pytest.raises(topology.TopologyError, match=words):
-            solve("sparse_loco", topology.ring(4), 1, 0.1)
-
-    LoopbackWorld(4).run(case)
+    words = r"not every rank averages all with equal weights.* Use topology\.complete\(4\)"
+    with pytest.raises(topology.TopologyError, match=words):
+        solve("sparse_loco", topology.ring(4), 1, 0.1)
 
 
 @pytest.mark.parametrize(("decay", "least", "most"), [(1.0, 0.0, 0.05), (0.0, 0.5, 1.0)])
@@ -379,22 +368,19 @@ def test_exact_after_unequal_numbers_of_batches(title):
     assert error(found) <= 1e-11
 
 
+@on_each_rank(ranks=2)
 def test_closures_that_evaluate_again_are_refused():
     """A gradient is replaced once a step: LBFGS would see the plain one after that."""
+    model = torch.nn.Linear(2, 1)
+    plain = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    optimizer = bf.DistributedOptimizer(plain, model, "gradient_tracking")
 
-    def case():
-        model = torch.nn.Linear(2, 1)
-        plain = torch.optim.LBFGS(model.parameters(), max_iter=4)
-        optimizer = bf.DistributedOptimizer(plain, model, "gradient_tracking")
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(torch.ones(1, 2)) - 1 - bf.rank()).square().sum()
+        loss.backward()
+        return loss
 
-        def closure():
-            optimizer.zero_grad()
-            loss = (model(torch.ones(1, 2)) - 1 - bf.rank()).square().sum()
-            loss.backward()
-            return loss
-
-        words = "gradient_tracking replaces gradients once a step.* LBFGS"
-        with pytest.raises(bf.UsageError, match=words):
-            optimizer.step(closure)
-
-    LoopbackWorld(2).run(case)
+    words = "gradient_tracking replaces gradients once a step.* LBFGS"
+    with pytest.raises(bf.UsageError, match=words):
+        optimizer.step(closure)

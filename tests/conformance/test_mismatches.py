@@ -11,6 +11,7 @@ import torch
 import asyncddp as bf
 from asyncddp import topology
 from tests.support import BEFORE_DEADLINE, DELAY, OF_SEVERAL, FileEvent, deadline_of, on, until
+from tests.support.loops import on_each_rank
 from tests.support.pairwise import pairwise
 
 SEVERAL = on(*OF_SEVERAL)
@@ -172,6 +173,7 @@ def collective_mismatch(kind, form):
         "trailing dimensions": lambda: getattr(bf, f"allgather{suffix}")(
             torch.ones(2, 3 if odd else 2)
         ),
+        "parts": lambda: getattr(bf, f"reduce_scatter{suffix}")(torch.ones(8 if odd else 4)),
     }
 
     def call():
@@ -186,7 +188,7 @@ def collective_mismatch(kind, form):
 def not_concerned(call):
     """No neighbour in the ring in which forms are compared: a result, if any, must be right."""
     try:
-        return ("right" if call().tolist() in ([1.0, 1.0], [4.0, 4.0]) else "wrong"), ""
+        return ("right" if call().tolist() in ([1.0], [1.0, 1.0], [4.0, 4.0]) else "wrong"), ""
     except bf.PeerError as error:
         return type(error).__name__, str(error)
     finally:
@@ -202,6 +204,7 @@ COLLECTIVES = {
     "root": ("verb broadcast(root_rank=0)", "verb broadcast(root_rank=1)"),
     "name": ("verb allreduce(average) 'w'", "verb allreduce(average) 'mine'"),
     "trailing dimensions": ("shape (any, 2)", "shape (any, 3)"),
+    "parts": ("shape (4,)", "shape (8,)"),
 }
 
 
@@ -222,6 +225,101 @@ def test_ranks_that_meet_in_collectives_with_another(world, kind, check, form):
         assert re.search(pair, message), message
         assert f"rank {ODD}" in message, message
     assert "wrong" not in [error for error, _ in told]
+
+
+ROWS = r"expected (1 rows from rank 1, got 2|2 rows from rank \d, got 1); let its splits"
+SHAPES = r"expected shape \(any, [23]\), got \(1, [23]\)"
+DTYPES = differs("dtype float32", "dtype float64")
+ROOTS = r"verb {0}\(root_rank=[01]\), got {0}\(root_rank=[01]\)"
+DIFFERENT = {
+    "alltoall: rows": (lambda odd, n: bf.alltoall(torch.ones(2 * n if odd else n)), ROWS),
+    "alltoall: receive_splits": (
+        lambda odd, n: bf.alltoall(torch.ones(n), None, [5] + [1] * (n - 1) if odd else None),
+        r"expected 5 rows from rank 0, got 1; let its splits",
+    ),
+    "alltoall: dtype": (lambda odd, n: bf.alltoall(ones(n, odd)), DTYPES),
+    "alltoall: dimensions": (lambda odd, n: bf.alltoall(torch.ones(n, 3 if odd else 2)), SHAPES),
+    "alltoall: verb": (
+        lambda odd, n: (bf.allgather if odd else bf.alltoall)(torch.ones(n), group=bf.new_group()),
+        differs("verb alltoall", "verb allgather"),
+    ),
+    "gather: root": (lambda odd, n: bf.gather(torch.ones(1), int(odd)), ROOTS.format("gather")),
+    "gather: dtype": (lambda odd, n: bf.gather(ones(1, odd)), DTYPES),
+    "gather: dimensions": (lambda odd, n: bf.gather(torch.ones(1, 3 if odd else 2)), SHAPES),
+    "gather: verb": (
+        lambda odd, n: (bf.scatter if odd else bf.gather)(torch.ones(n)),
+        r"verb (scatter\(root_rank=0\), got gather|gather\(root_rank=0\), got scatter)",
+    ),
+    "scatter: root": (lambda odd, n: bf.scatter(torch.ones(n), int(odd)), ROOTS.format("scatter")),
+    "scatter: out": (
+        lambda odd, n: bf.scatter(torch.ones(n), out=torch.ones(2) if odd else None),
+        r"expected shape \(2,\), got \(1,\)",
+    ),
+    "scatter: dtype of out": (
+        lambda odd, n: bf.scatter(torch.ones(n), out=ones(1, True) if odd else None),
+        r"expected dtype float64, got float32",
+    ),
+    "reduce: root": (
+        lambda odd, n: bf.reduce(torch.ones(3), int(odd), "max"),
+        differs("verb reduce(max, root_rank=0)", "verb reduce(max, root_rank=1)"),
+    ),
+    "allreduce: operator": (
+        lambda odd, n: bf.allreduce(torch.ones(3), op="min" if odd else "max"),
+        differs("verb allreduce(max)", "verb allreduce(min)"),
+    ),
+    "allreduce: a sum": (
+        lambda odd, n: bf.allreduce(torch.ones(3), op="sum" if odd else "max"),
+        differs("verb allreduce(max)", "verb allreduce(sum)"),
+    ),
+    "allreduce: shape": (
+        lambda odd, n: bf.allreduce(torch.ones(4 if odd else 3), op="max"),
+        differs("shape (3,)", "shape (4,)"),
+    ),
+    "allreduce: large shape": (  # which goes whole to one other rank, and in parts to several
+        lambda odd, n: bf.allreduce(torch.ones((50_000, 2) if odd else (2, 50_000)), op="max"),
+        differs("shape (2, 50000)", "shape (50000, 2)")
+        + "|"
+        + differs(
+            "verb allreduce(max) of shape (2, 50000)", "verb allreduce(max) of shape (50000, 2)"
+        ),
+    ),
+    "allreduce: dtype": (lambda odd, n: bf.allreduce(ones(3, odd), op="max"), DTYPES),
+    "allreduce: name": (
+        lambda odd, n: bf.allreduce(torch.ones(3), op="max", name="mine" if odd else "w"),
+        differs("verb allreduce(max) 'w'", "verb allreduce(max) 'mine'"),
+    ),
+    "reduce_scatter: operation": (
+        lambda odd, n: bf.reduce_scatter(torch.ones(4), average=not odd),
+        differs("verb reduce_scatter(average)", "verb reduce_scatter(sum)"),
+    ),
+    "reduce_scatter: verb": (
+        lambda odd, n: (bf.allreduce if odd else bf.reduce_scatter)(torch.ones(4)),
+        differs("verb reduce_scatter(average)", "verb allreduce(average)"),
+    ),
+}
+"""The call of a rank, which may be the odd one, and what it is told."""
+
+
+def ones(count, odd):
+    return torch.ones(count, dtype=torch.float64 if odd else torch.float32)
+
+
+def different(kind):
+    call, _ = DIFFERENT[kind]
+    return caught(
+        lambda: raised_at_the_latest_afterwards(lambda: call(bf.rank() == ODD, bf.size()))
+    )
+
+
+@pytest.mark.parametrize("kind", DIFFERENT)
+@on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
+def test_each_rank_is_told_of_one_with_another(world, kind):
+    """Splits, operator, root, out or form: each rank names both sides, and the odd rank."""
+    for rank, (error, message) in enumerate(world.run(different, kind)):
+        assert error == "MismatchError"
+        assert message.startswith(f"rank {rank}"), message
+        assert re.search(DIFFERENT[kind][1], message), message
+        assert f"rank {ODD}" in message or kind.startswith("alltoall"), message
 
 
 def collective_meets_neighbour():
@@ -346,19 +444,16 @@ def test_weights_by_hand_are_no_mismatch_in_check_mode(world, everywhere, settin
     world.run(weights_by_hand, everywhere, not setting, settings=settings)
 
 
-def machine_weights_by_hand():
+@on("loopback-4", "mpi-4")
+@on_each_rank(settings={"check": True, "ranks_per_machine": 2})
+def test_weights_of_machines_by_hand_are_no_mismatch_in_check_mode():
+    """Those between machines alike."""
     bf.set_machine_topology(topology.ring(2))
     other = 1 - bf.machine_rank()
     given = {"self_weight": 0.8, "src_machine_weights": {other: 0.2}}
     mean, there = 2 * bf.machine_rank() + 0.5, 2 * other + 0.5
     got = bf.hierarchical_neighbor_allreduce(torch.full((4,), float(bf.rank())), **given)
     torch.testing.assert_close(got, torch.full((4,), 0.8 * mean + 0.2 * there))
-
-
-@on("loopback-4", "mpi-4")
-def test_weights_of_machines_by_hand_are_no_mismatch_in_check_mode(world):
-    """Those between machines alike."""
-    world.run(machine_weights_by_hand, settings={"check": True, "ranks_per_machine": 2})
 
 
 def wrapped_with_other_weights(sync):

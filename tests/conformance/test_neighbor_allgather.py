@@ -13,8 +13,8 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.tensors.dtypes import DTYPES
 from tests.support import OF_SEVERAL, LoopbackWorld, on
+from tests.support.loops import each, on_each_rank
 from tests.support.oracle import FAMILIES, family, held
-from tests.support.pairwise import by_transport
 
 SEVERAL = on(*OF_SEVERAL)
 LENGTHS = (17, 32, 0, 12, 15, 23, 22, 3)
@@ -37,8 +37,13 @@ def gathers(dtype):
         assert torch.equal(got, joined(bf.in_neighbor_ranks(), of))
 
 
-def from_arrays():
-    """Ranks as numpy gives them, an empty array among them."""
+@on("loopback-2")
+@on_each_rank
+def test_ranks_may_be_arrays():
+    """src_ranks and dst_ranks may be numpy arrays, of which one may be empty.
+
+    Ranks as numpy gives them, an empty array among them.
+    """
     me, peer = bf.rank(), 1 - bf.rank()
     ranks = np.array([peer])
     for sources, targets in ((ranks, ranks), (ranks[me:], ranks[peer:])):
@@ -46,13 +51,7 @@ def from_arrays():
         assert got.tolist() == sources.tolist()
 
 
-@on("loopback-2")
-def test_ranks_may_be_arrays(world):
-    """src_ranks and dst_ranks may be numpy arrays, of which one may be empty."""
-    world.run(from_arrays)
-
-
-@by_transport(dtype=list(DTYPES))
+@each("dtype", list(DTYPES))
 def test_every_dtype_with_rows_in_unequal_numbers(world, dtype):
     """Also no rows at all, and rows that travel in bulk."""
     world.run(gathers, dtype)

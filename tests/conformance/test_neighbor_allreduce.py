@@ -10,6 +10,7 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 from tests.support import OF_SEVERAL, LoopbackWorld, on
+from tests.support.loops import each, on_each_rank
 from tests.support.oracle import (
     AVERAGING,
     FAMILIES,
@@ -21,7 +22,6 @@ from tests.support.oracle import (
     mixed,
     options,
 )
-from tests.support.pairwise import by_transport
 
 SEVERAL = on(*OF_SEVERAL)
 ROUNDS = 8
@@ -43,26 +43,23 @@ def averages_shapes(dtype, shapes):
         check(got, x, mixed(bf.rank(), *row_of_this_rank(), of))
 
 
-@by_transport(dtype=AVERAGING)
+@each("dtype", AVERAGING)
 def test_every_dtype_and_shape(world, dtype):
     """On the default graph each rank gets its row of W X in its tensor's dtype and shape."""
     world.run(averages_shapes, dtype, SHAPES)
 
 
-def averages_layouts(dtype):
+@on("loopback-4", "mpi-2")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int16], ids=str)
+@on_each_rank
+def test_values_count_not_how_they_lie_in_memory(dtype):
+    """Strided, sliced, offset, conjugated and negated views, and parameters; also in place."""
     for name, layout in LAYOUTS.items():
         x = layout(held(bf.rank(), (4, 6), dtype))
         torch.testing.assert_close(x.detach(), held(bf.rank(), (4, 6), dtype), msg=name)
         expected = mixed(bf.rank(), *row_of_this_rank(), lambda r: held(r, (4, 6), dtype))
         check(bf.neighbor_allreduce(x, **options(dtype)), x, expected)
         check(bf.neighbor_allreduce_(x, **options(dtype)).detach(), x, expected)
-
-
-@on("loopback-4", "mpi-2")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int16], ids=str)
-def test_values_count_not_how_they_lie_in_memory(world, dtype):
-    """Strided, sliced, offset, conjugated and negated views, and parameters; also in place."""
-    world.run(averages_layouts, dtype)
 
 
 def averages_expanded():
@@ -160,8 +157,13 @@ def test_two_rounds_of_one_peer_exponential_are_exact(world):
     assert world.run(two_rounds) == [1.5] * 4
 
 
-def rounds_by_name():
-    """Names count their own rounds; ``round`` chooses one."""
+@on("loopback-4", "mpi-4")
+@on_each_rank
+def test_each_name_counts_its_own_rounds():
+    """The n-th use of a name takes round n; round= overrides it for one use and counts too.
+
+    Names count their own rounds; ``round`` chooses one.
+    """
     schedule = topology.one_peer_exponential(bf.size())
     bf.set_topology(schedule)
     x = torch.tensor([float(bf.rank())], dtype=torch.float64)
@@ -181,12 +183,6 @@ def rounds_by_name():
     expect(bf.neighbor_allreduce(x, name="b"), 2)
 
 
-@on("loopback-4", "mpi-4")
-def test_each_name_counts_its_own_rounds(world):
-    """The n-th use of a name takes round n; round= overrides it for one use and counts too."""
-    world.run(rounds_by_name)
-
-
 # weights by hand
 
 
@@ -194,8 +190,12 @@ def rolling(amount):
     return (bf.rank() + amount) % bf.size()
 
 
-def dynamic_average():
-    """Averages with the exponential-two neighbours, all three arguments given."""
+@on_each_rank
+def test_given_neighbours_need_not_be_the_graph_s():
+    """src_weights and dst_weights may name ranks that the topology does not connect.
+
+    Averages with the exponential-two neighbours, all three arguments given.
+    """
     n, me = bf.size(), bf.rank()
     hops = sorted({2**i for i in range(n.bit_length()) if 2**i < n})
     sources = sorted({(me - hop) % n for hop in hops})
@@ -208,11 +208,6 @@ def dynamic_average():
     )
     weights = dict.fromkeys(sources, share)
     check(got, x, mixed(me, share, weights, lambda r: held(r, (4,), torch.float64)))
-
-
-def test_given_neighbours_need_not_be_the_graph_s(world):
-    """src_weights and dst_weights may name ranks that the topology does not connect."""
-    world.run(dynamic_average)
 
 
 def moves():
@@ -297,8 +292,12 @@ def test_half_weights_give_half_the_neighbourhood_s_sum(world):
     world.run(half_the_neighbourhood)
 
 
-def tiny():
-    """Sums of 2**-256 are exact, and so is the mean of equal values."""
+@on_each_rank
+def test_sums_and_means_of_tiny_doubles_are_exact():
+    """Sums of 2**-256 have no rounding error, and the mean of equal values is that value.
+
+    Sums of 2**-256 are exact, and so is the mean of equal values.
+    """
     x = torch.full((4,), 2.0**-256, dtype=torch.float64)
     sources = bf.in_neighbor_ranks()
     ones = dict.fromkeys(sources, 1.0)
@@ -307,13 +306,10 @@ def tiny():
     assert torch.equal(bf.neighbor_allreduce(x), x)
 
 
-def test_sums_and_means_of_tiny_doubles_are_exact(world):
-    """Sums of 2**-256 have no rounding error, and the mean of equal values is that value."""
-    world.run(tiny)
-
-
-def subset():
-    """In-neighbours that are left out count nothing."""
+@on("loopback-2", "loopback-4", "mpi-4")
+@on_each_rank
+def test_in_neighbours_left_out_count_nothing():
+    """An in-neighbour of the graph that src_weights does not name adds nothing."""
     bf.set_topology(topology.complete(bf.size()))
     first = bf.in_neighbor_ranks()[:1]
     x = held(bf.rank(), (3,), torch.float64)
@@ -322,23 +318,14 @@ def subset():
     check(got, x, mixed(bf.rank(), 0.25, weights, lambda r: held(r, (3,), torch.float64)))
 
 
-@on("loopback-2", "loopback-4", "mpi-4")
-def test_in_neighbours_left_out_count_nothing(world):
-    """An in-neighbour of the graph that src_weights does not name adds nothing."""
-    world.run(subset)
-
-
-def lonely():
+@on_each_rank
+def test_without_sources_the_input_stays_and_is_not_shared():
+    """Without sources the result is the weighted input, in memory of its own."""
     x = torch.full((3,), 4.0)
     got = bf.neighbor_allreduce(x, self_weight=0.5, src_weights={}, dst_weights=[])
     assert got.tolist() == [2.0] * 3
     got.zero_()
     assert x.tolist() == [4.0] * 3
-
-
-def test_without_sources_the_input_stays_and_is_not_shared(world):
-    """Without sources the result is the weighted input, in memory of its own."""
-    world.run(lonely)
 
 
 def directed_columns():

@@ -16,6 +16,7 @@ from asyncddp import topology
 from asyncddp.engine import active_messages, announced_tensor_receiver
 from asyncddp.windows import message_edge
 from tests.support import BEFORE_DEADLINE, on, until
+from tests.support.loops import on_each_rank
 from tests.support.staged import StagedWorld
 
 NUMEL = 50_000  # elements, whose bytes follow their message
@@ -117,7 +118,10 @@ def test_memory_of_a_device_may_run_out_as_well(verb):
     StagedWorld(2).run(one_call_fails, verb)
 
 
-def a_sender_alone_fails():
+@on("loopback-2", "mpi-2")
+@on_each_rank
+def test_a_sender_fails_in_the_same_call():
+    """A rank that only sends raises in the call whose tensor was not received."""
     x = torch.ones(NUMEL)
     with receiver_without_memory(), pytest.raises(bf.PeerError) as caught:
         VERBS["neighbor_allreduce one way"](x, name="x")
@@ -125,12 +129,9 @@ def a_sender_alone_fails():
 
 
 @on("loopback-2", "mpi-2")
-def test_a_sender_fails_in_the_same_call(world):
-    """A rank that only sends raises in the call whose tensor was not received."""
-    world.run(a_sender_alone_fails)
-
-
-def one_of_three_fails():
+@on_each_rank
+def test_other_calls_under_way_are_not_concerned():
+    """Of three non-blocking calls only the one without memory fails, on both ranks."""
     bf.set_topology(topology.complete(bf.size()))
     sizes = {"a": NUMEL - 1, "b": NUMEL, "c": NUMEL + 1}
     with receiver_without_memory():
@@ -145,14 +146,13 @@ def one_of_three_fails():
     bf.barrier()
 
 
-@on("loopback-2", "mpi-2")
-def test_other_calls_under_way_are_not_concerned(world):
-    """Of three non-blocking calls only the one without memory fails, on both ranks."""
-    world.run(one_of_three_fails)
+@on("mpi-2")
+@on_each_rank
+def test_a_sender_that_is_through_is_told_by_its_next_call():
+    """Where the sender's call has ended, its next one raises what the receiver raised.
 
-
-def a_later_use_fails():
-    """From the second use on the sender waits for no acknowledgement."""
+    From the second use on the sender waits for no acknowledgement.
+    """
     bf.set_topology(topology.complete(bf.size()))
     x = torch.ones(NUMEL)
     for _ in range(3):
@@ -164,12 +164,9 @@ def a_later_use_fails():
 
 
 @on("mpi-2")
-def test_a_sender_that_is_through_is_told_by_its_next_call(world):
-    """Where the sender's call has ended, its next one raises what the receiver raised."""
-    world.run(a_later_use_fails)
-
-
-def nothing_stays_behind():
+@on_each_rank
+def test_bytes_without_memory_to_drop_them_are_dropped_later():
+    """The bytes of the failed call leave the network once there is memory again."""
     bf.set_topology(topology.complete(bf.size()))
     announced, x = bf.current().engine.matcher._announced, torch.ones(NUMEL)
     no_empty = mock.patch.object(announced_tensor_receiver, "empty", side_effect=MemoryError)
@@ -183,12 +180,6 @@ def nothing_stays_behind():
     assert announced._unwanted == []
 
 
-@on("mpi-2")
-def test_bytes_without_memory_to_drop_them_are_dropped_later(world):
-    """The bytes of the failed call leave the network once there is memory again."""
-    world.run(nothing_stays_behind)
-
-
 SHORTAGES = {
     "put": (active_messages, "empty", bf.win_put),
     "accumulate": (active_messages, "empty", bf.win_accumulate),
@@ -196,7 +187,11 @@ SHORTAGES = {
 }
 
 
-def a_window_message_fails(kind):
+@pytest.mark.parametrize("kind", SHORTAGES)
+@on("mpi-2")
+@on_each_rank
+def test_a_message_to_a_window_fails_on_both_ranks_and_the_next_one_arrives(kind):
+    """Writer and reader raise PeerError at once, and the edge takes the next put."""
     module, function, verb = SHORTAGES[kind]
     x, right = torch.zeros(NUMEL), topology.ring(2, style="right")
     bf.set_topology(right)
@@ -227,10 +222,3 @@ def a_window_message_fails(kind):
         bf.win_update("w", 0.0, {0: 1.0})
         assert (x == 3).all()
     bf.barrier()
-
-
-@pytest.mark.parametrize("kind", SHORTAGES)
-@on("mpi-2")
-def test_a_message_to_a_window_fails_on_both_ranks_and_the_next_one_arrives(world, kind):
-    """Writer and reader raise PeerError at once, and the edge takes the next put."""
-    world.run(a_window_message_fails, kind)

@@ -7,8 +7,8 @@ import torch
 
 import asyncddp as bf
 from tests.support import OF_SEVERAL, on
+from tests.support.loops import each, on_each_rank
 from tests.support.oracle import AVERAGING, SHAPES, check, held, mixed, options
-from tests.support.pairwise import by_transport
 
 SEVERAL = on(*OF_SEVERAL)
 
@@ -17,7 +17,11 @@ def partner():
     return bf.rank() ^ 1
 
 
-def averages(dtype):
+@SEVERAL
+@on_each_rank
+@each("dtype", AVERAGING)
+def test_every_dtype_and_shape(dtype):
+    """The result is the mean, or the sum with the weights given, in the input's dtype."""
     for seed, shape in enumerate(SHAPES):
 
         def of(rank, shape=shape, seed=seed):
@@ -28,12 +32,6 @@ def averages(dtype):
         check(got, x, mixed(bf.rank(), 0.5, {partner(): 0.5}, of))
         got = bf.pair_gossip(x, partner(), self_weight=0.25, pair_weight=0.75, **options(dtype))
         check(got, x, mixed(bf.rank(), 0.25, {partner(): 0.75}, of))
-
-
-@by_transport(OF_SEVERAL, dtype=AVERAGING)
-def test_every_dtype_and_shape(world, dtype):
-    """The result is the mean, or the sum with the weights given, in the input's dtype."""
-    world.run(averages, dtype)
 
 
 def asymmetric():
@@ -88,7 +86,10 @@ def test_a_rank_may_sit_rounds_out_under_a_name(world):
     assert world.run(sits_rounds_out) == expected
 
 
-def in_flight():
+@SEVERAL
+@on_each_rank
+def test_several_in_flight_in_place():
+    """In-place gossips under several names may be waited for in any order."""
     x = [torch.full((2,), float(bf.rank() + k)) for k in range(4)]
     handles = [
         bf.pair_gossip_nonblocking_(tensor, partner(), name=f"g{k}") for k, tensor in enumerate(x)
@@ -98,12 +99,6 @@ def in_flight():
         handle.wait()
     mean = (bf.rank() + partner()) / 2
     assert [tensor.tolist() for tensor in x] == [[mean + k] * 2 for k in range(4)]
-
-
-@SEVERAL
-def test_several_in_flight_in_place(world):
-    """In-place gossips under several names may be waited for in any order."""
-    world.run(in_flight)
 
 
 def wrong_arguments():

@@ -11,6 +11,7 @@ import torch
 
 import asyncddp as bf
 from tests.support import BEFORE_DEADLINE, LoopbackWorld, on
+from tests.support.loops import on_each_rank
 from tests.support.oracle import SHAPES, check, held, summed
 
 MEMBERS = (0, 2, 3)
@@ -134,7 +135,10 @@ def test_a_group_ends_with_its_world():
     assert told[0].endswith("of before; call new_group again")
 
 
-def strange_roots():
+@on("loopback-2", "mpi-2")
+@on_each_rank
+def test_a_root_is_a_member():
+    """It is given by its rank in the world; another rank of the world is refused."""
     group = bf.new_group([1])
     if bf.rank() == 1:
         for verb in ("broadcast", "broadcast_object", "gather", "reduce", "scatter"):
@@ -146,12 +150,6 @@ def strange_roots():
             lambda: bf.send(one(), 0, group=group)
         )
         assert bf.broadcast(one(5), 1, group=group).item() == 5.0
-
-
-@on("loopback-2", "mpi-2")
-def test_a_root_is_a_member(world):
-    """It is given by its rank in the world; another rank of the world is refused."""
-    world.run(strange_roots)
 
 
 # results
@@ -223,7 +221,10 @@ def test_groups_in_check_mode(world):
     assert world.run(in_a_group_of_three, settings={"check": True}) == [6.0] * 4
 
 
-def encoded():
+@OF_FOUR
+@on_each_rank
+def test_what_travels_in_a_group_may_be_encoded():
+    """compression= averages over the members."""
     group = bf.new_group(MEMBERS)
     if bf.rank() in group:
         x = held(bf.rank(), (70_001,), torch.float32)
@@ -233,20 +234,11 @@ def encoded():
         torch.testing.assert_close(got, exact, rtol=0, atol=0.05)
 
 
-@OF_FOUR
-def test_what_travels_in_a_group_may_be_encoded(world):
-    """compression= averages over the members."""
-    world.run(encoded)
-
-
-def alone():
-    results(bf.new_group([bf.rank()]) if bf.size() == 1 else bf.new_group())
-
-
 @on("loopback-1", "loopback-2", "shared_memory-2")
-def test_a_group_of_all_ranks_gives_what_all_ranks_get(world):
+@on_each_rank
+def test_a_group_of_all_ranks_gives_what_all_ranks_get():
     """Also of a single one."""
-    world.run(alone)
+    results(bf.new_group([bf.rank()]) if bf.size() == 1 else bf.new_group())
 
 
 def meets_in_group():

@@ -11,6 +11,7 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.engine import OperationSpec
 from tests.support import BEFORE_DEADLINE, on, until
+from tests.support.loops import on_each_rank
 
 REASON = "it raised ValueError: boom; end and restart the run"
 
@@ -34,8 +35,15 @@ def break_by_scan(engine):
 BREAKERS = {"hook": break_by_hook, "poll": break_by_poll, "scan": break_by_scan}
 
 
-def one_rank_breaks(how, late):
-    """Rank 1 breaks while it waits, or before its next call; a rank 0 that needs it hears it."""
+@pytest.mark.parametrize("late", [False, True], ids=["under-way", "idle"])
+@pytest.mark.parametrize("how", BREAKERS)
+@on("loopback-2", "mpi-2")
+@on_each_rank
+def test_no_call_waits_for_its_deadline(how, late):
+    """All calls of that rank raise with the cause, others that need it raise, its thread ends.
+
+    Rank 1 breaks while it waits, or before its next call; a rank 0 that needs it hears it.
+    """
     bf.set_topology(topology.complete(bf.size()))
     x, started = torch.ones(3), time.monotonic()
     bf.barrier()
@@ -66,16 +74,13 @@ def one_rank_breaks(how, late):
     assert time.monotonic() - started < BEFORE_DEADLINE
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["under-way", "idle"])
-@pytest.mark.parametrize("how", BREAKERS)
-@on("loopback-2", "mpi-2")
-def test_no_call_waits_for_its_deadline(world, how, late):
-    """All calls of that rank raise with the cause, others that need it raise, its thread ends."""
-    world.run(one_rank_breaks, how, late)
+@on("loopback-2")
+@on_each_rank
+def test_an_unexpected_exception_of_one_operation_is_raised_by_its_call_alone():
+    """An exception of any type in an operation is raised where it is waited for; others go on.
 
-
-def step_fails_unexpectedly():
-    """An exception that no verb raises, in the steps of one operation."""
+    An exception that no verb raises, in the steps of one operation.
+    """
 
     def steps(op):
         yield from ()
@@ -86,12 +91,6 @@ def step_fails_unexpectedly():
     with pytest.raises(KeyError, match="boom"):
         handle.wait()
     assert bf.allreduce(torch.ones(1)).item() == 1.0
-
-
-@on("loopback-2")
-def test_an_unexpected_exception_of_one_operation_is_raised_by_its_call_alone(world):
-    """An exception of any type in an operation is raised where it is waited for; others go on."""
-    world.run(step_fails_unexpectedly)
 
 
 class Unspeakable(str):
@@ -105,8 +104,23 @@ class Unspeakable(str):
         return super().startswith(*given)
 
 
-def a_call_of_which_no_message_can_be_made():
-    """Rank 1 breaks while it waits in a call whose description raises as well."""
+class Never:
+    """A wait that does not end."""
+
+    def done(self):
+        return False
+
+    def missing(self):
+        return []
+
+
+@on("loopback-2", "mpi-2")
+@on_each_rank
+def test_a_call_ends_even_if_no_message_can_be_made_of_it():
+    """Else it would be in no list any more, so that no deadline ends it.
+
+    Rank 1 breaks while it waits in a call whose description raises as well.
+    """
     bf.barrier()
     if bf.rank() == 1:
         engine = bf.current().engine
@@ -123,23 +137,10 @@ def a_call_of_which_no_message_can_be_made():
         name.secret = False
 
 
-class Never:
-    """A wait that does not end."""
-
-    def done(self):
-        return False
-
-    def missing(self):
-        return []
-
-
-@on("loopback-2", "mpi-2")
-def test_a_call_ends_even_if_no_message_can_be_made_of_it(world):
-    """Else it would be in no list any more, so that no deadline ends it."""
-    world.run(a_call_of_which_no_message_can_be_made)
-
-
-def names_of_other_types():
+@on("loopback-2", "mpi-2", "shared_memory-2", "c10d-4")
+@on_each_rank
+def test_names_are_strings():
+    """Any other name is refused before anything is sent, by every verb that takes one."""
     x = torch.ones(4)
     peer = bf.rank() ^ 1
     calls = {
@@ -163,9 +164,3 @@ def names_of_other_types():
                 with pytest.raises(bf.ArgumentError, match="argument name: expected a"):
                     call(x, name=name)
                 assert torch.equal(bf.allreduce(x), x), verb
-
-
-@on("loopback-2", "mpi-2", "shared_memory-2", "c10d-4")
-def test_names_are_strings(world):
-    """Any other name is refused before anything is sent, by every verb that takes one."""
-    world.run(names_of_other_types)

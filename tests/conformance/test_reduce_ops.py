@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
-import time
 
 import pytest
 import torch
@@ -12,11 +10,9 @@ import torch
 import asyncddp as bf
 from asyncddp.ops.reduce_op import ReduceOp
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
-from tests.conformance.test_mismatches import differs as either_way
-from tests.conformance.test_mismatches import raised_at_the_latest_afterwards
-from tests.support import BEFORE_DEADLINE, on
+from tests.support import on
+from tests.support.loops import each, on_each_rank
 from tests.support.oracle import check, held, options
-from tests.support.pairwise import by_transport
 
 ALL = list(DTYPES)
 SHAPES: list[tuple[int, ...]] = [(0, 3), (4,), (12, 5), (70_004,)]
@@ -87,7 +83,7 @@ def over_all(dtype):
     reduces(dtype, range(bf.size()))
 
 
-@by_transport(dtype=ALL)
+@each("dtype", ALL)
 def test_every_operator_that_a_dtype_has(world, dtype):
     """Floats within rounding, integers modulo their size, bools by logic."""
     world.run(over_all, dtype)
@@ -136,8 +132,13 @@ def test_operators_have_names(world):
 HUGE = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 
 
-def means_of_huge(dtype):
-    """All verbs that average, of equal tensors of the largest number, in all sizes."""
+@on_each_rank
+@each("dtype", HUGE)
+def test_the_mean_of_equal_huge_values_is_that_value(dtype):
+    """A mask of the smallest number stays one: a mean is not divided after its sum is infinite.
+
+    All verbs that average, of equal tensors of the largest number, in all sizes.
+    """
     n = bf.size()
     group = bf.new_group(range(min(3, n)))
     for count in (4, 20_004, 400_008):
@@ -161,13 +162,9 @@ def means_of_huge(dtype):
         assert root is None or torch.equal(root, x)
 
 
-@by_transport(dtype=HUGE)
-def test_the_mean_of_equal_huge_values_is_that_value(world, dtype):
-    """A mask of the smallest number stays one: a mean is not divided after its sum is infinite."""
-    world.run(means_of_huge, dtype)
-
-
-def huge_buffers():
+@on_each_rank
+def test_averaged_models_keep_masks():
+    """In ``average_model`` and ``allreduce_parameters``."""
     mask = torch.full((300, 300), torch.finfo(torch.float32).min)
     model = torch.nn.Linear(3, 3)
     model.register_buffer("mask", mask.clone())
@@ -178,11 +175,6 @@ def huge_buffers():
     parameters = {"mask": mask.clone()}
     bf.allreduce_parameters(parameters)
     assert torch.equal(parameters["mask"], mask)
-
-
-def test_averaged_models_keep_masks(world):
-    """In ``average_model`` and ``allreduce_parameters``."""
-    world.run(huge_buffers)
 
 
 @pytest.mark.parametrize("compression", [None, "fp16"])
@@ -200,20 +192,20 @@ def test_between_machines_no_sum_overflows(machine, compression):
         assert all(several.run(means))
 
 
-def same_bits():
+@on("loopback-4", "mpi-2", "mpi-4")
+@on_each_rank
+def test_all_ranks_get_the_same_bits():
+    """Of an operator that no transport computes, rounding included."""
     x = torch.randn(5_000, generator=torch.Generator().manual_seed(bf.rank()))
     for op in ("product", "sum"):
         every = bf.allgather(bf.allreduce(x, op=op, group=bf.new_group())[None])
         assert (every == every[0]).all()
 
 
-@on("loopback-4", "mpi-2", "mpi-4")
-def test_all_ranks_get_the_same_bits(world):
-    """Of an operator that no transport computes, rounding included."""
-    world.run(same_bits)
-
-
-def halves():
+@on("loopback-4", "mpi-4")
+@on_each_rank
+def test_halves_are_reduced_in_float32():
+    """Partial sums and products of float16 may exceed its range."""
     x = torch.tensor([300.0, 40_000.0 if bf.rank() < 2 else -40_000.0], dtype=torch.float16)
     total = bf.allreduce(x, op="sum", group=bf.new_group())
     assert total.tolist() == [1200.0, 0.0]
@@ -221,24 +213,15 @@ def halves():
     assert abs(bf.allreduce(y, op="product").item() - 1.0) < 0.01
 
 
-@on("loopback-4", "mpi-4")
-def test_halves_are_reduced_in_float32(world):
-    """Partial sums and products of float16 may exceed its range."""
-    world.run(halves)
-
-
-def not_numbers():
+@on("loopback-2", "mpi-4")
+@on_each_rank
+def test_nan_is_told():
+    """One rank's NaN is the minimum and the maximum, as it is torch's."""
     x = torch.tensor([float("nan") if bf.rank() == 1 else 1.0, 2.0])
     for op in ("min", "max"):
         got = bf.allreduce(x, op=op)
         assert torch.isnan(got[0])
         assert got[1] == 2.0
-
-
-@on("loopback-2", "mpi-4")
-def test_nan_is_told(world):
-    """One rank's NaN is the minimum and the maximum, as it is torch's."""
-    world.run(not_numbers)
 
 
 # arguments
@@ -250,7 +233,10 @@ def told_by(call, kind=bf.ArgumentError):
     return str(caught.value)
 
 
-def refusals():
+@on("loopback-1", "loopback-2", "mpi-2")
+@on_each_rank
+def test_wrong_operators_are_refused_in_a_sentence():
+    """On the rank that gives them, before anything is sent, so that the next call works."""
     x = torch.ones(4)
     assert told_by(lambda: bf.allreduce(x, average=True, op="sum")) == (
         "allreduce: arguments op, average: expected no contradiction, got op='sum' and "
@@ -280,61 +266,6 @@ def refusals():
     )
     assert "root_rank: expected a rank in 0.." in told_by(lambda: bf.reduce(x, bf.size()))
     assert bf.allreduce(x, op="max").tolist() == [1.0] * 4
-
-
-@on("loopback-1", "loopback-2", "mpi-2")
-def test_wrong_operators_are_refused_in_a_sentence(world):
-    """On the rank that gives them, before anything is sent, so that the next call works."""
-    world.run(refusals)
-
-
-# ranks that differ
-
-MISMATCHES = {
-    "operator": ("verb allreduce(max)", "verb allreduce(min)"),
-    "a sum": ("verb allreduce(max)", "verb allreduce(sum)"),
-    "shape": ("shape (3,)", "shape (4,)"),
-    "large shape": (
-        "verb allreduce(max) of shape (2, 50000)",
-        "verb allreduce(max) of shape (50000, 2)",
-    ),
-    "dtype": ("dtype float32", "dtype float64"),
-    "root": ("verb reduce(max, root_rank=0)", "verb reduce(max, root_rank=1)"),
-    "name": ("verb allreduce(max) 'w'", "verb allreduce(max) 'mine'"),
-}
-
-
-def differing(kind):
-    odd = bf.rank() == 1
-    calls = {
-        "operator": lambda: bf.allreduce(torch.ones(3), op="min" if odd else "max"),
-        "a sum": lambda: bf.allreduce(torch.ones(3), op="sum" if odd else "max"),
-        "shape": lambda: bf.allreduce(torch.ones(4 if odd else 3), op="max"),
-        "large shape": lambda: bf.allreduce(
-            torch.ones((50_000, 2) if odd else (2, 50_000)), op="max"
-        ),
-        "dtype": lambda: bf.allreduce(torch.ones(3, dtype=[None, torch.float64][odd]), op="max"),
-        "root": lambda: bf.reduce(torch.ones(3), int(odd), "max"),
-        "name": lambda: bf.allreduce(torch.ones(3), op="max", name="mine" if odd else "w"),
-    }
-    started = time.monotonic()
-    with pytest.raises(bf.MismatchError) as caught:
-        raised_at_the_latest_afterwards(calls[kind])
-    assert time.monotonic() - started < BEFORE_DEADLINE
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("kind", MISMATCHES)
-@on("loopback-2", "loopback-4", "mpi-4")
-def test_a_rank_with_another(world, kind):
-    """Operator, form, root or name: each rank names both sides and the odd rank."""
-    expected = MISMATCHES[kind]
-    if kind == "large shape" and world.size == 2:
-        expected = ("shape (2, 50000)", "shape (50000, 2)")  # which goes whole to one other rank
-    for rank, message in enumerate(world.run(differing, kind)):
-        assert message.startswith(f"rank {rank}"), message
-        assert re.search(either_way(*expected), message), message
-        assert "rank 1" in message, message
 
 
 def named_bitwise():

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import time
-
 import pytest
 import torch
 
 import asyncddp as bf
 from asyncddp.tensors.dtypes import DTYPES
-from tests.conformance.test_mismatches import differs as either_way
-from tests.support import BEFORE_DEADLINE, on
-from tests.support.oracle import AVERAGING, LAYOUTS, check, held, options, summed
-from tests.support.pairwise import by_transport
+from tests.support import on
+from tests.support.loops import each, on_each_rank
+from tests.support.oracle import AVERAGING, check, held, options, summed
 from tests.support.timelines import read, spans
 
 SOME = on("loopback-4", "mpi-2")
@@ -48,7 +44,7 @@ def sums(dtype):
         assert torch.equal(x, of(bf.rank())), "the input was changed"
 
 
-@by_transport(dtype=list(DTYPES))
+@each("dtype", list(DTYPES))
 def test_sums_of_every_dtype_and_shape(world, dtype):
     """Floats within rounding, integers modulo their size, bools by or."""
     world.run(sums, dtype)
@@ -63,7 +59,7 @@ def averages(dtype):
         check(bf.reduce_scatter(x, **options(dtype)), mine(x), mine(mean))
 
 
-@by_transport(dtype=AVERAGING)
+@each("dtype", AVERAGING)
 def test_averages_of_every_dtype_and_shape(world, dtype):
     """Rank r gets part r of the mean in the input's dtype; integers are rounded."""
     world.run(averages, dtype)
@@ -95,29 +91,11 @@ def test_halves_are_summed_in_float32(world):
     assert all(world.run(halves))
 
 
-def then_gathers():
+@on_each_rank
+def test_gathering_the_parts_gives_the_allreduce():
+    """allgather of what reduce_scatter gives equals allreduce, within rounding."""
     x = held(bf.rank(), whole((2, 3)), torch.float64)
     torch.testing.assert_close(bf.allgather(bf.reduce_scatter(x)), bf.allreduce(x))
-
-
-def test_gathering_the_parts_gives_the_allreduce(world):
-    """allgather of what reduce_scatter gives equals allreduce, within rounding."""
-    world.run(then_gathers)
-
-
-def keeps_layouts(dtype):
-    for layout in LAYOUTS.values():
-        of = holder((4, 6), dtype)
-        x = layout(of(bf.rank()))
-        got = bf.reduce_scatter(x, average=False)
-        check(got, mine(x), mine(summed(range(bf.size()), of)))
-
-
-@SOME
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.int8], ids=str)
-def test_values_are_read_not_memory(world, dtype):
-    """Strides, offsets, and conjugate or negative views of a tensor change no result."""
-    world.run(keeps_layouts, dtype)
 
 
 # where the result goes
@@ -155,20 +133,6 @@ def into_itself():
 def test_the_result_may_replace_any_part_of_the_tensor(world):
     """out= may be a slice of the argument, also one that is another rank's part."""
     world.run(into_itself)
-
-
-def nonblocking_in_order():
-    x = [torch.full((bf.size() * 2,), float(k + bf.rank())) for k in range(20)]
-    handles = [bf.reduce_scatter_nonblocking(one, average=False) for one in x]
-    between = bf.allreduce(torch.tensor([1.0]), average=False).item()
-    return [handle.wait().tolist() for handle in reversed(handles)], between
-
-
-def test_many_are_under_way_beside_other_collectives(world):
-    """Twenty calls, beside an allreduce, may be waited for in reverse order."""
-    n = world.size
-    told = [[float(k * n + n * (n - 1) / 2)] * 2 for k in reversed(range(20))]
-    assert world.run(nonblocking_in_order) == [(told, n)] * n
 
 
 # mistakes
@@ -212,47 +176,6 @@ def test_wrong_arguments_are_refused_in_a_sentence(world):
     )
     assert integers.startswith("reduce_scatter: the average of int32 values is no int32; pass ")
     assert no_tensor.startswith("reduce_scatter: argument tensor[0]: expected a torch.Tensor, got ")
-
-
-MISMATCHES = {
-    "shape": ("shape (4,)", "shape (8,)"),
-    "dtype": ("dtype float32", "dtype float64"),
-    "operation": ("verb reduce_scatter(average)", "verb reduce_scatter(sum)"),
-    "verb": ("verb reduce_scatter(average)", "verb allreduce(average)"),
-    "name": ("verb reduce_scatter(average) 'w'", "verb reduce_scatter(average) 'mine'"),
-}
-
-
-def differs(kind, check_first):
-    odd = bf.rank() == 1
-    calls = {
-        "shape": lambda **more: bf.reduce_scatter(torch.ones(8 if odd else 4), **more),
-        "dtype": lambda **more: bf.reduce_scatter(
-            torch.ones(4, dtype=torch.float64 if odd else torch.float32), **more
-        ),
-        "operation": lambda **more: bf.reduce_scatter(torch.ones(4), average=not odd, **more),
-        "verb": lambda **more: (bf.allreduce if odd else bf.reduce_scatter)(torch.ones(4), **more),
-        "name": lambda **more: bf.reduce_scatter(
-            torch.ones(4), name="mine" if odd else "w", **more
-        ),
-    }
-    started = time.monotonic()
-    with pytest.raises(bf.MismatchError) as caught:
-        calls[kind](check=check_first)
-    assert time.monotonic() - started < BEFORE_DEADLINE
-    after = bf.reduce_scatter(torch.arange(2.0), average=False).item() if check_first else None
-    return str(caught.value), after
-
-
-@on("loopback-2", "mpi-2")
-@pytest.mark.parametrize("check_first", [False, True], ids=["plain", "checked"])
-@pytest.mark.parametrize("kind", MISMATCHES)
-def test_ranks_that_do_not_agree_are_told_both_sides(world, kind, check_first):
-    """With ``check`` nothing has been sent then, and the next call is right."""
-    for rank, (message, after) in enumerate(world.run(differs, kind, check_first)):
-        assert message.startswith(f"rank {rank}, "), message
-        assert re.search(either_way(*MISMATCHES[kind]), message), message
-        assert after == (2.0 * rank if check_first else None)
 
 
 # the timeline

@@ -25,6 +25,7 @@ from tests.conformance.test_mismatches import (
     works_on,
 )
 from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, deadline_of, on, until
+from tests.support.loops import on_each_rank
 from tests.support.pairwise import pairwise
 
 NEAR = on("shared_memory-2", "shared_memory-4")
@@ -288,18 +289,17 @@ def test_a_tensor_that_is_expected_and_never_sent(world, form):
     assert problem in told[0]
 
 
-def told_once():
-    """The name of a mistake that was told is used again."""
+@on("shared_memory-4")
+@on_each_rank
+def test_a_mistake_that_is_found_late_is_told_once():
+    """After the error of a late mismatch, further uses of the name succeed in ring buffers.
+
+    The name of a mistake that was told is used again.
+    """
     unexpected("blocking")
     bf.barrier()
     go_on(uses=2 * USES)
     assert through_rings()
-
-
-@on("shared_memory-4")
-def test_a_mistake_that_is_found_late_is_told_once(world):
-    """After the error of a late mismatch, further uses of the name succeed in ring buffers."""
-    world.run(told_once)
 
 
 def told_again():

@@ -19,6 +19,7 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.engine import persistent_channels as channels
 from tests.support import on, oracle
+from tests.support.loops import on_each_rank
 from tests.support.oracle import LAYOUTS, check, mixed, options
 from tests.support.pairwise import pairs_of, pairwise
 from tests.support.small_chunks import in_small_chunks
@@ -163,16 +164,13 @@ def test_every_form_wherever_the_tensor_lies(world, form, place):
     )
 
 
-def one_of_a_strided_view():
+@on("loopback-2", "mpi-2", "shared_memory-2")
+@on_each_rank
+def test_a_strided_view_of_one_element_or_none():
+    """Torch calls it contiguous whatever its stride says."""
     for name, x in (("one", torch.ones(1, 2)[:, 0]), ("none", torch.ones(0, 2)[:, 0])):
         assert x.is_contiguous()
         assert bf.neighbor_allreduce(x, name=name).tolist() == x.tolist()
-
-
-@on("loopback-2", "mpi-2", "shared_memory-2")
-def test_a_strided_view_of_one_element_or_none(world):
-    """Torch calls it contiguous whatever its stride says."""
-    world.run(one_of_a_strided_view)
 
 
 SOURCES = {0: [1], 1: [0, 3], 2: [1], 3: [1]}
@@ -282,8 +280,14 @@ def test_sizes_around_the_cuts(world, sizes):
     world.run(in_small_chunks, cut_in, sizes, torch.float32, ("ordinary", "shared"))
 
 
-def in_megabytes(place):
-    """Whole numbers, of which sums and halves are exact."""
+@on("shared_memory-2")
+@pytest.mark.parametrize("place", ["ordinary", "slice of shared"])
+@on_each_rank
+def test_a_tensor_in_pieces_of_a_megabyte(place):
+    """From 32 MiB on; the last piece is a single number.
+
+    Whole numbers, of which sums and halves are exact.
+    """
     lying = torch.arange((1 << 23) + 1, dtype=torch.float32).remainder_(1000)
     x = PLACES[place](lying)
     for k in range(4):
@@ -294,13 +298,6 @@ def in_megabytes(place):
         assert torch.equal(bf.neighbor_allreduce(x, name="w"), lying + (0.5 + k))
         bf.barrier()
     assert through_rings("w")
-
-
-@on("shared_memory-2")
-@pytest.mark.parametrize("place", ["ordinary", "slice of shared"])
-def test_a_tensor_in_pieces_of_a_megabyte(world, place):
-    """From 32 MiB on; the last piece is a single number."""
-    world.run(in_megabytes, place)
 
 
 # graphs and weights

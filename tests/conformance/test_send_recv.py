@@ -11,8 +11,8 @@ import torch
 import asyncddp as bf
 from asyncddp.tensors.dtypes import DTYPES
 from tests.support import BEFORE_DEADLINE, FileEvent, on
+from tests.support.loops import each, on_each_rank
 from tests.support.oracle import LAYOUTS, SHAPES, held
-from tests.support.pairwise import by_transport
 
 SEVERAL = on("loopback-2", "loopback-4", "shared_memory-2", "mpi-2", "mpi-4")
 PAIR = on("loopback-2", "mpi-2")
@@ -38,7 +38,7 @@ def round_trip(dtype):
         assert torch.equal(got, held(before, shape, dtype, seed))
 
 
-@by_transport(dtype=list(DTYPES))
+@each("dtype", list(DTYPES))
 def test_every_dtype_and_shape_arrives(world, dtype):
     """In a tensor of the receiver's, or in a new one of what was sent."""
     world.run(round_trip, dtype)
@@ -62,7 +62,10 @@ def test_tensors_of_one_name_arrive_in_the_order_in_which_they_were_sent(world):
     assert world.run(in_order)[1] == (list(reversed(range(10))), 100)
 
 
-def both_ways():
+@SEVERAL
+@on_each_rank
+def test_two_ranks_send_to_each_other():
+    """Each direction is matched by itself."""
     if bf.rank() > 1:
         return
     peer = 1 - bf.rank()
@@ -73,13 +76,10 @@ def both_ways():
         assert (got == peer).all()
 
 
-@SEVERAL
-def test_two_ranks_send_to_each_other(world):
-    """Each direction is matched by itself."""
-    world.run(both_ways)
-
-
-def keeps_layouts():
+@PAIR
+@on_each_rank
+def test_values_travel_not_memory():
+    """Strides, offsets and negative views on either side change no value."""
     for layout in LAYOUTS.values():
         x = held(0, (4, 6), torch.float32)
         if bf.rank() == 0:
@@ -90,12 +90,6 @@ def keeps_layouts():
                 into = torch.zeros(4, 6)
             assert bf.recv(into, 0) is into
             assert torch.equal(into.detach(), x)
-
-
-@PAIR
-def test_values_travel_not_memory(world):
-    """Strides, offsets and negative views on either side change no value."""
-    world.run(keeps_layouts)
 
 
 def in_groups():
@@ -116,7 +110,10 @@ def test_messages_of_a_group_match_within_it(world):
     assert world.run(in_groups)[1] == [3, 2, 1]
 
 
-def input_may_change_after():
+@PAIR
+@on_each_rank
+def test_the_tensor_may_be_changed_once_it_is_sent():
+    """Writing into it after send changes nothing that arrives."""
     big = torch.full((50_000,), 1.0)
     if bf.rank() == 0:
         for _ in range(3):
@@ -126,12 +123,6 @@ def input_may_change_after():
     else:
         for _ in range(3):
             assert (bf.recv(torch.empty(50_000), 0) == 1.0).all()
-
-
-@PAIR
-def test_the_tensor_may_be_changed_once_it_is_sent(world):
-    """Writing into it after send changes nothing that arrives."""
-    world.run(input_may_change_after)
 
 
 def after_the_receiver(folder):
@@ -160,7 +151,10 @@ def told_by(call, kind=bf.ArgumentError):
     return str(caught.value)
 
 
-def wrong_arguments():
+@PAIR
+@on_each_rank
+def test_wrong_arguments_are_refused_in_a_sentence():
+    """On the rank that gives them, before anything is sent."""
     n, rank = bf.size(), bf.rank()
     for verb, argument in ((bf.send, "dst_rank"), (bf.recv, "src_rank")):
         assert told_by(lambda verb=verb: verb(torch.ones(1), n)) == (
@@ -174,12 +168,6 @@ def wrong_arguments():
             lambda verb=verb: verb([1.0], 1 - rank)
         )
     assert "got NoneType" in told_by(lambda: bf.send(None, 1 - rank))
-
-
-@PAIR
-def test_wrong_arguments_are_refused_in_a_sentence(world):
-    """On the rank that gives them, before anything is sent."""
-    world.run(wrong_arguments)
 
 
 FORMS = {

@@ -13,6 +13,7 @@ import asyncddp as bf
 from asyncddp.engine.messages import COLLECTIVE, GROUP_COLLECTIVE, MACHINE_COLLECTIVE
 from asyncddp.errors import PeerError
 from tests.support import World, on
+from tests.support.loops import on_each_rank
 
 SHARED = on("shared_memory-2", "shared_memory-4")
 LATE = 0.3  # seconds: the engine has taken over by then
@@ -32,7 +33,10 @@ def test_ranks_of_one_machine_have_slots(world: World) -> None:
         assert found[2:] == [GROUP_COLLECTIVE.format(1)] * (rank < 2)
 
 
-def repeated() -> None:
+@SHARED
+@on_each_rank
+def test_repeated_calls_give_what_the_first_gives() -> None:
+    """Also with another layout in memory, ``out``, or torch mode than the call before."""
     rank, ranks = bf.rank(), bf.size()
     total = float(sum(range(ranks)))
     for dtype in (torch.float32, torch.float16, torch.int64):
@@ -58,12 +62,6 @@ def repeated() -> None:
         assert weight.tolist() == [[total] * 3] * 2
         with torch.inference_mode():
             assert not bf.allreduce(weight).is_inference()
-
-
-@SHARED
-def test_repeated_calls_give_what_the_first_gives(world: World) -> None:
-    """Also with another layout in memory, ``out``, or torch mode than the call before."""
-    world.run(repeated)
 
 
 def repeated_mistakes() -> list[str]:
@@ -162,7 +160,10 @@ def test_a_group_names_the_ranks_of_the_world_that_it_waits_for(world: World) ->
     assert f"rank {world.size - 1}" in others[-1]
 
 
-def late_ranks() -> None:
+@SHARED
+@on_each_rank
+def test_the_engine_takes_over_where_a_rank_is_late() -> None:
+    """Whoever it is."""
     rank, ranks = bf.rank(), bf.size()
     for late in range(ranks):
         if rank == late:
@@ -174,12 +175,6 @@ def late_ranks() -> None:
         if rank == late:
             time.sleep(LATE)
         bf.barrier()
-
-
-@SHARED
-def test_the_engine_takes_over_where_a_rank_is_late(world: World) -> None:
-    """Whoever it is."""
-    world.run(late_ranks)
 
 
 def ahead() -> list[float]:
@@ -197,7 +192,10 @@ def test_a_root_that_is_ahead_overwrites_nothing(world: World) -> None:
         assert found == [float(n) for n in range(20)] * 2
 
 
-def one_blocking_one_not() -> None:
+@SHARED
+@on_each_rank
+def test_a_blocking_and_a_nonblocking_call_meet() -> None:
+    """One on the calling thread, one by the engine."""
     for step in range(50):
         x = torch.tensor([bf.rank() + step])
         if (bf.rank() + step) % 2:
@@ -208,12 +206,9 @@ def one_blocking_one_not() -> None:
 
 
 @SHARED
-def test_a_blocking_and_a_nonblocking_call_meet(world: World) -> None:
-    """One on the calling thread, one by the engine."""
-    world.run(one_blocking_one_not)
-
-
-def unequal_rows() -> None:
+@on_each_rank
+def test_ranks_of_which_one_gives_more_than_slots_hold() -> None:
+    """All go the way of messages then."""
     rank, ranks = bf.rank(), bf.size()
     for big in (1, 200_000):  # of which one fits into slots, and the other does not
         rows = torch.full((big if rank == 0 else 2, 2), float(rank))
@@ -224,12 +219,6 @@ def unequal_rows() -> None:
     long = "x" * 1_500_000 if rank == 0 else "y"
     assert bf.allgather_object(long)[:2] == ["x" * 1_500_000, "y"]
     assert bf.broadcast_object(long, 0) == "x" * 1_500_000
-
-
-@SHARED
-def test_ranks_of_which_one_gives_more_than_slots_hold(world: World) -> None:
-    """All go the way of messages then."""
-    world.run(unequal_rows)
 
 
 def many_threads() -> list[str]:

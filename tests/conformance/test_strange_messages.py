@@ -20,6 +20,7 @@ from asyncddp.engine.messages import (
     encode,
 )
 from tests.support import on, until
+from tests.support.loops import on_each_rank
 
 SENDER = 1
 KEY = MatchKey("x", 0)
@@ -47,8 +48,14 @@ STRANGE = {
 }
 
 
-def while_waiting(kind):
-    """Rank 0 waits for the sender's tensor, and gets something else."""
+@pytest.mark.parametrize("kind", STRANGE)
+@on("loopback-2")
+@on_each_rank
+def test_a_rank_that_waits_is_told_at_once(kind):
+    """Unreadable bytes raise PeerError that names their sender, and no pickle is executed.
+
+    Rank 0 waits for the sender's tensor, and gets something else.
+    """
     bf.set_topology(topology.complete(bf.size()))
     if bf.rank() == SENDER:
         bf.current().transport.post(0, STRANGE[kind])
@@ -59,8 +66,13 @@ def while_waiting(kind):
     assert not hasattr(bf, "EXECUTED")
 
 
-def while_computing():
-    """Nobody waits: the next verb of rank 0 says it, and later ones fail that need the sender."""
+@on("loopback-4", "mpi-2")
+@on_each_rank
+def test_a_rank_that_computes_is_told_by_its_next_verb():
+    """The next verbs that need the sender raise PeerError, and no pickle is executed.
+
+    Nobody waits: the next verb of rank 0 says it, and later ones fail that need the sender.
+    """
     bf.set_topology(topology.complete(bf.size()))
     if bf.rank() == SENDER:
         bf.current().transport.post(0, STRANGE["pickle"])
@@ -79,21 +91,13 @@ def while_computing():
     assert not hasattr(bf, "EXECUTED")
 
 
-@pytest.mark.parametrize("kind", STRANGE)
-@on("loopback-2")
-def test_a_rank_that_waits_is_told_at_once(world, kind):
-    """Unreadable bytes raise PeerError that names their sender, and no pickle is executed."""
-    world.run(while_waiting, kind)
+@on("loopback-2", "mpi-2")
+@on_each_rank
+def test_words_that_a_service_does_not_know_are_an_error_that_names_the_peer():
+    """The next verbs of receiver and sender raise PeerError, and verbs after them work.
 
-
-@on("loopback-4", "mpi-2")
-def test_a_rank_that_computes_is_told_by_its_next_verb(world):
-    """The next verbs that need the sender raise PeerError, and no pickle is executed."""
-    world.run(while_computing)
-
-
-def messages_that_fit_no_service():
-    """A service that expects other words fails by itself, on both ranks; the engine goes on."""
+    A service that expects other words fails by itself, on both ranks; the engine goes on.
+    """
     bf.win_create(torch.ones(2), "w", zero_init=True)
     number = 0
     if bf.rank() == SENDER:
@@ -105,12 +109,6 @@ def messages_that_fit_no_service():
         with pytest.raises(bf.PeerError, match="what rank 1 sent to windows could not be taken"):
             bf.barrier()
     bf.barrier()
-
-
-@on("loopback-2", "mpi-2")
-def test_words_that_a_service_does_not_know_are_an_error_that_names_the_peer(world):
-    """The next verbs of receiver and sender raise PeerError, and verbs after them work."""
-    world.run(messages_that_fit_no_service)
 
 
 def test_a_name_that_messages_cannot_carry_is_refused():

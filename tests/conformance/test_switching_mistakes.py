@@ -13,6 +13,7 @@ from asyncddp import topology
 from tests.support import LoopbackWorld, on
 from tests.support.bagua_net import LR, vector
 from tests.support.bagua_training import Run, all_equal
+from tests.support.loops import on_each_rank
 
 adam = partial(bf.QAdamOptimizer, lr=LR, warmup_steps=4)
 
@@ -239,30 +240,24 @@ def test_a_mistake_on_one_rank(arguments, kind, words):
     assert "rank 1 has an error" in outcomes[2].message
 
 
+@on_each_rank(ranks=3)
 def test_ranks_at_different_steps():
     """Who has made more steps is named with their number."""
-
-    def case():
-        run = Run("gradient_allreduce", communication="empty")
-        run.train(2 + bf.rank() // 2)
-        words = "rank 0 has step 2, and rank 2 has step 3"
-        with pytest.raises(bf.MismatchError, match=words):
-            run.optimizer.switch_to("bytegrad")
-
-    LoopbackWorld(3).run(case)
+    run = Run("gradient_allreduce", communication="empty")
+    run.train(2 + bf.rank() // 2)
+    words = "rank 0 has step 2, and rank 2 has step 3"
+    with pytest.raises(bf.MismatchError, match=words):
+        run.optimizer.switch_to("bytegrad")
 
 
+@on_each_rank(ranks=2)
 def test_a_schedule_that_is_not_everybodys():
     """The switch itself finds it, at the step at which some begin another method."""
-
-    def case():
-        schedule = {2: "decentralized" if bf.rank() else "bytegrad"}
-        run = Run("gradient_allreduce", switch_at=schedule)
+    schedule = {2: "decentralized" if bf.rank() else "bytegrad"}
+    run = Run("gradient_allreduce", switch_at=schedule)
+    run.train(1)
+    with pytest.raises(bf.MismatchError, match=r"algorithm .bytegrad.*decentralized"):
         run.train(1)
-        with pytest.raises(bf.MismatchError, match=r"algorithm .bytegrad.*decentralized"):
-            run.train(1)
-
-    LoopbackWorld(2).run(case)
 
 
 # inside join
@@ -287,30 +282,24 @@ def test_a_switch_inside_join():
     assert all_equal(LoopbackWorld(3).run(case))
 
 
+@on_each_rank(ranks=2)
 def test_a_schedule_inside_join():
     """Where its step falls into the block, the message says so."""
-
-    def case():
-        run = Run("gradient_allreduce", alike=True, switch_at={2: "bytegrad"})
-        with bf.join(run.optimizer):
+    run = Run("gradient_allreduce", alike=True, switch_at={2: "bytegrad"})
+    with bf.join(run.optimizer):
+        run.train(1)
+        with pytest.raises(bf.UsageError, match="a switch to bytegrad is due after step 2"):
             run.train(1)
-            with pytest.raises(bf.UsageError, match="a switch to bytegrad is due after step 2"):
-                run.train(1)
-
-    LoopbackWorld(2).run(case)
 
 
+@on_each_rank(ranks=2)
 def test_a_warm_up_that_ends_inside_join():
     """qadam begins to average something else, which those who are done would not know of."""
-
-    def case():
-        run = Run("qadam", alike=True, make=adam)
-        with bf.join(run.optimizer):
-            run.train(2)
-            with pytest.raises(bf.UsageError, match="the warm-up of qadam ends after step 3"):
-                run.train(1)
-
-    LoopbackWorld(2).run(case)
+    run = Run("qadam", alike=True, make=adam)
+    with bf.join(run.optimizer):
+        run.train(2)
+        with pytest.raises(bf.UsageError, match="the warm-up of qadam ends after step 3"):
+            run.train(1)
 
 
 def test_warm_ups_before_and_after_join():

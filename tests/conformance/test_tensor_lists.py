@@ -13,6 +13,7 @@ from asyncddp import topology
 from asyncddp.testing.oracle import oracle
 from tests.conformance.test_mismatches import caught, raised_at_the_latest_afterwards
 from tests.support import on
+from tests.support.loops import each, on_each_rank
 from tests.support.oracle import held
 from tests.support.pairwise import pairwise
 
@@ -62,7 +63,10 @@ def called(verb, form, given, **more):
     return found.wait() if "nonblocking" in form else found
 
 
-def agrees_with_single_calls(verb, form):
+@pairwise(verb=VERBS, form=FORMS, world=WORLDS)
+@on_each_rank(settings=SETTINGS)
+def test_a_list_gives_what_a_call_for_each_tensor_gives(verb, form):
+    """Whatever the shapes, dtypes and strides, in each use of the name, and for each variant."""
     prepare()
     for use in range(USES):
         singles = [
@@ -87,13 +91,10 @@ def agrees_with_single_calls(verb, form):
             assert not one.requires_grad
 
 
-@pairwise(verb=VERBS, form=FORMS, world=WORLDS)
-def test_a_list_gives_what_a_call_for_each_tensor_gives(world, verb, form):
-    """Whatever the shapes, dtypes and strides, in each use of the name, and for each variant."""
-    world.run(agrees_with_single_calls, verb, form, settings=SETTINGS)
-
-
-def averages_by_the_oracle():
+@SOME
+@on_each_rank
+def test_rounds_of_a_schedule_on_a_dict():
+    """A dict gives a dict of the same keys, and each use of its name is one round."""
     schedule = topology.one_peer_exponential(bf.size())
     bf.set_topology(schedule)
     for k in range(USES):
@@ -111,13 +112,10 @@ def averages_by_the_oracle():
             torch.testing.assert_close(got[key], expected)
 
 
-@SOME
-def test_rounds_of_a_schedule_on_a_dict(world):
-    """A dict gives a dict of the same keys, and each use of its name is one round."""
-    world.run(averages_by_the_oracle)
-
-
-def containers():
+@on("loopback-4", "mpi-2")
+@on_each_rank
+def test_tuples_named_tuples_and_empty_lists():
+    """Results are in a collection like the one given; an empty one gives an empty one."""
     prepare()
     x = torch.full((3,), float(bf.rank()))
     mean = (bf.size() - 1) / 2
@@ -131,12 +129,6 @@ def containers():
     assert bf.allreduce_(mine := []) is mine
     assert bf.allreduce_nonblocking([]).wait() == []
     assert bf.allreduce(tensor=[x])[0].tolist() == [mean] * 3
-
-
-@on("loopback-4", "mpi-2")
-def test_tuples_named_tuples_and_empty_lists(world):
-    """Results are in a collection like the one given; an empty one gives an empty one."""
-    world.run(containers)
 
 
 def side_by_side(rank, padding=0):
@@ -161,7 +153,10 @@ def seen_by(verb, monkeypatched, given, **more):
     return found, seen
 
 
-def copies_nothing():
+@on("shared_memory-2", "mpi-2")
+@on_each_rank
+def test_tensors_side_by_side_in_one_storage_are_not_copied():
+    """Nor are the results, if they are to be new: views of one tensor, for the next call."""
     prepare()
     with pytest.MonkeyPatch.context() as patch:
         for use in range(USES):
@@ -186,13 +181,10 @@ def copies_nothing():
             assert use < USES
 
 
-@on("shared_memory-2", "mpi-2")
-def test_tensors_side_by_side_in_one_storage_are_not_copied(world):
-    """Nor are the results, if they are to be new: views of one tensor, for the next call."""
-    world.run(copies_nothing)
-
-
-def outside_autograd():
+@on("loopback-4", "mpi-2")
+@on_each_rank
+def test_lists_stand_outside_autograd():
+    """As single tensors do: results need no gradient, and in-place changes are counted."""
     prepare()
     for flat, given in (side_by_side(bf.rank()), side_by_side(bf.rank(), padding=1)):
         parameters = [torch.nn.Parameter(one) for one in given]
@@ -226,13 +218,10 @@ def outside_autograd():
         assert other._version == before, "versions are counted apart"
 
 
-@on("loopback-4", "mpi-2")
-def test_lists_stand_outside_autograd(world):
-    """As single tensors do: results need no gradient, and in-place changes are counted."""
-    world.run(outside_autograd)
-
-
-def out_is_written():
+@SOME
+@on_each_rank
+def test_out_is_a_list_as_well():
+    """Side by side or apart; a call that was polled has written it."""
     x = [torch.full((2,), float(bf.rank())), torch.full((1, 2), 1.0 + bf.rank())]
     mean = (bf.size() - 1) / 2
     for out in ([torch.empty(2), torch.empty(1, 2)], list(torch.empty(4).split(2))):
@@ -246,12 +235,6 @@ def out_is_written():
     assert handle.wait() is out
 
 
-@SOME
-def test_out_is_a_list_as_well(world):
-    """Side by side or apart; a call that was polled has written it."""
-    world.run(out_is_written)
-
-
 MISTAKES = {
     "no tensor": (lambda x: [x, 3], r"allreduce: argument tensor\[1\]: .*got int"),
     "nested": (lambda x: {"a": [x]}, r"allreduce: argument tensor\['a'\]: .*got list"),
@@ -262,18 +245,15 @@ MISTAKES = {
 }
 
 
-def own_mistake(kind):
+@on("loopback-4")
+@on_each_rank
+@each("kind", MISTAKES)
+def test_an_error_names_the_tensor_at_fault(kind):
+    """By its index or key; nothing has been sent then."""
     make, pattern = MISTAKES[kind]
     with pytest.raises((bf.ArgumentError, bf.DtypeError), match=pattern):
         bf.allreduce(make(torch.ones(2)))
     assert bf.allreduce([torch.ones(1)])[0].tolist() == [1.0]
-
-
-@on("loopback-4")
-@pytest.mark.parametrize("kind", MISTAKES)
-def test_an_error_names_the_tensor_at_fault(world, kind):
-    """By its index or key; nothing has been sent then."""
-    world.run(own_mistake, kind)
 
 
 OUTS = {
@@ -283,20 +263,17 @@ OUTS = {
 }
 
 
-def wrong_out(kind):
+@on("loopback-4")
+@on_each_rank
+@each("kind", OUTS)
+def test_out_must_be_like_the_list(kind):
+    """In number, shapes and dtypes; and no list for a single tensor."""
     x = torch.ones(2)
     make, pattern = OUTS[kind]
     with pytest.raises(bf.ArgumentError, match=pattern):
         bf.allreduce([x, x], out=make(x))
     with pytest.raises(bf.ArgumentError, match=r"argument out: expected a torch.Tensor"):
         bf.allreduce(x, out=[x])
-
-
-@on("loopback-4")
-@pytest.mark.parametrize("kind", OUTS)
-def test_out_must_be_like_the_list(world, kind):
-    """In number, shapes and dtypes; and no list for a single tensor."""
-    world.run(wrong_out, kind)
 
 
 ODD = 1
@@ -355,7 +332,10 @@ def test_long_lists_are_compared_whole(world):
         assert text.count("200 more, of digest") >= 2
 
 
-def grouped_by_new_group():
+@SOME
+@on_each_rank
+def test_lists_in_a_group_of_ranks():
+    """Members only, with any operator."""
     members = [0, 1, 3]
     group = bf.new_group(members)
     if bf.rank() not in group:
@@ -371,12 +351,9 @@ def grouped_by_new_group():
 
 
 @SOME
-def test_lists_in_a_group_of_ranks(world):
-    """Members only, with any operator."""
-    world.run(grouped_by_new_group)
-
-
-def shares_of_rows():
+@on_each_rank
+def test_each_rank_gets_its_share_of_every_tensor_of_a_list():
+    """As single calls of reduce_scatter give them, into ``out`` as well."""
     n = bf.size()
     given = {
         "w": held(bf.rank(), (2 * n, 3), torch.float64),
@@ -402,12 +379,10 @@ def shares_of_rows():
 
 
 @SOME
-def test_each_rank_gets_its_share_of_every_tensor_of_a_list(world):
-    """As single calls of reduce_scatter give them, into ``out`` as well."""
-    world.run(shares_of_rows)
-
-
-def gathered(verb):
+@on_each_rank
+@each("verb", ["allgather", "gather", "neighbor_allgather"])
+def test_lists_are_gathered_tensor_by_tensor(verb):
+    """With first dimensions that differ between ranks, and any dtypes, in one message."""
     prepare()
     rank, arguments = bf.rank(), {"gather": (1,)}.get(verb, ())
     single = getattr(bf, verb)
@@ -438,13 +413,6 @@ def gathered(verb):
         single([torch.ones(1), torch.ones(())], *arguments)
 
 
-@SOME
-@pytest.mark.parametrize("verb", ["allgather", "gather", "neighbor_allgather"])
-def test_lists_are_gathered_tensor_by_tensor(world, verb):
-    """With first dimensions that differ between ranks, and any dtypes, in one message."""
-    world.run(gathered, verb)
-
-
 def gathered_of_other_rows():
     given = [torch.ones(2, 3), torch.ones(2, 3 + (bf.rank() == ODD))]
     return caught(lambda: raised_at_the_latest_afterwards(lambda: bf.allgather(given)))
@@ -458,7 +426,10 @@ def test_gathered_lists_agree_but_for_first_dimensions(world):
         assert "[1] float32 (any, 4)" in text
 
 
-def compressed():
+@on("loopback-4", "mpi-2")
+@on_each_rank
+def test_a_list_is_compressed_as_one_tensor():
+    """What travels encoded is the concatenation."""
     bf.set_topology(topology.complete(bf.size()))
     x = [held(bf.rank(), (40,), torch.float32), held(bf.rank(), (8, 8), torch.float32, 1)]
     whole = torch.cat([one.view(-1) for one in x])
@@ -468,14 +439,13 @@ def compressed():
         torch.testing.assert_close(torch.cat([one.view(-1) for one in got]), flat)
 
 
-@on("loopback-4", "mpi-2")
-def test_a_list_is_compressed_as_one_tensor(world):
-    """What travels encoded is the concatenation."""
-    world.run(compressed)
+@SOME
+@on_each_rank
+def test_calls_in_flight_share_no_memory():
+    """Twenty at a time, whose results belong to the caller.
 
-
-def the_same_memory_again():
-    """Copies of a list are used again once its call is over, and never before."""
+    Copies of a list are used again once its call is over, and never before.
+    """
     given = [torch.full((3,), float(bf.rank())), torch.full((2, 2), 1.0)]
     results, handles = [], []
     for _ in range(20):
@@ -488,9 +458,3 @@ def the_same_memory_again():
         first.fill_(7.0)
         assert second.tolist() == [[1.0, 1.0]] * 2
     assert bf.allreduce(given)[0].tolist() == [mean] * 3
-
-
-@SOME
-def test_calls_in_flight_share_no_memory(world):
-    """Twenty at a time, whose results belong to the caller."""
-    world.run(the_same_memory_again)

@@ -19,8 +19,8 @@ from tests.support import DELAY, OF_SEVERAL, WORLDS, FileEvent, on
 from tests.support.pairwise import by_transport
 
 SECONDS = 60.0
-EVERY = on(*WORLDS)
-SEVERAL = on(*OF_SEVERAL)
+EVERY = on(*WORLDS, always=True)
+SEVERAL = on(*OF_SEVERAL, always=True)
 TRANSPORT_DTYPES = [row.dtype for row in DTYPES.values() if row.dtype == row.accumulate]
 """The dtypes in which sums are formed; halves and short integers are summed in wider ones."""
 

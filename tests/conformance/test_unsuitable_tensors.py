@@ -11,6 +11,7 @@ import asyncddp as bf
 from asyncddp.algorithms import ALGORITHMS
 from asyncddp.errors import ArgumentError
 from tests.support import on
+from tests.support.loops import on_each_rank
 
 SOME = on("loopback-2", "shared_memory-2", "mpi-2")
 
@@ -70,7 +71,10 @@ def refused(calls, make, words):
         go_on()
 
 
-def parts():
+@on("shared_memory-2", "mpi-2")
+@on_each_rank
+def test_distributed_tensors():
+    """A DTensor's ``data_ptr`` is 0: reading it would end the process."""
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -88,21 +92,12 @@ def parts():
         dist.destroy_process_group()
 
 
-@on("shared_memory-2", "mpi-2")
-def test_distributed_tensors(world):
-    """A DTensor's ``data_ptr`` is 0: reading it would end the process."""
-    world.run(parts)
-
-
 @SOME
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors(world, layout):
+@on_each_rank
+def test_nested_tensors(layout):
     """They have no shape, or one that no number says."""
-    world.run(nested, layout)
-
-
-def nested(layout):
     ragged = [torch.ones(2), torch.ones(3)]
     refused(
         {**verbs(), **in_place()},
@@ -111,19 +106,20 @@ def nested(layout):
     )
 
 
-def expanded():
+@SOME
+@on_each_rank
+def test_expanded_tensors_in_place():
+    """Their elements share memory, which no result but an equal one can be written to."""
     refused(in_place(), lambda: torch.ones(1).expand(4), "expanded")
     x = torch.full((1,), float(bf.rank())).expand(4)
     assert torch.equal(bf.allreduce(x), torch.full((4,), (bf.size() - 1) / 2))
 
 
 @SOME
-def test_expanded_tensors_in_place(world):
-    """Their elements share memory, which no result but an equal one can be written to."""
-    world.run(expanded)
+@on_each_rank
+def test_inference_tensors_in_place_outside_of_that_mode():
+    """Torch lets nobody change them there."""
 
-
-def from_inference():
     def make():
         with torch.inference_mode():
             return torch.ones(4)
@@ -134,13 +130,13 @@ def from_inference():
 
 
 @SOME
-def test_inference_tensors_in_place_outside_of_that_mode(world):
-    """Torch lets nobody change them there."""
-    world.run(from_inference)
+@pytest.mark.parametrize("kind", ["conj", "neg"])
+@on_each_rank
+def test_conjugate_and_negative_views_are_served(kind):
+    """Alone, in lists, in place and as ``out``: what counts is their values, not their memory.
 
-
-def views(kind):
-    """Every verb on conjugate or negative views, three times, so that fast paths take them, too."""
+    Every verb on conjugate or negative views, three times, so that fast paths take them, too.
+    """
     rank, root = bf.rank(), torch.tensor([1 + 2j, 3 - 1j])
 
     def make():
@@ -172,13 +168,9 @@ def views(kind):
 
 
 @SOME
-@pytest.mark.parametrize("kind", ["conj", "neg"])
-def test_conjugate_and_negative_views_are_served(world, kind):
-    """Alone, in lists, in place and as ``out``: what counts is their values, not their memory."""
-    world.run(views, kind)
-
-
-def overlapping():
+@on_each_rank
+def test_broadcast_into_memory_that_overlaps_its_input():
+    """The root's tensor is read before it is overwritten."""
     for count in (8, 400_000):
         third = count // 4
         for group in (None, bf.new_group([0, 1])):
@@ -189,12 +181,6 @@ def overlapping():
                     got = bf.broadcast(x[one], 0, out=x[other], group=group)
                     assert torch.equal(got, expected)
                     assert torch.equal(x[other], expected)
-
-
-@SOME
-def test_broadcast_into_memory_that_overlaps_its_input(world):
-    """The root's tensor is read before it is overwritten."""
-    world.run(overlapping)
 
 
 def trains(method, kind):

@@ -13,6 +13,7 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.windows import windows_of
 from tests.support import BEFORE_DEADLINE, LoopbackWorld, on, until
+from tests.support.loops import on_each_rank
 
 MANY = ("loopback-4", "mpi-2", "shared_memory-2")
 
@@ -21,7 +22,10 @@ def x():
     return torch.full((5,), float(bf.rank()))
 
 
-def names_that_are_unknown():
+@on(*MANY)
+@on_each_rank
+def test_a_window_that_is_not_there():
+    """Never made, or freed: the error names those that are there."""
     bf.win_create(x(), "there")
     calls = {
         "win_put": lambda: bf.win_put(x(), "nope"),
@@ -49,12 +53,9 @@ def names_that_are_unknown():
 
 
 @on(*MANY)
-def test_a_window_that_is_not_there(world):
-    """Never made, or freed: the error names those that are there."""
-    world.run(names_that_are_unknown)
-
-
-def tensors_that_do_not_fit():
+@on_each_rank
+def test_a_tensor_of_another_shape_or_dtype():
+    """Puts that do not fit, and windows of bools or complex numbers, are refused."""
     bf.win_create(x(), "x")
     for wrong in (torch.ones(6), torch.ones(5, 1), torch.ones(5, dtype=torch.float64)):
         for verb in (bf.win_put, bf.win_accumulate):
@@ -76,12 +77,9 @@ def tensors_that_do_not_fit():
 
 
 @on(*MANY)
-def test_a_tensor_of_another_shape_or_dtype(world):
-    """Puts that do not fit, and windows of bools or complex numbers, are refused."""
-    world.run(tensors_that_do_not_fit)
-
-
-def strangers():
+@on_each_rank
+def test_ranks_that_are_no_neighbors():
+    """Of a put, an update, a mutex: the error tells who the neighbours are."""
     n, r = bf.size(), bf.rank()
     bf.set_topology(topology.ring(n, style="right"))
     bf.win_create(x(), "x")
@@ -133,12 +131,9 @@ def strangers():
 
 
 @on(*MANY)
-def test_ranks_that_are_no_neighbors(world):
-    """Of a put, an update, a mutex: the error tells who the neighbours are."""
-    world.run(strangers)
-
-
-def weights_that_cannot_be():
+@on_each_rank
+def test_weights_and_handles_that_cannot_be():
+    """Weights incomplete, not finite, or fractional for integers raise ArgumentError."""
     peers, sources = bf.out_neighbor_ranks(), bf.in_neighbor_ranks()
     bf.win_create(x(), "x")
     bf.win_create(torch.ones(3, dtype=torch.int32), "whole")
@@ -188,12 +183,6 @@ def weights_that_cannot_be():
         assert words in str(caught.value)
 
 
-@on(*MANY)
-def test_weights_and_handles_that_cannot_be(world):
-    """Weights incomplete, not finite, or fractional for integers raise ArgumentError."""
-    world.run(weights_that_cannot_be)
-
-
 # ranks that do not make the same window
 
 
@@ -231,7 +220,10 @@ def test_ranks_that_make_different_windows_hear_of_it_alike(world, what):
     assert SAID[what] in messages.pop()
 
 
-def make_again_after_a_mistake():
+@on(*MANY)
+@on_each_rank
+def test_a_window_can_be_made_after_a_mistake():
+    """Ranks agree about the numbers of their windows still."""
     for number in range(3):
         with pytest.raises(bf.MismatchError):
             bf.win_create(torch.ones(3 + bf.rank()), "x")
@@ -243,12 +235,6 @@ def make_again_after_a_mistake():
         for j in bf.in_neighbor_ranks():
             assert (bf.win_read_neighbor("x", j) == 2).all()
         bf.win_free("x")
-
-
-@on(*MANY)
-def test_a_window_can_be_made_after_a_mistake(world):
-    """Ranks agree about the numbers of their windows still."""
-    world.run(make_again_after_a_mistake)
 
 
 def free_different_ones():
@@ -267,7 +253,10 @@ def test_ranks_that_free_different_windows(world):
         assert "win_free b" in message
 
 
-def no_period():
+@on("loopback-2")
+@on_each_rank
+def test_a_schedule_that_does_not_repeat():
+    """win_create under a schedule without a period raises ArgumentError."""
     schedule = topology.Schedule(
         "moods", bf.size(), None, topology.one_peer_exponential(bf.size()).look_up
     )
@@ -278,16 +267,13 @@ def no_period():
         bf.win_create(x(), "x")
 
 
-@on("loopback-2")
-def test_a_schedule_that_does_not_repeat(world):
-    """win_create under a schedule without a period raises ArgumentError."""
-    world.run(no_period)
-
-
 # topologies
 
 
-def change_the_topology():
+@on("loopback-1", *MANY)
+@on_each_rank
+def test_the_topology_stays_while_there_are_windows():
+    """set_topology raises TopologyError for all but the very graph, and names the windows."""
     n = bf.size()
     ring = topology.ring(n)
     bf.set_topology(ring)
@@ -311,16 +297,13 @@ def change_the_topology():
     assert sorted(bf.get_win_version("a")) == bf.in_neighbor_ranks()
 
 
-@on("loopback-1", *MANY)
-def test_the_topology_stays_while_there_are_windows(world):
-    """set_topology raises TopologyError for all but the very graph, and names the windows."""
-    world.run(change_the_topology)
-
-
 # what was freed
 
 
-def handle_of_a_freed_window():
+@on(*MANY)
+@on_each_rank
+def test_a_handle_of_a_freed_window_does_not_wait():
+    """Puts, updates and waits for unfinished puts raise ArgumentError after win_free."""
     bf.win_create(x(), "x")
     window = windows_of(bf.current()).find("test", "x")
     put = bf.win_put_nonblocking(x(), "x")
@@ -334,14 +317,13 @@ def handle_of_a_freed_window():
         window.update(1.0, {}, reset=False, clone=False, with_p=False)
 
 
-@on(*MANY)
-def test_a_handle_of_a_freed_window_does_not_wait(world):
-    """Puts, updates and waits for unfinished puts raise ArgumentError after win_free."""
-    world.run(handle_of_a_freed_window)
+@on("mpi-2")
+@on_each_rank
+def test_a_window_that_a_peer_has_forgotten():
+    """A put or get whose target has no such window any more raises PeerError that names it.
 
-
-def freed_by_one():
-    """Rank 1 forgets its window alone, which win_free never does; others hear of it."""
+    Rank 1 forgets its window alone, which win_free never does; others hear of it.
+    """
     bf.win_create(x(), "x")
     bf.barrier()
     if bf.rank() == 1:
@@ -358,13 +340,10 @@ def freed_by_one():
     bf.barrier()
 
 
-@on("mpi-2")
-def test_a_window_that_a_peer_has_forgotten(world):
-    """A put or get whose target has no such window any more raises PeerError that names it."""
-    world.run(freed_by_one)
-
-
-def lock_of_one_that_is_gone():
+@on("loopback-2", "mpi-2", "shared_memory-2")
+@on_each_rank
+def test_the_mutex_of_a_peer_that_has_forgotten_the_window():
+    """require_mutex=True raises PeerError, and does not wait until the deadline."""
     bf.win_create(x(), "x")
     bf.barrier()
     if bf.rank() == 1:
@@ -376,12 +355,6 @@ def lock_of_one_that_is_gone():
             bf.win_put(x(), "x", dst_weights=[1], require_mutex=True)
         assert time.monotonic() - started < BEFORE_DEADLINE
     bf.barrier()
-
-
-@on("loopback-2", "mpi-2", "shared_memory-2")
-def test_the_mutex_of_a_peer_that_has_forgotten_the_window(world):
-    """require_mutex=True raises PeerError, and does not wait until the deadline."""
-    world.run(lock_of_one_that_is_gone)
 
 
 # outside of a world

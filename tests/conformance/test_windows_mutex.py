@@ -11,7 +11,8 @@ import torch
 import asyncddp as bf
 from asyncddp import topology
 from asyncddp.windows import windows_of
-from tests.support import FileEvent, LoopbackWorld, deadline_of, on, until
+from tests.support import FileEvent, deadline_of, on, until
+from tests.support.loops import on_each_rank
 
 FOUR = ("loopback-4", "mpi-4", "shared_memory-4")
 TWO = ("loopback-2", "mpi-2", "shared_memory-2")
@@ -125,7 +126,10 @@ def test_an_update_that_requires_the_mutex_waits_for_the_writer(world, tmp_path)
     world.run(updates_wait, tmp_path)
 
 
-def again():
+@on(*TWO)
+@on_each_rank
+def test_a_thread_that_has_it_may_take_it_again():
+    """Within a thread the mutex is reentrant, and it is free after the outermost block."""
     make()
     bf.barrier()
     peer = 1 - bf.rank()
@@ -142,13 +146,12 @@ def again():
 
 
 @on(*TWO)
-def test_a_thread_that_has_it_may_take_it_again(world):
-    """Within a thread the mutex is reentrant, and it is free after the outermost block."""
-    world.run(again)
+@on_each_rank
+def test_threads_of_a_rank_exclude_each_other():
+    """Never are two threads of a rank inside win_mutex of one window at the same time.
 
-
-def threads():
-    """Two threads of rank 0 and rank 1 take turns; nobody is in there together."""
+    Two threads of rank 0 and rank 1 take turns; nobody is in there together.
+    """
     make()
     bf.barrier()
     context, inside, worst = bf.current(), [], []
@@ -171,12 +174,6 @@ def threads():
         thread.join()
     bf.barrier()
     assert worst == [1] * 40
-
-
-@on(*TWO)
-def test_threads_of_a_rank_exclude_each_other(world):
-    """Never are two threads of a rank inside win_mutex of one window at the same time."""
-    world.run(threads)
 
 
 def too_late(folder):
@@ -216,7 +213,9 @@ def test_who_gives_up_waiting_does_not_get_it_later(world, tmp_path):
     world.run(too_late, tmp_path)
 
 
-def thread_too_late():
+@on_each_rank(ranks=2, settings={"timeout": 1.0})
+def test_who_waits_for_another_thread_of_its_rank_is_told_at_the_deadline():
+    """A wait for a mutex that another thread of the rank holds times out, and says so."""
     make()
     held, over = threading.Event(), threading.Event()
     context = bf.current()
@@ -241,12 +240,10 @@ def thread_too_late():
         pass
 
 
-def test_who_waits_for_another_thread_of_its_rank_is_told_at_the_deadline():
-    """A wait for a mutex that another thread of the rank holds times out, and says so."""
-    LoopbackWorld(2).run(thread_too_late, settings={"timeout": 1.0})
-
-
-def an_error_inside():
+@on(*TWO)
+@on_each_rank
+def test_an_error_inside_gives_it_back():
+    """An exception inside of win_mutex releases it, and other ranks can acquire it."""
     make()
     bf.barrier()
     if bf.rank() == 0:
@@ -256,9 +253,3 @@ def an_error_inside():
     with bf.win_mutex("x", for_self=True):  # else the deadline would pass
         pass
     bf.barrier()
-
-
-@on(*TWO)
-def test_an_error_inside_gives_it_back(world):
-    """An exception inside of win_mutex releases it, and other ranks can acquire it."""
-    world.run(an_error_inside)

@@ -34,7 +34,8 @@ def suite(machine):
 OTHERS = "soaks, release tests, most of torch's and c10d's: scripts/test soak, release, torch, c10d"
 WIDE = (
     "worlds other than loopback-4 and mpi-2, launches, hosts, Slurm, GPUs, notebooks, frameworks, "
-    f"examples, the documentation's code and site: scripts/test all; {OTHERS}"
+    "examples, further cases of simulations, "
+    f"the documentation's code and site: scripts/test all; {OTHERS}"
 )
 DEFAULT = "[-m] [not (soak or release or torch_suite or exhaustive or hosts or launches)]"
 PROGRESS = "[-o] [console_output_style=count] [--durations] [10] [--durations-min] [0.1]"

@@ -7,7 +7,7 @@ A *case* is a function that runs on every rank. A test hands it to a world::
         torch.testing.assert_close(bf.allreduce(x), torch.full(shape, (bf.size() - 1) / 2))
 
 
-    def test_allreduce_averages(world):  # on every transport: loopback-1, -2, -4, mpi-2, mpi-4
+    def test_allreduce_averages(world):  # on loopback-1, -2, -4, mpi-2, mpi-4, shared_memory-2, -4
         world.run(averages, (3, 2))
 
 ``world.run`` gives the list of what the ranks returned, and fails the test with the tracebacks of
@@ -20,8 +20,12 @@ Under ``mpirun`` the ranks are a pool of processes that stays up over the tests 
 case that hangs or kills a rank fails with the stacks of the ranks, and the next case gets a new
 pool.
 
+A test that needs no more than that is one function, with ``@on_each_rank`` above it, and takes many
+cases in a loop (:mod:`tests.support.loops`).
+
 Which worlds: the fixture ``world`` runs a test on all of :data:`WORLDS`,
-``@on("loopback-4", "mpi-2")`` on some. For other numbers of ranks, and functions defined inside a
+``@on("loopback-4", "mpi-2")`` on some; of these the default run takes ``DEFAULT_WORLDS``, and
+``scripts/test all`` every one. For other numbers of ranks, and functions defined inside a
 test, there are threads alone: ``LoopbackWorld(3).run(…)``. Whole scripts, to their bitter end, are
 run by :func:`~tests.support.processes.run_on_mpirun`, which tells what outlived them and leaves no
 process behind.

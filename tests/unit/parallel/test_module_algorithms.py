@@ -13,6 +13,8 @@ from tests.support import LoopbackWorld, gradient_pieces
 from tests.support.gradient_pieces import KINDS, InPieces
 from tests.support.methods import sgd_for
 
+pytestmark = pytest.mark.training
+
 STEPS = 6
 IN_STEP = [
     name

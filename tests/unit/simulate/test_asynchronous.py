@@ -14,6 +14,8 @@ from asyncddp.errors import ArgumentError
 from asyncddp.topology import Link
 from tests.support.least_squares import LeastSquares
 
+pytestmark = pytest.mark.training
+
 RANKS, LR = 4, 0.1
 RING = topology.ring(RANKS)
 PROBLEM = simulate.least_squares(RANKS)

@@ -21,6 +21,8 @@ from asyncddp.topology import Link, Links
 from tests.support import RanksFailedError
 from tests.unit.simulate.loopback import train_on_loopback
 
+pytestmark = pytest.mark.training
+
 RANKS, STEPS = 5, 12
 SHORT = 7
 """Steps that are enough for a warm-up to end, and to average twice where every third step does."""
@@ -146,6 +148,7 @@ def test_averages_over_all(name):
     compare(name, optimizer_of(name), steps=SHORT, communication="allreduce", **short(name))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_ranks_that_train_alone(name):
     """No averages at all."""
@@ -196,6 +199,7 @@ last place: ranks that sum in another order take the other one."""
 LEAVING = [(one, how) for one in ("bytegrad", "choco_sgd", "deepsqueeze") for how in COMPRESSORS]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "compression"), [p for p in LEAVING if p not in ROUNDED])
 def test_ranks_that_leave_with_every_compressor(name, compression):
     """What a rank owes by error feedback arrives after it has left, as its zeros are encoded."""
@@ -242,6 +246,7 @@ def compare_machines(name, given, local, steps=6, **settings):
     assert run.seconds[-1] > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("local", [1, 2, 3])
 @pytest.mark.parametrize("name", MACHINES)
 def test_machines(name, local):
@@ -431,6 +436,7 @@ def test_push_sum_on_a_digraph_whose_degrees_differ():
 FEW = [(name, ranks) for k, name in enumerate(ALGORITHMS) for ranks in (1, 2 + k % 2)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "ranks"), FEW)
 def test_few_ranks(name, ranks):
     """One rank alone trains as plain torch does; two or three as on real ranks."""

@@ -21,6 +21,8 @@ from asyncddp.transport.c10d.socket_mesh import SocketMesh
 from asyncddp.transport.c10d.world_records import WorldRecord, make_record
 from tests.conformance import test_transports as transports
 
+pytestmark = pytest.mark.training
+
 SECONDS = 10.0
 ENDED = "its process has ended without shutdown()"
 

@@ -28,6 +28,8 @@ from tests.support.nccl_world import NcclWorld
 from tests.support.oracle import SHAPES
 from tests.support.staged import StagedWorld
 
+pytestmark = pytest.mark.training
+
 DTYPES = [torch.bool, torch.uint8, torch.bfloat16, torch.complex128]
 AVERAGING = DTYPES[2:]
 
