@@ -77,7 +77,7 @@ def test_ibfrun_starts_a_cluster_that_notebooks_drive_until_it_is_stopped(marked
     assert (code, "profile 'bluefog': 2 ranks" in said) == (0, True), said
     code, said = call(*IBFRUN, "stop")
     assert (code, "the cluster has ended" in said) == (0, True), said
-    assert marked.left(0.0) == []
+    assert marked.left() == []
     assert call(*IBFRUN, "stop") == (0, "profile 'bluefog': no cluster runs\n")
     assert call(*NOTEBOOK, "status", "--profile", "bluefog")[0] == 1
     with pytest.raises(EnvironmentProblem, match=r"no cluster runs under profile 'bluefog': start"):

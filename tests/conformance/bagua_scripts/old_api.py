@@ -13,6 +13,8 @@ def main():
     generator = torch.Generator().manual_seed(rank)
     inputs = torch.randn(64, 8, generator=generator)
     model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    for parameter in model.parameters():  # ranks that are threads share torch's own generator
+        parameter.data.uniform_(-0.5, 0.5, generator=generator)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, optimizer = bagua_init(model, optimizer, broadcast_buffers=True)
     for name in sys.argv[1:]:
