@@ -34,7 +34,8 @@ def test_worlds_are_indirect_and_marked_and_values_have_their_ids():
     assert names == ["world", "kind", "form"]
     assert mark.kwargs == {"indirect": ["world"], "scope": "session"}
     assert [row.id for row in rows][:2] == ["loopback-2-none-a", "loopback-2-some-b"]
-    assert all(bool(row.marks) == (row.values[0] == "mpi-2") for row in rows)
+    names = {row.values[0]: [mark.name for mark in row.marks] for row in rows}
+    assert names == {"loopback-2": ["exhaustive"], "mpi-2": ["mpi"]}
 
 
 @by_transport(kind=["a", "b"])

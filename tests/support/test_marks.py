@@ -1,0 +1,40 @@
+"""Which tests the default run leaves to ``scripts/test all``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.marks import WHOLE_PROGRAMS, on, parameters
+from tests.support.processes import REPO
+from tests.support.worlds import DEFAULT_WORLDS, WORLDS
+
+
+def default_of(names, **options):
+    rows = parameters(names, **options)
+    return [row.id for row in rows if "exhaustive" not in {mark.name for mark in row.marks}]
+
+
+@pytest.mark.parametrize(
+    ("names", "default"),
+    [
+        (WORLDS, DEFAULT_WORLDS),
+        (["loopback-1", "loopback-2", "loopback-4"], ["loopback-4"]),
+        (["mpi-4", "loopback-4"], ["loopback-4"]),
+        (["loopback-2"], ["loopback-2"]),
+        (["shared_memory-2", "shared_memory-4"], ["shared_memory-2"]),
+    ],
+)
+def test_a_test_runs_on_default_worlds_or_else_on_its_first(names, default):
+    """So that each test runs somewhere."""
+    assert default_of(names) == list(default)
+
+
+def test_laws_of_transports_are_tried_on_all_of_them():
+    """Always."""
+    assert default_of(WORLDS, always=True) == list(WORLDS)
+    assert on("mpi", always=True).args[1] == parameters(["mpi-2", "mpi-4"], always=True)
+
+
+def test_programs_that_are_left_out_are_there():
+    """A file that was renamed would be run by default."""
+    assert [path for path in WHOLE_PROGRAMS if not (REPO / path).exists()] == []
