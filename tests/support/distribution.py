@@ -101,7 +101,9 @@ class Groups(LoadScopeScheduling):
         return group_of(nodeid)
 
     def _reschedule(self, node: WorkerController) -> None:
-        """Let a worker know of its next tests, or that none will come."""
+        """Let a worker know of its next tests, or that none will come; one that collects waits."""
+        if node not in self.registered_collections:
+            return  # it has come for one that died
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= _AHEAD:
             if self._group_for(node) is None:
                 node.shutdown()

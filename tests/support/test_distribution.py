@@ -173,6 +173,19 @@ def test_another_worker_takes_over_what_a_dead_one_has_left(two):
     assert sorted([*done, crashed]) == sorted(SUITE)
 
 
+def test_a_worker_that_comes_for_a_dead_one_gets_tests_once_it_has_collected(two):
+    """While it collects, a third may die as well."""
+    groups, (first, second) = two
+    third = Worker("c")
+    groups.add_node(third)
+    crashed = groups.remove_node(first)
+    assert not third.todo
+    groups.add_node_collection(third, SUITE)
+    groups.schedule()
+    _, done = work(groups, [second, third])
+    assert sorted([*done, crashed]) == sorted(SUITE)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A suite of its own that two workers have shared."""
