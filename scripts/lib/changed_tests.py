@@ -1,10 +1,12 @@
-"""Prints the tests that import what has changed since a commit, one path a line.
+"""Prints the tests of what has changed since a commit, or of some files, one path a line.
 
 Usage: python scripts/lib/changed_tests.py [BASE]
+       python scripts/lib/changed_tests.py FILE…
 
 A test is chosen where it changed itself, where it imports a changed module, directly or through
 others, or where it uses a name that a package loads lazily from one. A registry may load a changed
-module by its name: the tests that import the module's package itself are chosen, too.
+module by its name: the tests that import the module's package itself are chosen, too. Of files
+that are named only the nearest tests are: those that import one directly, where there are any.
 """
 
 from __future__ import annotations
@@ -84,6 +86,15 @@ def used_names(source: str) -> Iterator[tuple[str, str]]:
                 yield face, node.attr
 
 
+def nearest_tests(modules: set[str]) -> set[str]:
+    """Return the modules of tests that import some of these directly, or else in any way."""
+    graph = grimp.build_graph("asyncddp", "tests", cache_dir=None)
+    found: set[str] = set()
+    for module in modules & graph.modules:
+        found |= graph.find_modules_that_directly_import(module)
+    return {test for test in found if ".test_" in test} or tests_of(modules)
+
+
 def tests_of(modules: set[str]) -> set[str]:
     """Return the modules of tests that import some of these, or use what comes from them."""
     graph = grimp.build_graph("asyncddp", "tests", cache_dir=None)
@@ -104,8 +115,9 @@ def tests_of(modules: set[str]) -> set[str]:
     return {module for module in reached if module.startswith("tests")}
 
 
-def chosen_paths(files: set[str]) -> set[str]:
+def chosen_paths(files: set[str], *, nearest: bool = False) -> set[str]:
     """Return the files and folders of tests that a change of these files asks for."""
+    find_tests = nearest_tests if nearest else tests_of
     chosen = {
         folder
         for head, folders in FOLDERS.items()
@@ -115,7 +127,7 @@ def chosen_paths(files: set[str]) -> set[str]:
     }
     ours = {file for file in files if file.endswith((".py", ".pyi"))}
     ours = {file for file in ours if file.startswith(("asyncddp/", "tests/", "topology/"))}
-    for module in tests_of({module_of(file) for file in ours}):
+    for module in find_tests({module_of(file) for file in ours}):
         path = Path(*module.split(".")).with_suffix(".py")
         if path.name == "conftest.py" and path.parent != Path("tests"):
             chosen.add(str(path.parent))
@@ -127,5 +139,7 @@ def chosen_paths(files: set[str]) -> set[str]:
 
 
 if __name__ == "__main__":
-    found = chosen_paths(changed_files(*sys.argv[1:] or ["main"]))
+    given = sys.argv[1:] or ["main"]
+    named = (REPO / given[0]).is_file()
+    found = chosen_paths(set(given) if named else changed_files(given[0]), nearest=named)
     sys.stdout.writelines(f"{path}\n" for path in sorted(found))

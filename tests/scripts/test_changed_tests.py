@@ -46,6 +46,15 @@ def test_a_changed_file_asks_for_the_tests_that_it_can_break(changed, file, aske
     assert not_asked not in chosen
 
 
+def test_the_nearest_tests_of_a_file_import_it_directly(changed):
+    """Where none does, all that can see a change of it."""
+    near = changed.chosen_paths({"asyncddp/engine/deadlock.py"}, nearest=True)
+    assert "tests/unit/engine/test_deadlock.py" in near
+    assert "tests/conformance/test_pair_gossip.py" not in near
+    method = {"asyncddp/algorithms/methods/choco_sgd.py"}
+    assert changed.chosen_paths(method, nearest=True) >= changed.chosen_paths(method)
+
+
 def test_what_has_changed_is_seen_against_a_base(changed):
     """Git tells; a base that is unknown is this commit."""
     assert changed.changed_files("HEAD") == changed.changed_files("no-such-branch")

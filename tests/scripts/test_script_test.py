@@ -137,6 +137,16 @@ def test_changed_runs_what_the_import_graph_tells(suite, machine):
     assert "nothing has changed since main" in done.stderr
 
 
+def test_a_file_of_the_library_stands_for_the_tests_that_import_it(suite, machine):
+    """They are named first; further arguments are pytest's."""
+    file = machine.root / "clone" / "asyncddp" / "config.py"
+    file.parent.mkdir()
+    file.touch()
+    machine.install("python", "case $1 in *changed_tests.py) echo tests/unit/test_one.py ;; esac")
+    assert suite("asyncddp/config.py", "-x") == "python [-m] [pytest] [tests/unit/test_one.py] [-x]"
+    assert "python [scripts/lib/changed_tests.py] [asyncddp/config.py]" in machine.calls()
+
+
 @pytest.mark.usefixtures("suite")
 @pytest.mark.parametrize(
     ("arguments", "folder"),
