@@ -248,7 +248,7 @@ class AveragedBucket:
 
 
 class Received(ABC):
-    r"""What the exchange of one bucket has brought to this rank (base class).
+    r"""Result of the exchange of one bucket on this rank (base class).
 
     Attributes:
         sources: Ranks from which tensors came, ascending.

@@ -59,7 +59,7 @@ class GradientHookedWrapper(Protocol):
 
     @property
     def averager(self) -> ModelAverager | None:
-        """What averages the parameters with other ranks; None if it is none of the library's."""
+        """Averager of the parameters with other ranks; None if it is none of the library's."""
 
     def wait_for_reads(self) -> None:
         """Wait until no message or peer reads a parameter any more."""

@@ -14,10 +14,10 @@ class AveragedQuantity(Enum):
 
 
 class CompressionUse(Enum):
-    """What compression does to an algorithm, and so whether it accepts a compressor."""
+    """Effect of compression on an algorithm, and so whether it accepts a compressor."""
 
     AVERAGES = "averages"
-    """What is averaged is compressed; errors average out, or error feedback repays them."""
+    """The averaged tensor is compressed; errors average out, or error feedback repays them."""
     DIFFERENCES = "differences"
     """The algorithm sees each message by itself and makes up for errors, as by sending differences
     to what its neighbours know."""
@@ -26,7 +26,7 @@ class CompressionUse(Enum):
 
 
 class JoinedRanks(Enum):
-    """What ranks that are done, within ``join``, do in the rounds of those that still train."""
+    """Part of ranks that are done, within ``join``, in the rounds of those that still train."""
 
     LEAVE = "leave"
     """They neither send nor get anything, and keep their models."""

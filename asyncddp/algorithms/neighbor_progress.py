@@ -1,4 +1,4 @@
-"""How far neighbours have trained, and that this rank has ended, for users of an averager."""
+"""Progress of neighbours, and this rank's own end, for users of an averager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method can ask its neighbours for outside of a round: tensors as they are."""
+"""Tensors that a method asks its neighbours for outside of a round, as they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket
 
 
 class NeighborTensors:
-    """What the in-neighbours give for a tensor, which goes to the out-neighbours as it is.
+    """Tensors from the in-neighbours for one that goes to the out-neighbours as it is.
 
     Args:
         bucket: The bucket, with the weights of its ``row``.

@@ -1,4 +1,4 @@
-"""What ``asyncddp compare`` prints and writes of a comparison: table, legend, notes, files."""
+"""Output of ``asyncddp compare``: table, legend, notes, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Compression: encoders of tensors into fewer bytes, one file each, in one registry."""
+"""Compression: encoders of tensors into fewer bytes, one file each, in one registry.
+
+Here belongs what turns rows of a tensor into bytes and back, and the error feedback between two
+tensors. ``ops`` and ``windows`` encode with it, users name it. Nothing here communicates; the same
+input and seed give the same bytes on each rank.
+"""
 
 from __future__ import annotations
 

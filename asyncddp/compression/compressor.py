@@ -13,7 +13,7 @@ from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 
 CompressorState: TypeAlias = dict[str, torch.Tensor]
-"""What a compressor keeps from one tensor to the next, such as what error feedback still owes."""
+"""State that a compressor keeps between tensors, such as what error feedback still owes."""
 
 State: TypeAlias = CompressorState | None
 Views: TypeAlias = list[torch.Tensor]

@@ -1,7 +1,8 @@
 """Data of several ranks: how the samples of one data set are shared out among them.
 
-Partitions are lists of indices, made by numpy alone; samplers and loaders give a rank its share and
-ask for the rank when they are made. Nothing here communicates: ranks draw the same by a seed.
+Here belong partitions (lists of indices, made by numpy alone), samplers and loaders. Users call
+them; samplers and loaders ask for the rank when they are made. Nothing here communicates: ranks
+draw the same shares by a seed.
 """
 
 from asyncddp.data import partition as partition

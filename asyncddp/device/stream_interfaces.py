@@ -45,7 +45,7 @@ class InterprocessEvent(DeviceEvent, Protocol):
     """Interface of a device (GPU) event that other processes of this machine can wait for."""
 
     handle: bytes
-    """What :meth:`DeviceStreams.import_event` takes in another process."""
+    """Handle that :meth:`DeviceStreams.import_event` takes in another process."""
 
     def record(self, role: StreamRole) -> None:
         """Record the event on a stream; later waits for the event wait for this point."""

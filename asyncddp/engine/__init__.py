@@ -1,7 +1,9 @@
 """Progress engine: runs operations, matches messages between ranks, and bounds every wait.
 
-Nothing in here knows a particular verb, and nothing negotiates: every message carries a header, and
-the rank that receives it checks that header against its own exchange request.
+Here belong exchanges, matching by name, handles, deadlines, and the thread that makes progress.
+``ops`` and ``windows`` submit operations to it. It knows no particular verb and negotiates nothing:
+every message carries a header, and the rank that receives it checks that header against its own
+exchange request.
 """
 
 from asyncddp.engine.chunked_exchange import ChunkedExchange, RaggedExchange

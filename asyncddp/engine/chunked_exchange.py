@@ -17,7 +17,8 @@ from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.persistent_channels import PersistentChannel, PersistentChannelTable
 from asyncddp.errors import MismatchError
 from asyncddp.shm.arena import SharedMemoryHandle
-from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
+from asyncddp.shm.chunk_layout import ChunkLayout
+from asyncddp.shm.ring_buffer import ReceiveRingBuffer, SendRingBuffer
 
 _WHOLE = ChunkLayout.single((), torch.uint8)
 """Layout of one chunk, whatever its size."""

@@ -20,8 +20,9 @@ from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.errors import PeerError
 from asyncddp.shm.arena import SharedMemoryHandle
+from asyncddp.shm.chunk_layout import ChunkLayout
 from asyncddp.shm.memory_limit import memory_limit
-from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
+from asyncddp.shm.ring_buffer import ReceiveRingBuffer, SendRingBuffer
 from asyncddp.shm.slot_cycle import SlotCycle
 from asyncddp.transport.base import SharedMemoryGroup
 

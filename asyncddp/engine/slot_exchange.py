@@ -32,7 +32,7 @@ Start: TypeAlias = Combine[StartedCollective[R]]
 
 @dataclass(frozen=True)
 class SlotExchange(Generic[R]):
-    """How slots do all collectives of one signature, whatever is in the tensors.
+    """Collectives of one signature through slots, whatever is in the tensors.
 
     Attributes:
         signature: What must be the same on all ranks.

@@ -1,4 +1,4 @@
-"""What each launcher announces to the processes that it starts, by which variables."""
+"""Launchers: the variables by which each announces ranks to the processes that it starts."""
 
 from __future__ import annotations
 

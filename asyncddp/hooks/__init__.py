@@ -1,4 +1,9 @@
-"""Communication hooks for torch's DistributedDataParallel, over its own process group."""
+"""Communication hooks for torch's DistributedDataParallel, over its own process group.
+
+Here belong the hooks and their state. Users register them with torch, which calls them in the
+backward pass. They use the process group of the model alone, and need no ``init()`` of this
+library.
+"""
 
 from asyncddp.hooks.bytegrad_hook import ByteGradState, bytegrad_hook
 from asyncddp.hooks.compressed_allreduce_hook import (

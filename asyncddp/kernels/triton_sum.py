@@ -27,7 +27,7 @@ FAILURES = (
     TritonError, RuntimeError, OSError, SubprocessError, ValueError, TypeError, AttributeError,
     LookupError, AssertionError,
 )  # fmt: skip
-"""What Triton raises where it cannot compile or start a kernel: no C compiler, say."""
+"""Exceptions of Triton where it cannot compile or start a kernel: no C compiler, say."""
 
 MAX_OTHERS = 8
 """Maximum number of tensors that one pass adds to the first."""

@@ -1,1 +1,6 @@
-"""Starting and supervising MPI ranks with ``mpirun`` or ``srun``, without loading MPI or torch."""
+"""Starting and supervising MPI ranks with ``mpirun`` or ``srun``, without loading MPI or torch.
+
+Here belong launchers (one class each), signals, output, and the diagnosis of how a run ended.
+``cli``, notebooks and ``baguarun`` call it. Nothing that a run has started outlives it, and its
+exit code is that of the first rank that failed.
+"""

@@ -102,7 +102,7 @@ class DeferredAverageHandle(Handle[torch.Tensor]):
 
     @property
     def average(self) -> SentAverage:
-        """What its fast path is to complete, once it is counted."""
+        """Average that its fast path completes, once it is counted."""
         return self.step, self.row, self.own, self.into, self.sent_chunks
 
     @property

@@ -27,7 +27,7 @@ from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.deferred_average import detached
 from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.validation import signature_of
-from asyncddp.shm.ring_buffer import ChunkLayout
+from asyncddp.shm.chunk_layout import ChunkLayout
 from asyncddp.tensors.byte_views import has_plain_memory
 from asyncddp.torch_modes import normal_mode, transforming
 

@@ -27,7 +27,7 @@ FILE_ERRORS = (
     struct.error,
     pickle.PickleError,
 )
-"""What ``torch.save`` and ``torch.load`` raise for full disks, damaged files and odd objects.
+"""Exceptions of ``torch.save`` and ``torch.load`` for full disks, damaged files and odd objects.
 
 Each byte of a file may be another one: a wrong length, opcode or name ends in any of these.
 """

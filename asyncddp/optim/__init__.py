@@ -1,4 +1,9 @@
-"""DistributedOptimizer and its variants; synchronisation and averaging of models and states."""
+"""DistributedOptimizer and its variants; synchronisation and averaging of models and states.
+
+Here belongs what wraps a torch optimizer, and what brings models to equal or averaged values.
+Users call it, and ``checkpoint`` and ``integrations``. The user's own optimizer makes every
+update, and at one rank the result is that of plain torch.
+"""
 
 from asyncddp.optim.average_models import average_model, consensus_distance
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer

@@ -73,7 +73,7 @@ class Reducer:
 
     @property
     def buckets(self) -> Sequence[OptimizedParameters]:
-        """What has an optimizer of its own; nothing before the end of the first pass."""
+        """Buckets with an optimizer of their own; none before the end of the first pass."""
         return self._own_phase.buckets
 
     def accumulate(self, enable: bool) -> None:

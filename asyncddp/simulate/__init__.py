@@ -1,4 +1,9 @@
-"""Simulation of n virtual ranks in one process, by the same methods as on real ones."""
+"""Simulation of n virtual ranks in one process, by the same methods as on real ones.
+
+Here belong problems, clocks and networks of virtual ranks, and the record of a run. Users and
+``asyncddp compare`` call it. The methods are those of ``algorithms``, and results equal those of
+real ranks to 1e-12.
+"""
 
 from __future__ import annotations
 

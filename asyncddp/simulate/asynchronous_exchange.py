@@ -1,4 +1,4 @@
-"""What ranks that do not wait send each other, when it arrives, and how it is averaged.
+"""Messages of ranks that do not wait: contents, arrival, and averaging.
 
 Each class is what a communication does on real ranks, with messages that arrive after the time of
 their link: puts, gets, shares of push-sum, and averages in pairs by the very protocol.
@@ -36,7 +36,7 @@ class AsynchronousExchange(ABC):
     bias: Callable[[int], float] | None = None
     """Push-sum weight of a rank, where there is one."""
     tells_all = False
-    """Whether ranks tell their rounds also to neighbours of other rounds, who may wait for them."""
+    """True if ranks tell their rounds also to neighbours of other rounds, who may wait for them."""
 
     def __init__(
         self,

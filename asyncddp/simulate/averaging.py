@@ -1,4 +1,4 @@
-"""How all ranks average in a round: with neighbours, over all ranks, by push-sum, or not at all."""
+"""Averaging of all ranks in a round: with neighbours, over all ranks, by push-sum, or none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROUNDS = 64  # of a schedule that are kept
 
 @dataclass
 class Traffic:
-    """What travels in one round.
+    """Traffic of one round.
 
     Attributes:
         nbytes: Bytes of the message to a neighbour, or of what is averaged over all.

@@ -1,4 +1,4 @@
-"""How ranks average machine by machine: with neighbour machines, or over all of them."""
+"""Averaging machine by machine: with neighbour machines, or over all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated run has measured: arrays over steps, and the models in the end."""
+"""Record of a simulated run: arrays over steps, and the models in the end."""
 
 from __future__ import annotations
 

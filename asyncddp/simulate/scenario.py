@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the simulated ranks and their network are like.
+    """Scenario of a simulation: the properties of its ranks and their network.
 
     Args:
         step_seconds: Time of a step's gradients and update, in seconds.
@@ -136,7 +136,7 @@ class Scenario:
 
     @property
     def loses_messages(self) -> bool:
-        """Whether messages are lost for good."""
+        """True if messages are lost for good."""
         return self.loss > 0 and self.retransmit_after is None
 
     def lost_messages(self, number: int, sources: npt.NDArray[np.intp]) -> Mask:

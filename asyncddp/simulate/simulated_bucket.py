@@ -201,7 +201,7 @@ def _by_row(kept: torch.Tensor, ranks: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class StackedExchangeResult:
-    """What the exchange of one bucket has brought to all ranks.
+    """Result of the exchange of one bucket, on all ranks.
 
     Attributes:
         decoded: What each rank has sent, as its receivers decode it, ``(n, d)``.
@@ -215,7 +215,7 @@ class StackedExchangeResult:
 
 
 class _SimulatedReceived(Received):
-    """What one rank has received, out of what all have sent; or all ranks, stacked."""
+    """Tensors that one rank has received, out of all that were sent; or all ranks', stacked."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class _SimulatedReceived(Received):
 
 
 class _StackedNeighborTensors(NeighborTensors):
-    """What neighbours have of all ranks' stacked tensors."""
+    """Neighbours' copies of all ranks' stacked tensors."""
 
     def __init__(self, bucket: AveragedBucket, mixing: MixingRound | None) -> None:
         super().__init__(bucket, self._of_each)

@@ -152,7 +152,7 @@ class _StackedGroups:
 
     @property
     def state(self) -> dict[torch.nn.Parameter, _StackedState]:
-        """What the ranks' optimizers keep of each parameter, once they have made a step."""
+        """State that the ranks' optimizers keep of each parameter, once they have made a step."""
         return {
             one: _StackedState(
                 [own.state[row] for own, row in zip(self._optimizers, rows, strict=True)]
@@ -171,7 +171,7 @@ class _StackedGroups:
 
 
 class _StackedState:
-    """What the ranks' optimizers keep of one parameter, by name."""
+    """State that the ranks' optimizers keep of one parameter, by name."""
 
     def __init__(self, each: list[dict[str, Any]]) -> None:
         self._each = each

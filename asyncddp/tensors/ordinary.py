@@ -1,4 +1,4 @@
-"""What is an ordinary tensor: one whose values lie in its own memory."""
+"""Ordinary tensors: those whose values lie in their own memory."""
 
 from __future__ import annotations
 

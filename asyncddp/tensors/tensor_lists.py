@@ -102,7 +102,7 @@ class TensorGroup:
 
     @property
     def _reuses(self) -> bool:
-        """Whether its copies are used again: on a device, the allocator's streams know better."""
+        """True if its copies are used again: on a device, the allocator's streams know better."""
         return self.device.type == "cpu"
 
     def _allocate(self) -> FlatTensors:

@@ -1,4 +1,9 @@
-"""Transports: MPI, shared memory, loopback and CUDA ones behind one base class, and registries."""
+"""Transports: MPI, shared memory, loopback and CUDA ones behind one base class, and registries.
+
+Here belongs how bytes travel; ``mpi4py`` and ``cupy`` are imported here and nowhere else. The
+engine calls it, and ``context`` chooses. A transport declares its scope and condition, never blocks
+without a deadline, and never unpickles what came from a peer.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def select_route(
 
 @dataclass(frozen=True)
 class DeviceTransportStatus:
-    """Whether one GPU transport can be used on this machine, and the reason."""
+    """Availability of one GPU transport on this machine, and the reason."""
 
     transport: str
     state: str  # "in use", "can be asked for" or "cannot be used"

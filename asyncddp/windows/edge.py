@@ -40,7 +40,7 @@ AcquireBuffer: TypeAlias = Callable[[], RefCountedBuffer]
 
 
 class PublishedSnapshot(NamedTuple):
-    """What a rank has published to a neighbour: ``weight * tensor``, and the push-sum weight p."""
+    """Tensor published to a neighbour: ``weight * tensor``, and the push-sum weight p."""
 
     version: int  # number of puts and accumulates along the edge
     floor: int  # the version by which all earlier ones were overwritten; 0 where it adds to them

@@ -18,7 +18,7 @@ ControlWords: TypeAlias = dict[int, AllocatedBlock[OwnedChunk]]
 
 
 class OfferedTensor(NamedTuple):
-    """What a rank has published for gets: ``weight * buffer``, and p, by which it is biased.
+    """Buffer that a rank has published for gets: ``weight * buffer``, and p, by which it is biased.
 
     ``time`` is that of publication, in seconds of this process's monotonic clock.
     """

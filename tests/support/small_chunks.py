@@ -7,14 +7,14 @@ from types import ModuleType
 from typing import Any
 
 from asyncddp.ops import shared_memory_fast_path
-from asyncddp.shm import ring_buffer
+from asyncddp.shm import chunk_layout
 
 __all__ = ["in_small_chunks"]
 
 _SIZES = {
-    (ring_buffer, "_DOUBLED"): 1 << 14,
-    (ring_buffer, "_WHOLE"): 1 << 15,
-    (ring_buffer, "_CHUNK"): 1 << 13,
+    (chunk_layout, "_DOUBLED"): 1 << 14,
+    (chunk_layout, "_WHOLE"): 1 << 15,
+    (chunk_layout, "_CHUNK"): 1 << 13,
     (shared_memory_fast_path, "_SMALL"): 1 << 13,
 }
 

@@ -40,9 +40,9 @@ class PhaseConfig:
     passes_per_round: int = 1
     """``num_steps_per_communication``."""
     counts_steps: bool = False
-    """Whether a round follows after so many steps, whatever their backward passes."""
+    """True if a round follows after so many steps, whatever their backward passes."""
     first_round_at_once: bool = False
-    """Whether the first step averages, and then every ``passes_per_round``-th."""
+    """True if the first step averages, and then every ``passes_per_round``-th."""
 
     @property
     def first_carried_passes(self) -> int:
@@ -76,9 +76,9 @@ class CommunicationPhase(ABC):
     """Communication phase (base class): decides when in a training step ranks average."""
 
     needs_gradient_hooks = True
-    """Whether it registers hooks that run when a gradient is ready."""
+    """True if it registers hooks that run when a gradient is ready."""
     hooks_forward: ClassVar[bool] = False
-    """Whether :meth:`_on_forward` runs before forward passes of the models."""
+    """True if :meth:`_on_forward` runs before forward passes of the models."""
 
     def __init__(self, config: PhaseConfig) -> None:
         self.config = config

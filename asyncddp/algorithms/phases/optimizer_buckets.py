@@ -20,7 +20,7 @@ LRSchedulerFn: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
 
 @dataclass(frozen=True)
 class BucketUpdateConfig:
-    """How a model's buckets are made and updated: optimizers, scaler, clipping, bucket size."""
+    """Settings of a model's buckets: optimizers, scaler, clipping, bucket size."""
 
     optim_fn: OptimFn
     lr_scheduler_fn: LRSchedulerFn | None
@@ -29,7 +29,7 @@ class BucketUpdateConfig:
     """Largest norm of all gradients together; 0 for any."""
     bucket_bytes: int
     as_view: bool
-    """Whether parameters are views of the buckets."""
+    """True if parameters are views of the buckets."""
 
     @property
     def updates_together(self) -> bool:

@@ -40,7 +40,7 @@ class ParameterAveragingPhase(CommunicationPhase):
     """
 
     averages_in_place: ClassVar[bool] = True
-    """Whether nobody reads the buckets from the start of a round to its end."""
+    """True if nobody reads the buckets from the start of a round to its end."""
 
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)

@@ -107,7 +107,7 @@ class PreviousStepPhase(CommunicationPhase):
         self._named, self._updates, self._sync = named, updates, sync
         self.buckets: list[OptimizerBucket] = []
         self._gradient_counts: dict[int, int] = {}
-        """How many gradients each parameter got in the first pass, in the order of their last."""
+        """Number of gradients of each parameter in the first pass, in the order of their last."""
         self._bucket_of: dict[int, OptimizerBucket] = {}
         self._missing_gradients: list[dict[int, int]] = []
         self._stepped_buckets: set[int] = set()

@@ -1,4 +1,4 @@
-"""What ``BaguaStrategy`` does, for whichever package of Lightning its class is made."""
+"""Behaviour of ``BaguaStrategy``, for whichever package of Lightning its class is made."""
 
 from __future__ import annotations
 

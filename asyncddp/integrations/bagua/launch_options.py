@@ -35,7 +35,7 @@ _INSTEAD = {
     "report_metrics": "asyncddp.monitor reports speed and consensus",
     "enable_bagua_net": "MPI's transports and ASYNCDDP_DEVICE_TRANSPORTS",
 }
-"""What takes the place of options that have no effect."""
+"""Replacements of options that have no effect."""
 _FLAGS = {
     "set_additional_flag", "is_output_autotune_log", "report_metrics", "enable_bagua_net",
 }  # fmt: skip

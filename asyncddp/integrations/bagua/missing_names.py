@@ -24,7 +24,7 @@ INSTEAD = {
     "Experts": _EXPERTS,
     "TopKGate": _EXPERTS,
 }
-"""What takes the place of names."""
+"""Replacements of names."""
 
 
 class MissingNameError(UsageError, ImportError):

@@ -1,4 +1,4 @@
-"""What torch passes to verbs, in its old and new forms: lists or single tensors, options or not."""
+"""Arguments that torch passes to verbs, in old and new forms: lists or tensors, options or not."""
 
 from __future__ import annotations
 

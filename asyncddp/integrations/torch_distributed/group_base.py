@@ -1,4 +1,4 @@
-"""What a process group has besides collectives: names, messages, coalescing, its end."""
+"""Process group without its collectives: names, messages, coalescing, its end."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def missing_after(store: Store, key: str, places: Iterable[int], timeout: float)
 
 
 class WaitAnnouncements:
-    """What each rank of a group has been waiting for, told through torch's store.
+    """Waits of each rank of a group, told through torch's store.
 
     A rank announces a collective only when it has waited for a while, so that in ordinary runs
     nothing is written. One whose deadline has passed reads the announcements of the others.

@@ -43,7 +43,7 @@ class _WindowProposal(NamedTuple):
     sources: list[int]
     targets: list[int]
     places: dict[int, SharedMemoryHandle]
-    """Where out-neighbours on its machine find what it publishes."""
+    """Shared memory in which out-neighbours on its machine find what it publishes."""
 
 
 @uncompiled

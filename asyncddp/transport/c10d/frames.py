@@ -18,7 +18,7 @@ CREDIT_BYTES = 1 << 22
 
 
 class FrameKind(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     HELLO = 0  # the first from each end: its rank as ``number``, and a code that proves it
     MESSAGE = 1  # control message of a group

@@ -13,7 +13,7 @@ from asyncddp.transport.startup_settings import Settings
 
 
 class RankRecord(NamedTuple):
-    """What a rank tells the others of itself before there is a connection."""
+    """Record by which a rank tells the others of itself before there is a connection."""
 
     machine: str  # equal where ranks reach each other's Unix sockets and processes
     process: int

@@ -37,7 +37,7 @@ _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
 
 
 class _NetworkRecord(NamedTuple):
-    """What a rank says of its machine: its first rank, open ports, a fabric, shared buffers."""
+    """Record of a rank's machine: its first rank, open ports, a fabric, shared buffers."""
 
     machine: int
     ports: list[int]

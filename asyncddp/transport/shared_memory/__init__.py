@@ -1,1 +1,1 @@
-"""What ranks of one machine do through shared memory: forming groups, sums and copies."""
+"""Shared memory between ranks of one machine: forming groups, sums and copies."""

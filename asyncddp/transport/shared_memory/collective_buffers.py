@@ -83,7 +83,7 @@ class SharedCollectiveBuffers:
         ]
         self.own = self.ranks[rank]
         self.reads_private_memory = self._try_reading(gather)
-        """Whether all ranks can read each other's private memory."""
+        """True if all ranks can read each other's private memory."""
         self.queue: deque[SharedMemoryCollectiveRequest] = deque()  # the first one has the slots
         self.piece_count = 0  # of all collectives so far
 

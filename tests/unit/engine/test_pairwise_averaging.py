@@ -12,7 +12,8 @@ import torch
 from asyncddp.engine import pairwise_averaging
 from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.shm.arena import Arena
-from asyncddp.shm.ring_buffer import ChunkLayout, ReceiveRingBuffer, SendRingBuffer
+from asyncddp.shm.chunk_layout import ChunkLayout
+from asyncddp.shm.ring_buffer import ReceiveRingBuffer, SendRingBuffer
 
 RANKS = (0, 1)
 LAYOUTS = {

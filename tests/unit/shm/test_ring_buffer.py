@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncddp.shm.arena import Arena, SharedMemoryHandle
+from asyncddp.shm.chunk_layout import ChunkLayout
 from asyncddp.shm.ring_buffer import (
-    ChunkLayout,
     ReceiveRingBuffer,
     SendRingBuffer,
     pack_progress,

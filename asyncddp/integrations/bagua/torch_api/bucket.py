@@ -107,7 +107,7 @@ class BaguaBucket:
 
     @property
     def flatten(self) -> bool:
-        """Whether the tensors live in one flat tensor."""
+        """True if the tensors live in one flat tensor."""
         return self._flat is not None
 
     @property

@@ -27,7 +27,7 @@ _NAMES = {"MinMaxUInt8": "minmax_uint8"}
 
 
 class OperatedBucket(Protocol):
-    """What operations need of a bucket."""
+    """Bucket, as operations see it."""
 
     name: str
     label: str

@@ -49,7 +49,7 @@ class DistributedAlgorithm(Enum):
 
 
 class BucketType(Enum):
-    """What buckets send: gradients, weights, or parameters themselves."""
+    """Contents of buckets: gradients, weights, or parameters themselves."""
 
     Gradient = "gradient"
     Weight = "weight"
@@ -57,14 +57,14 @@ class BucketType(Enum):
 
 
 class ReduceOp(Enum):
-    """What becomes of gradients: their sum or their average."""
+    """Reduction of gradients: their sum or their average."""
 
     Sum = "sum"
     Average = "average"
 
 
 class Compressor(Enum):
-    """What encodes messages; its value is a name of ``asyncddp.compression``."""
+    """Encoder of messages; its value is a name of ``asyncddp.compression``."""
 
     NoneCompressor = None
     Uint8Compressor = "minmax_uint8"

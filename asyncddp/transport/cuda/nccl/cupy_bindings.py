@@ -21,8 +21,7 @@ CHANNELS = 8
 """Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
 
 NCCL_ERRORS = (RuntimeError, KeyError)
-"""What cupy raises for a result of NCCL: a KeyError for ``ncclInProgress`` and ``ncclTimeout``, for
-which it has no names."""
+"""Exceptions of cupy for a result of NCCL: a KeyError for those that it has no names of."""
 
 _SHARING_VERSION = 23000
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")

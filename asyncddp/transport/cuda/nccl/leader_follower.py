@@ -146,7 +146,7 @@ class PairChannelFollower(PairChannel):
 
     pair_rank = 1
     _has_budget: bool | None = None
-    """Whether this rank may open the communicator; None until it has asked for one."""
+    """True if this rank may open the communicator; None until it has asked for one."""
 
     @override
     def connect(self) -> None:

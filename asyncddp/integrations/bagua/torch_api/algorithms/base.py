@@ -27,7 +27,7 @@ WRAPPER = "_bagua_ddp"
 
 
 class WrappedModel(Protocol):
-    """What an algorithm finds in the wrapper of the model that it trains."""
+    """Wrapper of the model that an algorithm trains, as the algorithm sees it."""
 
     module: torch.nn.Module
     optimizers: list[torch.optim.Optimizer]
@@ -43,7 +43,7 @@ class WrappedModel(Protocol):
 
     @property
     def _bagua_backend(self) -> BucketScheduler:
-        """What launches buckets, and waits for them."""
+        """Scheduler that launches buckets, and waits for them."""
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Return names and parameters to communicate, in the order of registration."""
@@ -75,7 +75,7 @@ def wrapped_model(caller: str, module: torch.nn.Module) -> WrappedModel:
 
 
 class AlgorithmImpl:
-    """What an algorithm does to one model (base class): tensors, buckets, operations and hooks.
+    """Effect of an algorithm on one model (base class): tensors, buckets, operations and hooks.
 
     As it is, it marks gradients ready and waits at the end of the backward pass; a subclass
     overrides what differs. Each ``init_…_hook`` is called once, and returns the hook.

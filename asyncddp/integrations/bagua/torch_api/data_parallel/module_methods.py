@@ -89,7 +89,7 @@ class _WrapperAttribute:
 
 
 class BaguaModule:
-    """What every ``torch.nn.Module`` has once ``torch_api`` is imported, as with Bagua."""
+    """Methods that every ``torch.nn.Module`` has once ``torch_api`` is imported, as with Bagua."""
 
     with_bagua = with_bagua
     bagua_algorithm = _WrapperAttribute("bagua_algorithm")

@@ -25,7 +25,7 @@ _SCALING = ("grad_scale", "found_inf")
 
 
 class StepTarget(Protocol):
-    """What makes an optimizer's steps; it calls the optimizer's own by :class:`OptimizerRoute`."""
+    """Maker of an optimizer's steps; it calls the optimizer's own by :class:`OptimizerRoute`."""
 
     def step(self, closure: Closure | None = None) -> Any:
         """Make a step."""
