@@ -12,11 +12,15 @@ logger = logging.getLogger("asyncddp")
 
 
 class Deadline:
-    """Deadline of one wait: when to warn and when to give up, by the configured timeouts."""
+    """Deadline of one wait: when to warn and when to give up, by the configured timeouts.
 
-    def __init__(self, config: Config) -> None:
+    A ``timeout`` of the wait's own, in seconds, replaces the configured one.
+    """
+
+    def __init__(self, config: Config, timeout: float | None = None) -> None:
         self._config, self._warned = config, False
-        self._patience = min(config.warn_after, config.timeout)  # until the warning or the error
+        self._timeout, self._is_own = timeout or config.timeout, timeout is not None
+        self._patience = min(config.warn_after, self._timeout)  # until the warning or the error
         self._begun = time.monotonic()
         self.renew(self._begun)
 
@@ -30,7 +34,7 @@ class Deadline:
 
     def has_passed(self, waited: float) -> bool:
         """Tell whether a wait of so many seconds is too long."""
-        return waited > self._config.timeout
+        return waited > self._timeout
 
     def warns(self, waited: float) -> bool:
         """Tell whether a warning is due after a wait of so many seconds; there is only one."""
@@ -38,7 +42,7 @@ class Deadline:
 
     def mark_warned(self) -> None:
         """Note that the warning has been given."""
-        self._warned, self._patience = True, self._config.timeout
+        self._warned, self._patience = True, self._timeout
         self.due = self.started + self._patience
 
     def warn(self, subject: str, waited: float, missing: str) -> None:
@@ -48,8 +52,10 @@ class Deadline:
 
     def error(self, subject: str, waited: float, missing: str) -> WaitTimeoutError:
         """Build the error of a wait whose deadline has passed."""
+        if self._is_own:
+            return WaitTimeoutError(f"{subject} was not done in {self._timeout:g} s; {missing}")
         return WaitTimeoutError(
             f"{subject} was not done in {waited:.1f} s"
-            f"{' after its last progress' if self.started > self._begun + 1.0 else ''} "
-            f"(ASYNCDDP_TIMEOUT={self._config.timeout:g}); {missing}"
+            f"{' after its last progress' if self.started > self._begun + 1.0 else ''}"
+            f" (ASYNCDDP_TIMEOUT={self._timeout:g}); {missing}"
         )

@@ -132,6 +132,7 @@ class Context:
         self.extensions: dict[str, Any] = {}  # per-rank state of higher layers, by their name
         self.failures: dict[int, str] = {}
         self.parts: list[tuple[Sequence[int], Context]] = []  # of groups, with their ranks here
+        self.group_transports: list[Transport] = []  # of groups that live in this context
         # of higher layers, which wait for pending messages before this rank leaves
         self.exit_callbacks: list[Callable[[], None]] = []
 
@@ -185,9 +186,10 @@ class Context:
             finally:
                 self.extensions.clear()
                 self.parts.clear()
-                close_device_transports(self.local_transport, self.transport)
-                self.local_transport.close()
-                self.transport.close()
+                every = *self.group_transports, self.local_transport, self.transport
+                close_device_transports(*every)
+                for transport in every:
+                    transport.close()
                 if self.tracer is not None:
                     self.tracer.close()
 

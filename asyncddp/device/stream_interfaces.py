@@ -204,7 +204,7 @@ class StreamOrdering:
     """
 
     def __init__(self, streams: DeviceStreams, tensors: tuple[torch.Tensor, ...]) -> None:
-        self._streams, self._tensors = streams, tensors
+        self._streams, self.tensors = streams, tensors
         self._begun = streams.record_event(StreamRole.CALLER)
         self._ended: DeviceEvent | None = None
 
@@ -212,7 +212,7 @@ class StreamOrdering:
         """Make the operation's streams wait for the caller's earlier work; from any thread."""
         for role in (StreamRole.COMPUTE, StreamRole.DEVICE_TO_HOST, StreamRole.HOST_TO_DEVICE):
             self._streams.wait_event(role, self._begun)
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             self._streams.record_stream(tensor, StreamRole.COMPUTE)
             self._streams.record_stream(tensor, StreamRole.DEVICE_TO_HOST)
 
@@ -233,7 +233,7 @@ class StreamOrdering:
     def end(self) -> None:
         """Record that the operation has enqueued all its work."""
         self._ended = self._streams.record_event(StreamRole.COMPUTE)
-        self._tensors = ()
+        self.tensors = ()
 
     def arrive(self, result: object) -> None:
         """Make the caller's stream wait for the operation's work, once it has the result."""

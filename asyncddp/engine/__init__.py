@@ -14,7 +14,7 @@ from asyncddp.engine.operation_exchanges import OperationExchanges, PeerExchange
 from asyncddp.engine.progress_engine import ProgressEngine
 from asyncddp.engine.slot_exchange import SlotCall, SlotExchange
 from asyncddp.engine.started_collective import StartedCollective, run_collective
-from asyncddp.engine.work import OperationSpec, Steps, require_name
+from asyncddp.engine.work import OperationSpec, Steps, in_sequence, require_name
 
 __all__ = [
     "AnyTensorSignature",
@@ -31,6 +31,7 @@ __all__ = [
     "SlotExchange",
     "StartedCollective",
     "Steps",
+    "in_sequence",
     "require_name",
     "run_collective",
 ]

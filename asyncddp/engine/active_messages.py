@@ -11,7 +11,6 @@ import torch
 from asyncddp.engine.announced_tensor_receiver import AnnouncedTensorReceiver
 from asyncddp.engine.messages import (
     DECODE_ERRORS,
-    INLINE_BYTES,
     ActiveMessage,
     HandlerArguments,
     MatchKey,
@@ -22,7 +21,7 @@ from asyncddp.engine.send_queue import SendQueue
 from asyncddp.errors import AsyncDDPError, PeerError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes, from_bytes
-from asyncddp.transport.base import TRANSFER_ERRORS, Request, Transport, has_ended
+from asyncddp.transport.base import SHORT_BYTES, TRANSFER_ERRORS, Request, Transport, has_ended
 
 ActiveMessageHandler: TypeAlias = Callable[[int, tuple[Any, ...], torch.Tensor | None], None]
 """Function that is called with the sender's rank, the arguments, and the tensor sent along."""
@@ -72,7 +71,7 @@ class ActiveMessageDispatcher:
             return
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         raw = as_bytes(tensor)
-        if raw.numel() <= INLINE_BYTES:
+        if raw.numel() <= SHORT_BYTES:
             data = raw.numpy().tobytes()
             self._queue.put(peer, ActiveMessage(handler, arguments, dtype, shape, data, -1))
             return

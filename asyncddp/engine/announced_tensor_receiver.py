@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import TypeGuard
 
 import torch
 
@@ -73,6 +74,8 @@ class AnnouncedTensorReceiver:
             receive.tensor = empty((0,), dtype)
         elif message.payload is not None:
             receive.tensor = from_bytes(message.payload, dtype, message.shape)
+            if _fits(exchange.into.get(peer), message, dtype):
+                receive.tensor = exchange.into[peer].copy_(receive.tensor)
         else:
             self._begin(exchange, peer, message)
         if message.tag != SIGNATURE_ONLY:
@@ -93,7 +96,9 @@ class AnnouncedTensorReceiver:
             imported = transport.import_tensor(message.shape, dtype, peer, message.tag)
             receive.import_request = receive.request = imported
             return
-        receive.tensor = empty_on(exchange.streams, message.shape, dtype)
+        receive.tensor = exchange.into.get(peer)
+        if not _fits(receive.tensor, message, dtype):
+            receive.tensor = empty_on(exchange.streams, message.shape, dtype)
         receive.request = transport.irecv(receive.tensor, peer, message.tag)
 
     def discard(self, peer: int, message: TensorMessage | ActiveMessage) -> None:
@@ -129,3 +134,10 @@ class AnnouncedTensorReceiver:
             self._unwanted = [one for one in self._unwanted if not self._begin_discard(*one)]
         if self._discards:
             self._discards = [pair for pair in self._discards if not has_ended(pair[0])]
+
+
+def _fits(
+    into: torch.Tensor | None, message: TensorMessage, dtype: torch.dtype
+) -> TypeGuard[torch.Tensor]:
+    """Tell whether an announced tensor can be received into a given one."""
+    return into is not None and into.dtype is dtype and into.shape == torch.Size(message.shape)

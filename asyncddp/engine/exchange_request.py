@@ -71,8 +71,10 @@ class ExchangeRequest:
         targets: Iterable[int],
         *,
         peer_access: bool = False,
+        into: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         self.key, self.signature, self.peer_access = key, signature, peer_access
+        self.into = into or {}  # contiguous tensors that receive, by source
         self.receives = {peer: PendingReceive(self, peer) for peer in sources}
         self.targets = frozenset(targets)
         self.unacknowledged: set[int] = set()  # targets whose acknowledgement is awaited

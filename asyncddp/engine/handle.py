@@ -53,6 +53,12 @@ class Handle(Generic[R]):
             raise self._work.error
         return cast("R", self._work.result)
 
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error unless it has ended, and tell the peers."""
+        with self._loop.lock:
+            if not self._work.finished.is_set():
+                self._work.fail(error)
+
     @property
     @uncompiled
     def result(self) -> R:

@@ -156,6 +156,10 @@ class MessageMatcher:
             problem = f"sends nothing to rank {peer}: {_describe_neighbors(mine)}"
             self.sends.put(peer, Nack(key, f"rank {self.rank} {problem}", origin=self.rank))
 
+    def is_announced(self, peer: int, key: MatchKey) -> bool:
+        """Tell whether a peer has announced a tensor that no request expects yet."""
+        return peer in self._unexpected.get(key, ())
+
     def unexpected_from(self, peer: int) -> list[TensorMessage]:
         """Return the messages of a peer that no request expects yet."""
         return [waiting[peer] for waiting in self._unexpected.values() if peer in waiting]

@@ -56,8 +56,6 @@ class MatchKey(NamedTuple):
 
 SIGNATURE_ONLY = -1
 """Tag of a :class:`TensorMessage` that carries its exchange's signature, without a tensor."""
-INLINE_BYTES = 16 * 1024
-"""Bytes of a tensor up to which it travels inside its message."""
 
 DECODE_ERRORS = (
     ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, OSError,

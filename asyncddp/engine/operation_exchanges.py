@@ -45,8 +45,10 @@ class PeerExchanges(Protocol):
         sources: Iterable[int],
         targets: Iterable[int],
         streams: DeviceStreams | None = None,
+        *,
+        into: Mapping[int, torch.Tensor] | None = None,
     ) -> ExchangeRequest:
-        """Open an exchange of tensors of one signature with peers."""
+        """Open an exchange of tensors of one signature with peers, received ``into`` some."""
         ...
 
     def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
@@ -100,15 +102,17 @@ class OperationExchanges:
         *,
         peer_access: bool = False,
         row: WeightRow | None = None,
+        into: Mapping[int, torch.Tensor] | None = None,
     ) -> ExchangeRequest:
         """Open an exchange with peers; an operation with several gives each a name of its own.
 
         ``streams`` are of the tensors' device, None on the host. In check mode peers compare the
-        row of weights. It raises a MismatchError if an earlier message contradicts it.
+        row of weights. What fits a tensor of ``into`` is received there, by source. It raises a
+        MismatchError if an earlier message contradicts it.
         """
         signature = self._with_members(signature)
         exchange = ExchangeRequest(
-            self._next_key(), signature, sources, targets, peer_access=peer_access
+            self._next_key(), signature, sources, targets, peer_access=peer_access, into=into
         )
         exchange.streams = streams
         return self._open(exchange, row)

@@ -116,7 +116,7 @@ class ProgressEngine(ProgressLoop):
         operation = OperationExchanges(
             self.matcher, spec.verb, key, rounds, check=check, members=spec.members
         )
-        work = Work(spec, operation, Deadline(self.config))
+        work = Work(spec, operation, Deadline(self.config, spec.timeout))
         self.queue.append(work)
         return work
 
@@ -158,6 +158,13 @@ class ProgressEngine(ProgressLoop):
                 in_flight.append(step)
                 steps.append(step)
         return steps
+
+    def claim_use(self, name: str) -> MatchKey:
+        """Count a use of a name that an operation under way makes, and return its key."""
+        with self.submit_lock:
+            step = self._use_counts[name]
+            self._use_counts[name] = step + 1
+        return MatchKey(name, step)
 
     def use_count(self, name: str) -> int:
         """Return how often a name was used, which is its next step."""

@@ -10,10 +10,10 @@ import torch
 
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.exchange_request import ExchangeRequest
-from asyncddp.engine.messages import INLINE_BYTES, SIGNATURE_ONLY, Message, TensorMessage, encode
+from asyncddp.engine.messages import SIGNATURE_ONLY, Message, TensorMessage, encode
 from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.tensors.byte_views import to_bytes
-from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.base import SHORT_BYTES, Request, Transport
 from asyncddp.transport.cuda.device_transport import DirectReadTransport
 from asyncddp.transport.cuda.staged_transport import device_transport_for
 
@@ -61,7 +61,7 @@ class SendQueue:
 
     def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
         """Send a contiguous tensor as part of an open exchange."""
-        inline = tensor.nbytes <= INLINE_BYTES and exchange.streams is None
+        inline = tensor.nbytes <= SHORT_BYTES and exchange.streams is None
         begun = time.monotonic_ns()
         tag = self._announce_tensor(exchange, peer, tensor, inline=inline)
         sent: Request | None = None

@@ -25,6 +25,7 @@ from asyncddp.shm.collective_slots import DIFFERENT, CollectiveSlots
 from asyncddp.tensors.byte_views import has_plain_memory, on_host
 
 R = TypeVar("R")
+S = TypeVar("S")
 _Steps: TypeAlias = Generator[Any, None, R]
 Combine: TypeAlias = Callable[[Sequence[torch.Tensor], Any, torch.Tensor | None], R]
 Start: TypeAlias = Combine[StartedCollective[R]]
@@ -79,6 +80,20 @@ class SlotCall(Generic[R]):
     exchange: SlotExchange[R]
     given: torch.Tensor | None = None
     out: torch.Tensor | None = None
+
+    def then(self, convert: Callable[[R], S]) -> SlotCall[S]:
+        """Return the same collective with a converted result."""
+        exchange, combine, start = self.exchange, self.exchange.combine, self.exchange.start
+        converted: SlotExchange[S] = SlotExchange(
+            exchange.signature,
+            combine and (lambda *given: convert(combine(*given))),
+            exchange.dtype,
+            exchange.shape,
+            exchange.gives,
+            start and (lambda *given: start(*given).then(convert)),
+            exchange.counts,
+        )
+        return SlotCall(converted, self.given, self.out)
 
 
 class _SlotRoomCondition:

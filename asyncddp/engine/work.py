@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -14,7 +14,7 @@ from asyncddp.deadline import Deadline
 from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
-from asyncddp.engine.slot_exchange import SlotCall, exchange_in_slots
+from asyncddp.engine.slot_exchange import SlotCall, SlotExchange, exchange_in_slots
 from asyncddp.errors import ArgumentError, NotInitializedError, PeerError, PeerLeftError
 from asyncddp.torch_modes import inference_mode
 
@@ -35,6 +35,7 @@ class WaitCondition(Protocol):
 
 
 R = TypeVar("R")
+S = TypeVar("S")
 Steps: TypeAlias = Generator[WaitCondition, None, R]
 """Generator that runs an operation: it yields the conditions it waits for, and returns the result.
 """
@@ -69,11 +70,22 @@ class OperationSpec(Generic[R]):
     stream_ordering: StreamOrdering | None = None  # with a device's streams; None on the host
     slot_call: SlotCall[R] | None = None  # how a collective is done in slots of shared memory
     members: str = ""  # the list of tensors that it is called on, if it is one
+    timeout: float | None = None  # seconds of its own deadline; None for the configured one
+    on_end: Callable[[BaseException | None], object] | None = None  # called under the engine's lock
 
     def __post_init__(self) -> None:
         """Raise an ArgumentError unless the name is a text that can be sent."""
         if self.name is not None:
             require_name(self.verb, self.name)
+
+    def then(self, convert: Callable[[R], S]) -> OperationSpec[S]:
+        """Return the same operation with a converted result."""
+
+        def steps(op: OperationExchanges) -> Steps[S]:
+            return convert((yield from self.steps(op)))
+
+        call = None if self.slot_call is None else self.slot_call.then(convert)
+        return cast("OperationSpec[S]", replace(self, steps=steps, slot_call=call))  # type: ignore[arg-type]  # of another result
 
     @property
     def label(self) -> str:
@@ -91,6 +103,23 @@ class OperationSpec(Generic[R]):
         if not self.ordered:
             return None
         return COLLECTIVE if self.group == MACHINE_COLLECTIVE else self.group
+
+
+def in_sequence(specs: Sequence[OperationSpec[R]]) -> OperationSpec[list[R]]:
+    """Return one operation that runs the steps of several, on whose first one its ranks agree."""
+    first = specs[0]
+
+    def steps(op: OperationExchanges) -> Steps[list[R]]:
+        results = []
+        for spec in specs:
+            results.append((yield from spec.steps(op)))
+        return results
+
+    call: SlotCall[list[R]] | None = None
+    if first.slot_call is not None:
+        call = SlotCall(SlotExchange(first.slot_call.exchange.signature))
+    joined = replace(first, steps=steps, slot_call=call, overlaps=False)  # type: ignore[arg-type]  # of another result
+    return cast("OperationSpec[list[R]]", joined)
 
 
 class Work(Generic[R]):
@@ -182,6 +211,8 @@ class Work(Generic[R]):
                 error = (PeerLeftError if left else PeerError)(str(error))
             self.operation.close(error)
         finally:
+            if self.spec.on_end is not None:
+                self.spec.on_end(self.error)
             self.finished.set()
 
 

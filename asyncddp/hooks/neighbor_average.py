@@ -9,7 +9,7 @@ import torch
 from asyncddp.engine import Steps
 from asyncddp.hooks.process_group_exchanges import ProcessGroupExchanges
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.encoded_exchange import exchange_tensors
+from asyncddp.ops.group_exchange import exchange_tensors
 from asyncddp.ops.validation import signature_of
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.topology import Schedule, TopologyError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -105,14 +105,18 @@ class ProcessGroupExchanges:
         sources: Iterable[int],
         targets: Iterable[int],
         streams: DeviceStreams | None = None,
+        *,
+        into: Mapping[int, torch.Tensor] | None = None,
     ) -> ExchangeRequest:
         """Open an exchange, which begins with all that is sent in it at :meth:`begin`."""
         self._tag += 1
-        request = ExchangeRequest(self.key, signature, sources, targets)
+        request = ExchangeRequest(self.key, signature, sources, targets, into=into)
         request.streams = streams
         shape = [size for size in signature.shape if size is not None]
         for peer, receive in request.receives.items():
-            receive.tensor = empty(shape, getattr(torch, signature.dtype), self._device)
+            receive.tensor = request.into.get(peer)
+            if receive.tensor is None:
+                receive.tensor = empty(shape, getattr(torch, signature.dtype), self._device)
             receive.request = self._queue(dist.irecv, receive.tensor, peer, "receiving from")
         return request
 

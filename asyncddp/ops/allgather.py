@@ -11,7 +11,6 @@ import torch
 from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import (
-    ExchangeSignature,
     OperationExchanges,
     OperationSpec,
     SlotCall,
@@ -21,16 +20,23 @@ from asyncddp.engine import (
     run_collective,
 )
 from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import ProcessGroup, members_of
-from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
-from asyncddp.ops.variants import collective, gathering, nonblocking
+from asyncddp.ops.validation import (
+    can_write_result,
+    check_tensor,
+    direct_out,
+    prepare_for_transport,
+    signature_of,
+    write_result,
+)
+from asyncddp.ops.variants import nonblocking, of_tensors
 from asyncddp.tensors.allocation import empty, make_tensor
 from asyncddp.torch_modes import normal_mode
 from asyncddp.transport import Transport
 
 
-@gathering
-@collective
+@of_tensors(ListKind.GATHERING, collective=True)
 def allgather(
     tensor: torch.Tensor,
     *,
@@ -67,53 +73,69 @@ def allgather(
     """
     members = members_of("allgather", group)
     check_tensor("allgather", tensor, min_ndim=1)
-    title = "allgather" + (f" {name!r}" if name else "")
-    ranks, transport = members.ranks, members.transport
-
-    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        if transport is not None:
-            return (yield from gather_over_group(op, ranks, transport, tensor, title))
-        own, _ = prepare_for_transport(members.context.transport, tensor)
-        form = signature_of(title, own, ragged=True)
-        parts = yield from exchange_all_gather(op, ranks, form, own)
-        return write_result(concatenate(parts), tensor, None)
-
-    form = signature_of(title, tensor, ragged=True)
-
-    call = None
-    if 0 not in tensor.shape[1:]:  # else bytes do not tell the number of rows
-        call = members.slot_call(form, tensor, concatenated)
-    if call is None and transport is not None:
-        call = SlotCall(_started_exchange(form, transport, tensor.shape[0]), tensor)
-    return members.operation("allgather", steps, name, tensor, check=check, slot_call=call)
+    return plan_allgather(members, tensor, name, check)
 
 
 allgather_nonblocking = nonblocking(allgather)
+
+
+def plan_allgather(
+    members: ProcessGroup,
+    tensor: torch.Tensor,
+    name: str | None = None,
+    check: bool = False,
+    rows: Sequence[int] | None = None,
+    out: torch.Tensor | None = None,
+) -> OperationSpec[torch.Tensor]:
+    """Plan an allgather in a group, whose arguments have been checked.
+
+    Where the numbers of ``rows`` of all ranks are known, they are not told; the result goes into
+    ``out``.
+    """
+    title = "allgather" + (f" {name!r}" if name else "")
+    if rows is not None:
+        title += f" of {list(rows)} rows" if len(set(rows)) > 1 else f" of {rows[0]} rows each"
+    form, base = (
+        signature_of(title, tensor, ragged=True),
+        members.transport or members.context.transport,
+    )
+    known = None if rows is None else [make_tensor(list(rows), torch.int64)]
+
+    def start(
+        rows: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+    ) -> StartedCollective[torch.Tensor]:
+        return _start_gathering(base, given, known or rows, out)
+
+    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
+        if members.transport is None:
+            own, _ = prepare_for_transport(base, tensor)
+            parts = yield from exchange_all_gather(op, members.ranks, form, own)
+            return write_result(concatenate(parts), tensor, out)
+        if known is None:
+            return (yield from gather_over_group(op, members.ranks, base, tensor, title))
+        begin = partial(start, known, tensor, out)
+        return (yield from run_collective(op, members.ranks, form, begin))
+
+    call = None
+    if 0 not in tensor.shape[1:]:  # else bytes do not tell the number of rows
+        call = members.slot_call(form, tensor, concatenated, out)
+    if call is None and members.transport is not None:
+        counts = make_tensor([tensor.shape[0]], torch.int64) if known is None else None
+        exchange = SlotExchange(form, dtype=torch.int64, start=start, counts=counts)
+        call = SlotCall(exchange, tensor, out)
+    return members.operation("allgather", steps, name, tensor, out, check=check, slot_call=call)
 
 
 def concatenated(
     parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
     """Concatenate what all ranks have given to slots."""
-    del out
     with normal_mode():
-        rows = torch.cat(list(parts))
-        return rows if rows.ndim == given.ndim else rows.view(-1, *given.shape[1:])
-
-
-def _started_exchange(
-    form: ExchangeSignature, transport: Transport, rows: int
-) -> SlotExchange[torch.Tensor]:
-    """Return how the ranks agree on an allgather of large tensors, and tell numbers of rows."""
-    counts = make_tensor([rows], torch.int64)
-
-    def start(
-        rows: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> StartedCollective[torch.Tensor]:
-        del out
-        return _start_gathering(transport, given, rows)
-
-    return SlotExchange(form, dtype=torch.int64, shape=(1,), start=start, counts=counts)
+        into = direct_out(out, given.dtype, out.shape) if out is not None else None
+        rows = torch.cat(list(parts), out=into)
+        if rows.ndim != given.ndim:
+            rows = rows.view(-1, *given.shape[1:])
+        return rows if out is None else write_result(rows, given, out)
 
 
 def gather_over_group(
@@ -133,12 +155,17 @@ def gather_over_group(
 
 
 def _start_gathering(
-    transport: Transport, tensor: torch.Tensor, rows: Sequence[torch.Tensor]
+    transport: Transport,
+    tensor: torch.Tensor,
+    rows: Sequence[torch.Tensor],
+    out: torch.Tensor | None = None,
 ) -> StartedCollective[torch.Tensor]:
     """Start to gather tensors, of which each has as many rows as ``rows`` says, in all."""
     own, transport = prepare_for_transport(transport, tensor)
     sizes = [count for part in rows for count in part.tolist()]
     width = math.prod(own.shape[1:])
-    whole = empty_on(streams_of(tensor), (sum(sizes), *own.shape[1:]), own.dtype)
+    shape = sum(sizes), *own.shape[1:]
+    writes = can_write_result(out, out) if out is not None else False
+    whole = out if writes and out is not None else empty_on(streams_of(tensor), shape, own.dtype)
     request = transport.iallgather(own, whole.view(-1), [count * width for count in sizes])
-    return StartedCollective(request, lambda: write_result(whole, tensor, None))
+    return StartedCollective(request, lambda: write_result(whole, tensor, out))

@@ -27,6 +27,7 @@ from asyncddp.ops.encoded_exchange import (
     sum_encoded_over_group,
 )
 from asyncddp.ops.group_reduction import reduce_over_group
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import ProcessGroup, members_of, ranks_of_machine
 from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
 from asyncddp.ops.validation import (
@@ -37,13 +38,12 @@ from asyncddp.ops.validation import (
     single_output,
     write_result,
 )
-from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
+from asyncddp.ops.variants import in_place, nonblocking, of_tensors
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 from asyncddp.transport import Transport
 
 
-@elementwise
-@collective
+@of_tensors(ListKind.ELEMENTWISE, collective=True)
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -98,11 +98,10 @@ def allreduce(
     out, members = single_output("allreduce", out), members_of("allreduce", group)
     compression = checked_compression("allreduce", tensor, compression, members.size)
     reduction = reduction_of("allreduce", tensor, op, average, round_integers=round_integers)
-    return _program("allreduce", members, tensor, reduction, name, check, compression, out)
+    return plan_allreduce("allreduce", members, tensor, reduction, name, check, compression, out)
 
 
-@elementwise
-@collective
+@of_tensors(ListKind.ELEMENTWISE, collective=True)
 def local_allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -119,7 +118,7 @@ def local_allreduce(
     out = single_output(verb, out)
     compression = checked_compression(verb, tensor, compression, group.size)
     reduction = reduction_of(verb, tensor, op, average, round_integers=round_integers)
-    return _program(verb, group, tensor, reduction, name, check, compression, out)
+    return plan_allreduce(verb, group, tensor, reduction, name, check, compression, out)
 
 
 allreduce_nonblocking = nonblocking(allreduce)
@@ -130,16 +129,17 @@ local_allreduce_ = in_place(local_allreduce)
 local_allreduce_nonblocking_ = nonblocking(local_allreduce_)
 
 
-def _program(
+def plan_allreduce(
     verb: str,
     group: ProcessGroup,
     tensor: torch.Tensor,
     reduction: Reduction,
-    name: str | None,
-    check: bool,
-    compression: Compression,
-    out: torch.Tensor | None,
+    name: str | None = None,
+    check: bool = False,
+    compression: Compression = None,
+    out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
+    """Plan a reduction over a group whose arguments have been checked."""
     ranks, transport = group.ranks, group.transport
     title = f"{verb}({reduction.name})" + (f" {name!r}" if name else "")
     divisor = reduction.divisor(len(ranks))

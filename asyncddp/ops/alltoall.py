@@ -6,19 +6,26 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncddp.device.stream_interfaces import empty_on
+from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.engine.messages import mismatch_found_by
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_exchange import concatenate, exchange_all_to_all
 from asyncddp.ops.process_group import ProcessGroup, members_of
 from asyncddp.ops.row_splits import check_shape_of_out, checked_splits, equal_splits
-from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
-from asyncddp.ops.variants import blocking, collective, in_place, nonblocking
+from asyncddp.ops.validation import (
+    can_receive,
+    check_tensor,
+    prepare_for_transport,
+    signature_of,
+    write_result,
+)
+from asyncddp.ops.variants import collective, in_place, nonblocking
 
 _NAME = "alltoall"
 
 
-@blocking
 @collective
 def alltoall(
     tensor: torch.Tensor,
@@ -86,17 +93,46 @@ def alltoall(
             f"{_NAME}: arguments splits, out: expected receive_splits= with both, since the "
             "result's shape is not known before; alltoall of the splits tells them"
         )
+    return plan_alltoall(members, tensor, sent, awaited, name, check, out)
+
+
+alltoall_nonblocking = nonblocking(alltoall)
+alltoall_ = in_place(alltoall)
+alltoall_nonblocking_ = nonblocking(alltoall_)
+
+
+def plan_alltoall(
+    members: ProcessGroup,
+    tensor: torch.Tensor,
+    sent: Sequence[int],
+    awaited: Sequence[int] | None,
+    name: str | None = None,
+    check: bool = False,
+    out: torch.Tensor | None = None,
+) -> OperationSpec[torch.Tensor]:
+    """Plan an exchange of so many rows with each rank of a group; arguments have been checked."""
     title = _NAME + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         own, _ = prepare_for_transport(members.context.transport, tensor)
-        form = signature_of(title, own, ragged=True)
-        parts = yield from exchange_all_to_all(op, members.ranks, form, torch.split(own, sent))
-        if awaited is not None:
-            _require_rows(op.rank, title, members.ranks, awaited, [len(part) for part in parts])
-        return write_result(concatenate(parts), tensor, out)
+        form, given = signature_of(title, own, ragged=True), torch.split(own, list(sent))
+        if awaited is None:
+            parts = yield from exchange_all_to_all(op, members.ranks, form, given)
+            return write_result(concatenate(parts), tensor, out)
+        whole = out
+        if whole is None or not can_receive(whole, own):
+            shape = (sum(awaited), *own.shape[1:])
+            whole = empty_on(streams_of(own), shape, own.dtype)
+        outs = torch.split(whole.detach(), list(awaited))
+        parts = yield from exchange_all_to_all(op, members.ranks, form, given, outs)
+        require_rows(op.rank, title, members.ranks, awaited, [len(part) for part in parts])
+        for into, part in zip(outs, parts, strict=True):
+            if part is not into:
+                into.copy_(part)
+        return write_result(whole, tensor, out)
 
-    share = rows // number
+    number = members.size
+    share = tensor.shape[0] // number
     first = share * members.ranks.index(members.context.rank)
 
     def combine(
@@ -106,17 +142,12 @@ def alltoall(
         return write_result(found, given, out)
 
     call = None
-    if splits is None and receive_splits is None:
+    if sent is awaited:  # equal shares
         call = members.slot_call(signature_of(title, tensor), tensor, combine, out)
     return members.operation(_NAME, steps, name, tensor, out, check=check, slot_call=call)
 
 
-alltoall_nonblocking = nonblocking(alltoall)
-alltoall_ = in_place(alltoall)
-alltoall_nonblocking_ = nonblocking(alltoall_)
-
-
-def _require_rows(
+def require_rows(
     rank: int, title: str, ranks: Sequence[int], awaited: Sequence[int], got: Sequence[int]
 ) -> None:
     """Raise MismatchError if a rank has sent another number of rows than was expected."""

@@ -14,10 +14,9 @@ from asyncddp.engine import (
 )
 from asyncddp.ops.group_exchange import signal_in_ring, wait_in_ring
 from asyncddp.ops.process_group import ProcessGroup, members_of
-from asyncddp.ops.variants import blocking, collective, nonblocking
+from asyncddp.ops.variants import collective, nonblocking
 
 
-@blocking
 @collective
 def barrier(*, group: ProcessGroup | None = None, name: str | None = None) -> OperationSpec[None]:
     """Wait until all ranks, or those of a group, have called this; other operations go on.
@@ -38,7 +37,14 @@ def barrier(*, group: ProcessGroup | None = None, name: str | None = None) -> Op
         ...     world.run(bf.barrier)
         [None, None]
     """
-    members = members_of("barrier", group)
+    return plan_barrier(members_of("barrier", group), name)
+
+
+barrier_nonblocking = nonblocking(barrier)
+
+
+def plan_barrier(members: ProcessGroup, name: str | None = None) -> OperationSpec[None]:
+    """Plan a barrier of a group."""
     ranks, transport = members.ranks, members.transport
     form = ExchangeSignature("barrier" + (f" {name!r}" if name else ""), "uint8", ())
 
@@ -50,9 +56,6 @@ def barrier(*, group: ProcessGroup | None = None, name: str | None = None) -> Op
 
     call = SlotCall(SlotExchange(form, lambda parts, given, out: None))
     return members.operation("barrier", steps, name, slot_call=call)
-
-
-barrier_nonblocking = nonblocking(barrier)
 
 
 def _meet(op: OperationExchanges, group: Sequence[int], verb: str) -> Steps[None]:

@@ -24,6 +24,7 @@ from asyncddp.ops.group_exchange import (
     goes_directly,
     signature_of_parts,
 )
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import (
     can_write_result,
@@ -34,13 +35,12 @@ from asyncddp.ops.validation import (
     single_output,
     write_result,
 )
-from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
+from asyncddp.ops.variants import in_place, nonblocking, of_tensors
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 
-@elementwise
-@collective
+@of_tensors(ListKind.ELEMENTWISE, collective=True)
 def broadcast(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -82,11 +82,30 @@ def broadcast(
     out, members = single_output("broadcast", out), members_of("broadcast", group)
     check_tensor("broadcast", tensor)
     root = check_member("broadcast", "root_rank", root_rank, members)
+    return plan_broadcast(members, tensor, root, name, check, out)
+
+
+broadcast_nonblocking = nonblocking(broadcast)
+broadcast_ = in_place(broadcast)
+broadcast_nonblocking_ = nonblocking(broadcast_)
+
+
+def plan_broadcast(
+    members: ProcessGroup,
+    tensor: torch.Tensor,
+    root: int,
+    name: str | None = None,
+    check: bool = False,
+    out: torch.Tensor | None = None,
+) -> OperationSpec[torch.Tensor]:
+    """Plan a broadcast in a group, whose arguments have been checked."""
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
+    form, place = signature_of(title, tensor), members.ranks.index(root)
+    base, gives = members.transport or members.context.transport, members.context.rank == root
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         if members.transport is None:
-            own, _ = prepare_for_transport(members.context.transport, tensor)
+            own, _ = prepare_for_transport(base, tensor)
             value = yield from _broadcast_in_group(op, members.ranks, root, own, title)
             return write_result(value, tensor, out)
         return (yield from run_collective(op, members.ranks, form, partial(start, (), tensor, out)))
@@ -105,9 +124,6 @@ def broadcast(
         request = transport.ibroadcast(value.detach(), place)
         return StartedCollective(request, lambda: write_result(value, given, out))
 
-    base, gives = members.transport or members.context.transport, members.context.rank == root
-    form, place = signature_of(title, tensor), members.ranks.index(root)
-
     def combine(
         parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor:
@@ -118,11 +134,6 @@ def broadcast(
     if call is None and members.transport is not None:
         call = SlotCall(SlotExchange(form, start=start), tensor, out)
     return members.operation("broadcast", steps, name, tensor, out, check=check, slot_call=call)
-
-
-broadcast_nonblocking = nonblocking(broadcast)
-broadcast_ = in_place(broadcast)
-broadcast_nonblocking_ = nonblocking(broadcast_)
 
 
 def _result_of_root(
@@ -152,11 +163,11 @@ def _broadcast_in_group(
     op: OperationExchanges, group: Sequence[int], root: int, own: torch.Tensor, title: str
 ) -> Steps[torch.Tensor]:
     """Send the root's contiguous tensor to a group: a large one in parts, which go on to all."""
-    here, streams = op.rank == root, streams_of(own)
+    here = op.rank == root
     if goes_directly(group, own):
         form, whole = signature_of(title, own), [own] * len(group)
-        got = yield from exchange_from_root(op, group, root, form, whole if here else None, streams)
+        got = yield from exchange_from_root(op, group, root, form, whole if here else None, own)
         return detached_copy(own) if here else got
     form, parts = signature_of_parts(title, own), own.view(-1).tensor_split(len(group))
-    part = yield from exchange_from_root(op, group, root, form, parts if here else None, streams)
+    part = yield from exchange_from_root(op, group, root, form, parts if here else None, own)
     return (yield from gather_parts(op, group, form, part, own.shape))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -16,7 +16,11 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import ExchangeSignature, PeerExchanges, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.group_exchange import exchange_all_gather, exchange_all_to_all
+from asyncddp.ops.group_exchange import (
+    exchange_all_gather,
+    exchange_all_to_all,
+    exchange_tensors,
+)
 from asyncddp.ops.validation import check_tensor, signature_of
 from asyncddp.tensors.allocation import empty, zeros
 from asyncddp.tensors.byte_views import dense, on_host
@@ -74,25 +78,6 @@ def bound_to(op: PeerExchanges, compression: Compression) -> TensorCompressor:
         return compression
     assert isinstance(compression, Compressor)
     return TensorCompressor(compression, zlib.crc32(f"{op.rank} {op.key}".encode()))
-
-
-def exchange_tensors(
-    op: PeerExchanges,
-    signature: ExchangeSignature,
-    sources: Iterable[int],
-    parts: Mapping[int, torch.Tensor],
-    like: torch.Tensor,
-) -> Steps[dict[int, torch.Tensor]]:
-    """Send each peer a tensor on ``like``'s device; return those received, of one signature."""
-    request = op.exchange(signature, sources, parts, streams_of(like))
-    for peer, part in parts.items():
-        op.send(request, peer, part)
-    received = {}
-    for peer in sources:
-        yield request.receives[peer]
-        received[peer] = request.receives[peer].take()
-    yield request.sent()
-    return received
 
 
 def encoded_signature(verb: str, tensor: torch.Tensor, encoded: torch.Tensor) -> ExchangeSignature:

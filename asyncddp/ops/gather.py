@@ -9,13 +9,13 @@ import torch
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.allgather import concatenated
 from asyncddp.ops.group_exchange import concatenate, exchange_to_root
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
-from asyncddp.ops.variants import collective, gathering, nonblocking
+from asyncddp.ops.variants import nonblocking, of_tensors
 
 
-@gathering
-@collective
+@of_tensors(ListKind.GATHERING, collective=True)
 def gather(
     tensor: torch.Tensor,
     root_rank: int = 0,

@@ -138,15 +138,18 @@ def _concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def find_gather_path(
-    tensor: torch.Tensor,
-    *,
+    tensor: torch.Tensor | None = None,
+    *more: object,
     src_ranks: Sequence[int] | None = None,
     dst_ranks: Sequence[int] | None = None,
     name: str | None = None,
     round: int | None = None,  # noqa: A002 - the field's word
     check: bool = False,
+    **unknown: object,
 ) -> tuple[FastPath, WeightRow, torch.Tensor, torch.Tensor | None] | None:
     """Return the fast path if this name, dtype and shape has one, and what it needs to know."""
+    if more or unknown:
+        return None  # as the engine's path will report
     if src_ranks is not None or dst_ranks is not None or check or transforming() is not None:
         return None
     if not isinstance(tensor, torch.Tensor) or (round is not None and type(round) is not int):
@@ -161,9 +164,6 @@ def find_gather_path(
         return None
     number = context.engine.use_count(name or f"{_VERB}.noname") if round is None else round
     return path, path.weight_row(context.topologies.ranks, number), tensor, None
-
-
-find_gather_path.__qualname__ = _VERB  # by which Python calls it where an argument is wrong
 
 
 def register_gather_path(context: Context, given: str | None, name: str, own: torch.Tensor) -> None:

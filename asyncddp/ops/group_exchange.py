@@ -1,19 +1,48 @@
-"""Point-to-point exchanges among all ranks of a group, as parts of an operation's steps."""
+"""Exchanges of tensors among ranks of a group, point to point, as parts of an operation.
+
+Every tensor follows a header with its verb, dtype and shape, so that sizes need not be known before
+and ranks that differ find out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
-from asyncddp.device.stream_interfaces import DeviceStreams, empty_on
+from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import ExchangeSignature, OperationExchanges, PeerExchanges, Steps
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.ops.validation import signature_of
 from asyncddp.tensors.allocation import zeros
+from asyncddp.transport.base import SHORT_BYTES
 
-_DIRECT_BYTES = 1 << 14  # of a tensor that costs latency rather than bandwidth
+
+def exchange_tensors(
+    op: PeerExchanges,
+    signature: ExchangeSignature,
+    sources: Iterable[int],
+    parts: Mapping[int, torch.Tensor],
+    like: torch.Tensor,
+    into: Mapping[int, torch.Tensor] | None = None,
+    audience: Collection[int] = (),
+) -> Steps[dict[int, torch.Tensor]]:
+    """Send each peer a tensor on ``like``'s device; return those received, of one signature.
+
+    What fits a tensor of ``into``, by source, is received there. Ranks of the ``audience`` are told
+    of a failure, too.
+    """
+    request = op.exchange(signature, sources, parts, streams_of(like), into=into)
+    request.audience = frozenset(audience)
+    for peer, part in parts.items():
+        op.send(request, peer, part)
+    received = {}
+    for peer in sources:
+        yield request.receives[peer]
+        received[peer] = request.receives[peer].take()
+    yield request.sent()
+    return received
 
 
 def exchange_all_to_all(
@@ -21,6 +50,7 @@ def exchange_all_to_all(
     group: Sequence[int],
     signature: ExchangeSignature,
     parts: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor] | None = None,
 ) -> Steps[list[torch.Tensor]]:
     r"""Send each rank of a group its part, and return the parts that they send to this rank.
 
@@ -31,24 +61,21 @@ def exchange_all_to_all(
         group: Ranks of the world in an order that is the same on all of them; this rank is one.
         signature: Verb, dtype, shape of a part and device; None stands for a size that may differ.
         parts: One contiguous tensor for each rank of ``group``, all on one device.
+        outs: Tensors in which those that fit are received, one for each rank of ``group``.
 
     Returns:
         One tensor of each rank of ``group``: new ones, and this rank's own part itself.
     """
-    received = list(parts)
     index = group.index(op.rank)
-    order = [*range(index + 1, len(group)), *range(index)]  # so that not all send to one at a time
-    if not order:
-        return received
-    others = [group[i] for i in order]
-    request = op.exchange(signature, others, others, streams_of(parts[order[0]]))
-    for i in order:
-        op.send(request, group[i], parts[i])
-    for i in order:
-        yield request.receives[group[i]]
-        received[i] = request.receives[group[i]].take()
-    yield request.sent()
-    return received
+    # so that not all send to one at a time
+    others = [group[place] for place in (*range(index + 1, len(group)), *range(index))]
+    if not others:
+        return list(parts)
+    sent = dict(zip(group, parts, strict=True))
+    given = {peer: sent[peer] for peer in others}
+    into = None if outs is None else dict(zip(group, outs, strict=True))
+    received = yield from exchange_tensors(op, signature, others, given, parts[index], into)
+    return [sent[peer] if peer == op.rank else received[peer] for peer in group]
 
 
 def exchange_all_gather(
@@ -67,26 +94,21 @@ def exchange_to_root(
     root: int,
     signature: ExchangeSignature,
     own: torch.Tensor,
+    outs: Sequence[torch.Tensor] | None = None,
 ) -> Steps[list[torch.Tensor] | None]:
     """Send a contiguous tensor to the root, and return all ranks' on the root; None elsewhere.
 
     The arguments are those of :func:`exchange_all_to_all`; ``root`` is a rank of ``group``, and the
     signature's verb names it, so that ranks with different roots find out.
     """
-    streams, others = streams_of(own), [peer for peer in group if peer != op.rank]
+    others = [peer for peer in group if peer != op.rank]
     ring = signal_in_ring(op, group, signature.verb)
     here = op.rank == root
-    request = op.exchange(signature, others if here else [], [] if here else [root], streams)
-    request.audience = frozenset(others)
-    if not here:
-        op.send(request, root, own)
-    for peer in request.receives:
-        yield request.receives[peer]
-    yield request.sent()
+    sources, parts = (others, {}) if here else ([], {root: own})
+    into = None if outs is None or not here else dict(zip(group, outs, strict=True))
+    received = yield from exchange_tensors(op, signature, sources, parts, own, into, others)
     yield from wait_in_ring(ring)
-    if not here:
-        return None
-    return [own if peer == root else request.receives[peer].take() for peer in group]
+    return [own if peer == root else received[peer] for peer in group] if here else None
 
 
 def exchange_from_root(
@@ -95,26 +117,22 @@ def exchange_from_root(
     root: int,
     signature: ExchangeSignature,
     parts: Sequence[torch.Tensor] | None,
-    streams: DeviceStreams | None,
+    like: torch.Tensor,
+    out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
     """Send each rank of a group its part from the root, and return this rank's.
 
-    The arguments are those of :func:`exchange_to_root`; the root alone has ``parts``, on a device
-    with these ``streams``, and gets its own part itself.
+    The arguments are those of :func:`exchange_to_root`; the root alone has ``parts``, on ``like``'s
+    device, and gets its own part itself. Another rank receives it in ``out``, if it fits.
     """
     others = [peer for peer in group if peer != op.rank]
     ring = signal_in_ring(op, group, signature.verb)
-    here = parts is not None
-    request = op.exchange(signature, [] if here else [root], others if here else [], streams)
-    request.audience = frozenset(others)
-    for peer, part in zip(group, parts or (), strict=here):
-        if peer != root:
-            op.send(request, peer, part)
-    if not here:
-        yield request.receives[root]
-    yield request.sent()
+    sent = None if parts is None else dict(zip(group, parts, strict=True))
+    given = {} if sent is None else {peer: sent[peer] for peer in others}
+    sources, into = [root] if sent is None else [], {} if out is None else {root: out}
+    received = yield from exchange_tensors(op, signature, sources, given, like, into, others)
     yield from wait_in_ring(ring)
-    return request.receives[root].take() if parts is None else parts[group.index(root)]
+    return received[root] if sent is None else sent[root]
 
 
 def signal_in_ring(
@@ -124,9 +142,8 @@ def signal_in_ring(
 
     Ranks that call different verbs, or name different roots in them, find out, and tell all.
     """
-    index = group.index(op.rank)
+    index, alone = group.index(op.rank), len(group) == 1
     before, after = group[index - distance], group[(index + distance) % len(group)]
-    alone = len(group) == 1
     request = op.exchange(
         ExchangeSignature(verb, "uint8", ()), [] if alone else [before], [] if alone else [after]
     )
@@ -175,4 +192,4 @@ def signature_of_parts(title: str, whole: torch.Tensor) -> ExchangeSignature:
 
 def goes_directly(group: Sequence[int], tensor: torch.Tensor) -> bool:
     """Return True if a tensor had better go to each rank whole than in parts by way of others."""
-    return len(group) <= 2 or tensor.nbytes <= _DIRECT_BYTES
+    return len(group) <= 2 or tensor.nbytes <= SHORT_BYTES

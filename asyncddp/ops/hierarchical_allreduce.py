@@ -12,6 +12,7 @@ from asyncddp.ops.encoded_exchange import (
     checked_compression,
     sum_encoded_over_group,
 )
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import members_of
 from asyncddp.ops.reduce_op import ReduceOp, Reduction
 from asyncddp.ops.validation import (
@@ -21,7 +22,7 @@ from asyncddp.ops.validation import (
     single_output,
     write_result,
 )
-from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
+from asyncddp.ops.variants import in_place, nonblocking, of_tensors
 from asyncddp.tensors.means import first_divisor
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 
@@ -29,8 +30,7 @@ _VERB = "hierarchical_allreduce"
 _SCATTER_AND_GATHER = 2  # exchanges among leaders
 
 
-@elementwise
-@collective
+@of_tensors(ListKind.ELEMENTWISE, collective=True)
 def hierarchical_allreduce(
     tensor: torch.Tensor,
     average: bool = True,

@@ -13,10 +13,11 @@ from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allgather import gather_over_group
 from asyncddp.ops.allreduce import reduction_in_slots, sum_over_group
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import members_of
 from asyncddp.ops.reduce_op import ReduceOp, Reduction
 from asyncddp.ops.validation import accumulation_dtype, single_output, write_result
-from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
+from asyncddp.ops.variants import in_place, nonblocking, of_tensors
 from asyncddp.ops.weight_resolver import WeightResolver, Weights
 from asyncddp.ops.weighted_exchange import exchange_and_average
 from asyncddp.tensors.tensor_lists import TensorOrTensors
@@ -25,8 +26,7 @@ from asyncddp.topology import Schedule, as_schedule, complete
 _VERB = "hierarchical_neighbor_allreduce"
 
 
-@elementwise
-@collective
+@of_tensors(ListKind.ELEMENTWISE, collective=True)
 def hierarchical_neighbor_allreduce(
     tensor: torch.Tensor,
     *,

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
@@ -17,7 +18,7 @@ import torch
 
 from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
-from asyncddp.engine import Handle, OperationExchanges, OperationSpec, SlotCall, SlotExchange, Steps
+from asyncddp.engine import Handle, OperationSpec, SlotCall, in_sequence
 from asyncddp.errors import ArgumentError, AsyncDDPError, DtypeError
 from asyncddp.ops.list_groups import ElementwiseListCall, GatheringListCall, RowwiseListCall
 from asyncddp.ops.process_group import members_of
@@ -38,6 +39,14 @@ _GroupCall: TypeAlias = ElementwiseListCall | RowwiseListCall | GatheringListCal
 Plan = Callable[..., OperationSpec[Any]]
 
 
+class ListKind(Enum):
+    """How a verb is called on a list of tensors, according to what it does with one."""
+
+    ELEMENTWISE = "as on one flat tensor of all elements, which it treats alike"
+    ROWWISE = "as on one tensor whose rows have the shares of all, of which each rank gets some"
+    GATHERING = "as on the bytes of all, which it concatenates with those of other ranks"
+
+
 def is_collection(given: object) -> TypeGuard[TensorCollection]:
     """Tell whether an argument is a list, tuple or dict, which should be one of tensors."""
     return not isinstance(given, torch.Tensor) and isinstance(given, (list, tuple, Mapping))
@@ -45,6 +54,8 @@ def is_collection(given: object) -> TypeGuard[TensorCollection]:
 
 class TensorListCall:
     """One call of a verb on a list of tensors, as an operation on few flat ones, and the way back.
+
+    Unless the verb's result is ``for_all`` ranks, a rank may get none.
 
     Raises:
         ArgumentError: An element is no tensor that can be sent, or ``out`` is not like the list.
@@ -54,10 +65,13 @@ class TensorListCall:
     def __init__(
         self,
         plan: Plan,
+        kind: ListKind,
         given: TensorCollection,
         out: TensorOrTensors | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        *,
+        for_all: bool,
     ) -> None:
         self._plan, self._args, self._kwargs = plan, args, kwargs
         self._verb = verb = plan.__name__
@@ -67,12 +81,11 @@ class TensorListCall:
         self._empty = None if tensors else empty((0,), torch.float32)
         self.members = layout.description
         make: Callable[..., ElementwiseListCall | RowwiseListCall]
-        if plan.on_lists is GatheringListCall:  # type: ignore[attr-defined]  # by its decorator
+        if kind is ListKind.GATHERING:
             self.members = layout.ragged_description
             self._calls: list[_GroupCall] = self._gather(tensors)
             return
-        if plan.on_lists is ElementwiseListCall:  # type: ignore[attr-defined]  # by its decorator
-            for_all = "None" not in str(plan.__annotations__["return"])
+        if kind is ListKind.ELEMENTWISE:
             like = layout
             make = partial(ElementwiseListCall, in_place=out is given, for_all=for_all)
         else:
@@ -126,19 +139,12 @@ class TensorListCall:
         if slot_call is not None:
             exchange = slot_call.exchange
             exchange = replace(exchange, signature=replace(exchange.signature, members=members))
-            if len(specs) > 1:  # of the first group alone: the ranks agree by it, and no more
-                exchange = SlotExchange(exchange.signature)
             slot_call = replace(slot_call, exchange=exchange)
+        first = replace(first, slot_call=slot_call, members=members)
         if len(specs) == 1:
-            return replace(first, slot_call=slot_call, members=members)
-        return replace(
-            first,
-            steps=partial(_one_after_the_other, specs),
-            stream_ordering=self._stream_ordering(),
-            slot_call=slot_call,
-            members=members,
-            overlaps=False,
-        )
+            return first
+        joined = in_sequence([first, *specs[1:]])
+        return replace(joined, stream_ordering=self._stream_ordering())
 
     def _plan_group(self, call: _GroupCall) -> OperationSpec[Any]:
         more = self._kwargs if call.out is None else {**self._kwargs, "out": call.out}
@@ -183,16 +189,6 @@ class TensorListCall:
         if self._empty is not None:
             return ()
         return [result] if len(self._calls) == 1 else result
-
-
-def _one_after_the_other(
-    specs: Sequence[OperationSpec[Any]], op: OperationExchanges
-) -> Steps[list[Any]]:
-    """Run the steps of several operations as those of one."""
-    results = []
-    for spec in specs:
-        results.append((yield from spec.steps(op)))
-    return results
 
 
 class TensorListHandle(Handle[R]):

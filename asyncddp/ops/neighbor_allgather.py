@@ -15,6 +15,7 @@ from asyncddp.ops.gather_fast_path import (
     gather_on_host,
     register_gather_path,
 )
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.validation import (
     check_rank,
     check_tensor,
@@ -22,11 +23,10 @@ from asyncddp.ops.validation import (
     signature_of,
     write_result,
 )
-from asyncddp.ops.variants import gathering, nonblocking, with_fast_path
+from asyncddp.ops.variants import nonblocking, of_tensors
 
 
-@gathering
-@with_fast_path(find_gather_path)
+@of_tensors(ListKind.GATHERING, fast_path=find_gather_path)
 def neighbor_allgather(
     tensor: torch.Tensor,
     *,

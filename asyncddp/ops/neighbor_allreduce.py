@@ -12,6 +12,7 @@ from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.traced_fast_path import TracedFastPath
 from asyncddp.ops.validation import (
@@ -21,7 +22,7 @@ from asyncddp.ops.validation import (
     single_output,
     write_result,
 )
-from asyncddp.ops.variants import FastCall, elementwise, in_place, nonblocking, with_fast_path
+from asyncddp.ops.variants import FastCall, in_place, nonblocking, of_tensors
 from asyncddp.ops.weight_resolver import WeightResolver, Weights, refuse_scaling
 from asyncddp.ops.weighted_exchange import exchange_and_average
 from asyncddp.tensors.byte_views import has_plain_memory
@@ -33,8 +34,8 @@ _VERB = "neighbor_allreduce"
 
 
 def _find_fast_path(
-    tensor: torch.Tensor,
-    *,
+    tensor: torch.Tensor | None = None,
+    *more: object,
     self_weight: float | None = None,
     src_weights: Weights | None = None,
     dst_weights: Weights | Iterable[int] | None = None,
@@ -45,9 +46,12 @@ def _find_fast_path(
     compression: Compression = None,
     out: torch.Tensor | None = None,
     members: str = "",
+    **unknown: object,
 ) -> FastCall | None:
     """Return the fast path if this name, dtype and shape has one, and what it needs to know."""
     del round_integers
+    if tensor is None or more or unknown:
+        return None  # as the engine's path will report
     context = current()
     try:
         path: FastPath | None = context.engine.fast_paths.get(
@@ -76,11 +80,7 @@ def _find_fast_path(
     return path, row, tensor, out
 
 
-_find_fast_path.__qualname__ = _VERB  # by which Python calls it where an argument is wrong
-
-
-@elementwise
-@with_fast_path(_find_fast_path)
+@of_tensors(ListKind.ELEMENTWISE, fast_path=_find_fast_path)
 def neighbor_allreduce(
     tensor: torch.Tensor,
     *,

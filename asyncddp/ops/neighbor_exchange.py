@@ -12,7 +12,8 @@ from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import NonFiniteError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.encoded_exchange import encoded_signature, exchange_tensors
+from asyncddp.ops.encoded_exchange import encoded_signature
+from asyncddp.ops.group_exchange import exchange_tensors
 from asyncddp.ops.validation import signature_of
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.tensors.byte_views import dense

@@ -24,6 +24,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.ops.validation import check_rank
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.transport import Transport
+from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_from_config
 
 R = TypeVar("R")
 
@@ -69,19 +70,18 @@ class ProcessGroup:
         verb: str,
         steps: Callable[[OperationExchanges], Steps[R]],
         name: str | None,
-        tensor: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-        *,
+        *tensors: torch.Tensor | None,
         check: bool = False,
         slot_call: SlotCall[R] | None = None,
         overlaps: bool = False,
     ) -> OperationSpec[R]:
-        """Return the specification of a collective of this group on a tensor.
+        """Return the specification of a collective of this group on tensors of one device.
 
         With ``overlaps`` its steps run one collective of the transport, or none, and the next one
         may start meanwhile.
         """
-        order = None if tensor is None else stream_ordering_of(tensor, out)
+        given = [tensor for tensor in tensors if tensor is not None]
+        order = stream_ordering_of(*given) if given else None
         return OperationSpec(
             verb,
             steps,
@@ -167,6 +167,42 @@ def ranks_of_machine(context: Context) -> ProcessGroup:
         machine = ProcessGroup(ranks, context, MACHINE_COLLECTIVE, transport)
         context.extensions[_MACHINE] = machine
     return machine
+
+
+def open_group(context: Context, ranks: Sequence[int], name: str, tag: int) -> ProcessGroup:
+    """Open a group with a transport of its own among its ranks; collective over these.
+
+    ``name`` is that by which its collectives are matched, and ``tag`` keeps groups apart that are
+    opened at the same time.
+    """
+    with context.engine.lock:
+        transport = context.transport.split_members(ranks, tag)
+        transport.machine_id()  # tells it which peers are near; collective
+        transport.device_watches = context.transport.device_watches
+        negotiate_from_config(
+            transport,
+            context.config,
+            machine=context.machine_rank,
+            rank_on_host=context.machines.rank_on_host,
+            all_see_gpus=context.machines.all_see_gpus,
+        )
+        slots = transport.collective_slots
+        if slots is not None:
+            slots.ranks = ranks
+            context.engine.matcher.slots[name] = slots
+        context.group_transports.append(transport)
+    return ProcessGroup(ranks, context, name, transport)
+
+
+def close_group(group: ProcessGroup) -> None:
+    """Close the transport of a group that :func:`open_group` has made; harmless when repeated."""
+    context, transport = group.context, group.transport
+    with context.engine.lock:
+        if transport is not None and transport in context.group_transports:
+            context.group_transports.remove(transport)
+            context.engine.matcher.slots.pop(group.match_name, None)
+            close_device_transports(transport)
+            transport.close()
 
 
 def check_member(verb: str, argument: str, rank: Any, group: ProcessGroup) -> int:

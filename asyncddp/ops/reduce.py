@@ -8,8 +8,9 @@ import torch
 
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.group_reduction import reduce_to_root
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
-from asyncddp.ops.reduce_op import ReduceOp, reduction_of
+from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
 from asyncddp.ops.validation import (
     direct_out,
     prepare_for_transport,
@@ -17,12 +18,11 @@ from asyncddp.ops.validation import (
     single_output,
     write_result,
 )
-from asyncddp.ops.variants import collective, elementwise, in_place, nonblocking
+from asyncddp.ops.variants import in_place, nonblocking, of_tensors
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 
-@elementwise
-@collective
+@of_tensors(ListKind.ELEMENTWISE, collective=True, for_some=True)
 def reduce(
     tensor: torch.Tensor,
     root_rank: int = 0,
@@ -71,6 +71,24 @@ def reduce(
     out, members = single_output("reduce", out), members_of("reduce", group)
     reduction = reduction_of("reduce", tensor, op, None, round_integers=round_integers)
     root = check_member("reduce", "root_rank", root_rank, members)
+    return plan_reduce(members, tensor, root, reduction, name, check, out)
+
+
+reduce_nonblocking = nonblocking(reduce)
+reduce_ = in_place(reduce)
+reduce_nonblocking_ = nonblocking(reduce_)
+
+
+def plan_reduce(
+    members: ProcessGroup,
+    tensor: torch.Tensor,
+    root: int,
+    reduction: Reduction,
+    name: str | None = None,
+    check: bool = False,
+    out: torch.Tensor | None = None,
+) -> OperationSpec[torch.Tensor | None]:
+    """Plan a reduction for one rank of a group, whose arguments have been checked."""
     title = f"reduce({reduction.name}, root_rank={root})" + (f" {name!r}" if name else "")
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor | None]:
@@ -90,8 +108,3 @@ def reduce(
 
     call = members.slot_call(signature_of(title, tensor), tensor, combine, out)
     return members.operation("reduce", steps, name, tensor, out, check=check, slot_call=call)
-
-
-reduce_nonblocking = nonblocking(reduce)
-reduce_ = in_place(reduce)
-reduce_nonblocking_ = nonblocking(reduce_)

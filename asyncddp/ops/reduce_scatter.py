@@ -20,8 +20,9 @@ from asyncddp.engine import (
 )
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_reduction import reduce_scatter_over_group
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import ProcessGroup, members_of
-from asyncddp.ops.reduce_op import ReduceOp, reduction_of
+from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
 from asyncddp.ops.validation import (
     can_write_result,
     direct_out,
@@ -31,14 +32,13 @@ from asyncddp.ops.validation import (
     single_output,
     write_result,
 )
-from asyncddp.ops.variants import collective, nonblocking, rowwise
+from asyncddp.ops.variants import nonblocking, of_tensors
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 _NAME = "reduce_scatter"
 
 
-@rowwise
-@collective
+@of_tensors(ListKind.ROWWISE, collective=True)
 def reduce_scatter(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -95,9 +95,25 @@ def reduce_scatter(
     """
     out, members = single_output(_NAME, out), members_of(_NAME, group)
     reduction = reduction_of(_NAME, tensor, op, average, round_integers=round_integers, min_ndim=1)
+    shape = _part_shape(tensor, members.size, out)
+    return plan_reduce_scatter(members, tensor, shape, reduction, name, check, out)
+
+
+reduce_scatter_nonblocking = nonblocking(reduce_scatter)
+
+
+def plan_reduce_scatter(
+    members: ProcessGroup,
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    reduction: Reduction,
+    name: str | None = None,
+    check: bool = False,
+    out: torch.Tensor | None = None,
+) -> OperationSpec[torch.Tensor]:
+    """Plan a reduction whose parts have a shape, and whose arguments have been checked."""
     ranks, dtype = members.ranks, reduction.dtype
     summed_in = reduction.summed_in(tensor.dtype)
-    shape = _part_shape(tensor, len(ranks), out)
     title = f"{_NAME}({reduction.name})" + (f" {name!r}" if name else "")
     divisor = reduction.divisor(len(ranks))
 
@@ -111,7 +127,7 @@ def reduce_scatter(
     def start(
         _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> StartedCollective[torch.Tensor]:
-        own, transport = prepare_for_transport(base, given)
+        own, transport = prepare_for_transport(members.transport or base, given)
         own = own.to(summed_in)
         part = own[: shape[0]]
         if can_write_result(out, part) and not is_same_memory(out, part):
@@ -135,9 +151,6 @@ def reduce_scatter(
     if call is None and starts:
         call = SlotCall(SlotExchange(form, start=start), tensor, out)
     return members.operation(_NAME, steps, name, tensor, out, check=check, slot_call=call)
-
-
-reduce_scatter_nonblocking = nonblocking(reduce_scatter)
 
 
 def _part_shape(tensor: torch.Tensor, size: int, out: torch.Tensor | None) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_exchange import exchange_from_root
@@ -79,7 +78,7 @@ def scatter(
     form, into = expected_by(title, out)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        part = yield from exchange_from_root(op, members.ranks, root, form, None, streams_of(into))
+        part = yield from exchange_from_root(op, members.ranks, root, form, None, into)
         return part if out is None else write_result(part, out, out)
 
     return members.operation(_NAME, steps, name, into, check=check)
@@ -115,7 +114,7 @@ def _from_here(
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         own, _ = prepare_for_transport(members.context.transport, tensor)
         form, parts = signature_of(title, own, ragged=True), torch.split(own, sent)
-        part = yield from exchange_from_root(op, members.ranks, root, form, parts, streams_of(own))
+        part = yield from exchange_from_root(op, members.ranks, root, form, parts, own)
         return write_result(detached_copy(part) if out is None else part, tensor, out)
 
     return members.operation(_NAME, steps, name, tensor, out, check=check)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from asyncddp.context import current
-from asyncddp.device.stream_registry import stream_ordering_of, streams_of
+from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps, require_name
+from asyncddp.ops.group_exchange import exchange_tensors
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import (
+    can_receive,
     check_rank,
     check_tensor,
     expected_by,
@@ -67,9 +69,7 @@ def send(
 
     def steps(op: OperationExchanges) -> Steps[None]:
         own, _ = prepare_for_transport(context.transport, tensor)
-        request = op.exchange(signature_of(_FORM, own), [], [peer], streams_of(own))
-        op.send(request, peer, own)
-        yield request.sent()
+        yield from exchange_tensors(op, signature_of(_FORM, own), [], {peer: own}, own)
 
     label, order = _label(context.rank, peer, group, name), stream_ordering_of(tensor)
     return OperationSpec("send", steps, label, check=check, stream_ordering=order)
@@ -117,10 +117,12 @@ def recv(
     form, into = expected_by(_FORM, tensor)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        request = op.exchange(form, [peer], [], streams_of(into))
-        yield request.receives[peer]
-        got = request.receives[peer].take()
-        return got if tensor is None else write_result(got, tensor, tensor)
+        fits = tensor is not None and can_receive(tensor, into, in_place=True)
+        room = {peer: into.detach()} if fits else {}
+        got = (yield from exchange_tensors(op, form, [peer], {}, into, room))[peer]
+        if tensor is None:
+            return got
+        return tensor if got is room.get(peer) else write_result(got, tensor, tensor)
 
     label, order = _label(peer, current().rank, group, name), stream_ordering_of(into)
     return OperationSpec("recv", steps, label, stream_ordering=order)

@@ -14,8 +14,9 @@ from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import sum_over_group
 from asyncddp.ops.encoded_exchange import Compression, bound_to, sum_encoded_over_group
+from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.validation import accumulation_dtype, single_output, write_result
-from asyncddp.ops.variants import blocking, elementwise, in_place, nonblocking
+from asyncddp.ops.variants import blocking, in_place, nonblocking, of_tensors
 from asyncddp.tensors.allocation import zeros_like
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 
@@ -93,7 +94,7 @@ def skip_round(
     return OperationSpec("neighbor_allreduce", steps, name)
 
 
-@elementwise
+@of_tensors(ListKind.ELEMENTWISE)
 def average_active_ranks(
     tensor: torch.Tensor,
     active_ranks: Collection[int],

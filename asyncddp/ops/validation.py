@@ -132,17 +132,20 @@ def write_result(
 
 def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> TypeGuard[torch.Tensor]:
     """Return True if the average can be written directly into ``out``, chunk by chunk."""
+    return out is not None and can_receive(out, own, in_place=True) and out.shape == own.shape
+
+
+def can_receive(out: torch.Tensor, own: torch.Tensor, *, in_place: bool = False) -> bool:
+    """Return True if ``out`` can be written while a tensor of its dtype is read, or is that one."""
     return (
-        out is not None
-        and is_ordinary(out)
+        is_ordinary(out)
         and out.device == own.device
         and out.dtype == own.dtype
-        and out.shape == own.shape
         and out.is_contiguous()
         and not out.is_conj()
         and not out.is_neg()
         and (
-            is_same_memory(out, own)
+            (in_place and is_same_memory(out, own))
             or out.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()
         )
     )

@@ -40,6 +40,8 @@ class Request(Protocol):
         ...
 
 
+SHORT_BYTES = 1 << 14
+"""Bytes of a tensor up to which it costs latency rather than bandwidth: it goes whole to all."""
 TRANSFER_ERRORS = (RuntimeError, OSError, MemoryError)
 """Exceptions of a transfer: a PeerError, an error of a device's library, lack of memory."""
 

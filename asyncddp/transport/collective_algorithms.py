@@ -21,7 +21,7 @@ import torch
 
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.means import add, rounds, scaled, split_divisor, sum_of
-from asyncddp.transport.base import Request
+from asyncddp.transport.base import SHORT_BYTES, Request
 
 
 class PointToPointRequest(Request, Protocol):
@@ -45,8 +45,6 @@ class PointToPoint(Protocol):
 
 
 Steps: TypeAlias = Iterator[list[PointToPointRequest]]
-SHORT_BYTES = 1 << 14
-"""Tensors up to this size go from every rank to every other."""
 FEW_RANKS = 16
 """So many ranks at most send parts of a tensor directly, over a connection to each other rank."""
 

@@ -13,11 +13,10 @@ import torch
 
 from asyncddp.errors import MismatchError
 from asyncddp.shm.arena import InProcessArena
-from asyncddp.transport.base import SharedMemoryGroup
+from asyncddp.transport.base import SHORT_BYTES, SharedMemoryGroup
 from asyncddp.transport.exit_record import ExitRecord
 from asyncddp.transport.thread_signal import ThreadSignal, WakeQueue, set_signals
 
-_LARGEST_IN_RINGS = 1 << 14  # bytes
 CollectiveFunction: TypeAlias = Callable[[list[Any]], list[Any] | None]
 """Makes what ranks get of what each has entered with, or writes it where they have said."""
 _MessageKey: TypeAlias = tuple[int, int, int]  # source, target and tag
@@ -79,7 +78,7 @@ class ThreadGroup:
         self.size = size
         processes = dict.fromkeys(range(size), os.getpid())
         self.window_group = SharedMemoryGroup(
-            InProcessArena(), processes, self._notify, _LARGEST_IN_RINGS
+            InProcessArena(), processes, self._notify, SHORT_BYTES
         )
 
     def _notify(self, rank: int) -> None:

@@ -12,8 +12,8 @@ import torch
 from typing_extensions import override
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.transport.base import Request, Transport, has_ended
-from asyncddp.transport.collective_algorithms import FEW_RANKS, SHORT_BYTES
+from asyncddp.transport.base import SHORT_BYTES, Request, Transport, has_ended
+from asyncddp.transport.collective_algorithms import FEW_RANKS
 from asyncddp.transport.collective_request import RunningCollectives
 from asyncddp.transport.message_collectives import MessageCollectives
 from asyncddp.transport.mpi.communicator_pair import (
