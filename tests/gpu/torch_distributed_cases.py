@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 
 import asyncddp as bf
+from asyncddp.device.stream_registry import streams_of
 from asyncddp.integrations.torch_distributed.process_group import AsyncDDPProcessGroup
 from asyncddp.integrations.torch_distributed.world import TorchWorld
+from asyncddp.transport.cuda.staged_transport import device_transport_for
 from tests.support.oracle import held
 
 __all__ = ["agrees_with_the_host", "each_verb_once", "from_any_rank", "group", "races", "served_by"]
@@ -22,9 +24,8 @@ SHAPES = [(0,), (1,), (3, 4), (70_001,), (1_500_000,)]
 def group():
     """A process group of all ranks, made as ``init_process_group`` makes it."""
     context = bf.current()
-    world = TorchWorld(context.transport, context.config, context.machines)
-    transport = world.default_group(bf.rank(), bf.size())
-    made = AsyncDDPProcessGroup(transport, dist.HashStore(), range(bf.size()), 20.0, "the group")
+    ranks = TorchWorld(context.transport, context.config).default_group(bf.rank(), bf.size())
+    made = AsyncDDPProcessGroup(ranks, dist.HashStore(), 20.0, "the group")
     try:
         yield made
         made.barrier().wait()
@@ -230,4 +231,4 @@ def served_by(place):
         x = torch.ones(100_000)
         made.allreduce([x]).wait()
         assert torch.equal(x.cpu(), torch.full((100_000,), float(bf.size()), device="cpu"))
-        return made.channel.transport_for(x).name
+        return device_transport_for(made.group.transport, streams_of(x)).name

@@ -59,6 +59,16 @@ def absent_from_collective() -> None:
     tell("second init", lambda: x[0].item())
 
 
+def other_shapes() -> None:
+    """Rank 1 gives other elements: small ones, which slots carry, and large ones."""
+    for count in (3, 300_000):
+        join()
+        tell(f"sum of {count}", lambda count=count: dist.all_reduce(torch.ones(count + RANK)))
+        meet()
+        dist.destroy_process_group()
+    join()
+
+
 def absent_from_queued_collective() -> None:
     join(SHORT)
     if RANK == 0:

@@ -30,10 +30,23 @@ def test_a_rank_that_misses_a_collective_is_named(tmp_path: Path) -> None:
     found = told("absent_from_collective", 3, tmp_path)
     for rank in (0, 2):
         error = found[rank, "collective"]
-        assert error.startswith(f"WaitTimeoutError: rank {rank}: allreduce (collective 2 of ")
+        collective = "(collective of the default process group, number 1)"
+        assert error.startswith(f"WaitTimeoutError: rank {rank}")
+        assert f"allreduce {collective} was not done" in error
         assert error.endswith("was not done in 1 s; missing: rank 1")
         assert NO_MORE in found[rank, "next"]
     assert [found[rank, "second init"] for rank in range(3)] == ["returned 3.0"] * 3
+
+
+def test_ranks_with_different_shapes_are_told_both(tmp_path: Path) -> None:
+    """By a MismatchError on both ranks, before or while MPI would sum them."""
+    found = told("other_shapes", 2, tmp_path)
+    for count in (3, 300_000):
+        for rank in range(2):
+            error = found[rank, f"sum of {count}"]
+            assert error.startswith(f"MismatchError: rank {rank}, allreduce(sum)"), found
+            assert f"({count},)" in error, found
+            assert f"({count + 1},)" in error, found
 
 
 def test_an_error_reaches_wait_and_value_of_queued_works(tmp_path: Path) -> None:
@@ -47,7 +60,9 @@ def test_an_error_reaches_wait_and_value_of_queued_works(tmp_path: Path) -> None
 def test_a_message_that_does_not_come_is_named(tmp_path: Path) -> None:
     """With the rank and the tag."""
     found = told("absent_from_message", 2, tmp_path)
-    assert found[0, "recv"].endswith("rank 0: recv from rank 1, tag 0 was not done in 1 s")
+    name = "tag 0 of the default process group, from rank 1 to 0"
+    error = f"rank 0: recv '{name}' (use 0) was not done in 1 s; missing: rank 1"
+    assert found[0, "recv"].endswith(error)
 
 
 def test_monitored_barrier_names_the_missing_on_all_ranks(tmp_path: Path) -> None:

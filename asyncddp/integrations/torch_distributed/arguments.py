@@ -1,4 +1,4 @@
-"""Arguments that torch passes to verbs, in old and new forms: lists or tensors, options or not."""
+"""Arguments of torch's verbs in their old and new forms: lists or tensors, options or not."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
+
+from asyncddp.errors import ArgumentError
+
+DEVICES = ("cpu", "cuda")
+MAX_TAG = 32766
+"""Largest tag of a message."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +68,50 @@ def verb_options(
         timeout=seconds if seconds is not None and seconds > 0 else None,
         blocking=not getattr(given, "asyncOp", True),
     )
+
+
+def check_tensors(verb: str, tensors: Sequence[Any]) -> None:
+    """Raise an ArgumentError for what are no dense tensors on one device that the group serves."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"{verb}: expected tensors, got {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise ArgumentError(
+                f"{verb}: expected dense tensors, got one of layout {tensor.layout}; call "
+                "tensor.to_dense() first"
+            )
+        if tensor.device.type not in DEVICES:
+            raise ArgumentError(
+                f"{verb}: expected tensors on {' or '.join(DEVICES)}, which this process group "
+                f"serves, got one on {tensor.device}; call tensor.cpu() first"
+            )
+        if tensor.device != tensors[0].device:
+            raise ArgumentError(
+                f"{verb}: expected all tensors on one device, got some on {tensors[0].device} and "
+                f"on {tensor.device}; move them to one of the two first"
+            )
+
+
+def check_count(verb: str, what: str, tensors: Sequence[object], size: int) -> None:
+    """Raise an ArgumentError unless there is one tensor for each rank."""
+    if len(tensors) != size:
+        raise ArgumentError(
+            f"{verb}: expected {what} with one tensor for each of {size} ranks, got {len(tensors)}"
+        )
+
+
+def check_rows(verb: str, tensor: torch.Tensor, rows: Sequence[int], size: int) -> None:
+    """Raise an ArgumentError for split sizes that do not fit a tensor and the ranks."""
+    if rows:
+        check_count(verb, "split sizes", rows, size)
+        fits = sum(rows) == (tensor.shape[0] if tensor.dim() else 1)
+        if not fits:
+            raise ArgumentError(
+                f"{verb}: split sizes {list(rows)} add up to {sum(rows)}, but the tensor has shape "
+                f"{tuple(tensor.shape)}"
+            )
+    elif tensor.numel() % size:
+        raise ArgumentError(
+            f"{verb}: expected a tensor that {size} ranks can share equally, or split sizes; got "
+            f"shape {tuple(tensor.shape)}"
+        )

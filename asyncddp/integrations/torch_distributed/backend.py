@@ -62,9 +62,9 @@ def create_process_group(options: Any, backend_options: Any = None) -> AsyncDDPP
     groups = create_other_groups(others, options, backend_options)
     world, on_gpus = TorchWorld.open(timeout), "cuda" not in others
     if members:
-        transport = world.part(members, rank, options.group_id, on_gpus=on_gpus)
+        group = world.part(members, rank, options.group_id, on_gpus=on_gpus)
     else:
-        transport = world.default_group(rank, options.group_size, on_gpus=on_gpus)
+        group = world.default_group(rank, options.group_size, on_gpus=on_gpus)
     if groups:
-        return MixedProcessGroup(transport, options.store, ranks, timeout, title, groups)
-    return AsyncDDPProcessGroup(transport, options.store, ranks, timeout, title)
+        return MixedProcessGroup(group, options.store, timeout, title, groups)
+    return AsyncDDPProcessGroup(group, options.store, timeout, title)

@@ -1,177 +1,304 @@
-"""Collectives on contiguous tensors, by the transport of their device; each call blocks."""
+"""Operations of a process group on torch's tensors, as the engine runs them.
+
+Each function returns a specification whose result is written into tensors of the caller.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 
-from asyncddp.integrations.torch_distributed.group_channel import TAG, GroupChannel
-from asyncddp.integrations.torch_distributed.reductions import GroupReduction
-from asyncddp.tensors.allocation import empty, empty_like
-from asyncddp.transport.base import Request
+from asyncddp.device.stream_registry import stream_ordering_of
+from asyncddp.engine import OperationExchanges, OperationSpec, ProgressEngine, Steps
+from asyncddp.engine.messages import MatchKey
+from asyncddp.errors import ArgumentError
+from asyncddp.integrations.torch_distributed.reductions import TorchReduction, reduction_for
+from asyncddp.ops.allgather import plan_allgather
+from asyncddp.ops.allreduce import plan_allreduce
+from asyncddp.ops.alltoall import plan_alltoall, require_rows
+from asyncddp.ops.broadcast import plan_broadcast
+from asyncddp.ops.group_exchange import (
+    exchange_all_to_all,
+    exchange_from_root,
+    exchange_tensors,
+    exchange_to_root,
+)
+from asyncddp.ops.process_group import ProcessGroup
+from asyncddp.ops.reduce import plan_reduce
+from asyncddp.ops.reduce_scatter import plan_reduce_scatter
+from asyncddp.ops.validation import signature_of
+from asyncddp.tensors.byte_views import dense
+from asyncddp.tensors.dtypes import DTYPES
 
-_GATHERED_BYTES = 1 << 14  # tensors of all ranks that are gathered, and reduced by each of them
-_COUNTABLE_BYTES = 1 << 30  # in all, that one allgather of the transport counts
+Tensors = Sequence[torch.Tensor]
+Operation: TypeAlias = OperationSpec[Any]
 
 
-def barrier(channel: GroupChannel) -> None:
-    """Wait for all ranks."""
-    channel.finish([channel.transport.ibarrier()])
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values in a flat tensor of a dtype that can be sent, its own memory if so.
+
+    What no number can be computed of travels as bytes.
+    """
+    flat = dense(tensor).view(-1)
+    return flat if flat.dtype in DTYPES else flat.view(torch.uint8)
 
 
-def broadcast(channel: GroupChannel, tensor: torch.Tensor, root: int) -> None:
-    """Replace a tensor by the root's."""
-    if channel.size > 1 and tensor.numel():
-        channel.run(tensor, lambda transport: transport.ibroadcast(tensor, root))
+def _count(tensor: torch.Tensor) -> int:
+    """Return how many elements :func:`_flat` makes of a tensor."""
+    return tensor.numel() if tensor.dtype in DTYPES else tensor.nbytes
 
 
-def allreduce(channel: GroupChannel, tensor: torch.Tensor, reduction: GroupReduction) -> None:
-    """Reduce a tensor over all ranks, in place."""
-    if not tensor.numel():
-        return
-    flat = tensor.view(-1)
-    if tensor.nbytes * channel.size <= _GATHERED_BYTES:
-        wide = _reduce_gathered(channel, reduction.prepare(flat), reduction)
-    elif reduction.is_sum:
-        wide = reduction.prepare(flat)
-        if channel.size > 1:
-            divisor = reduction.divisor(channel.size)
-            channel.run(wide, lambda transport: transport.iallreduce(wide, None, divisor))
-        reduction.finish_sum(wide, channel.size)
-    elif channel.size <= 2:
-        wide = reduction.of(exchange_copies(channel, reduction.prepare(flat)))
-    else:
-        parts = flat.tensor_split(channel.size)
-        own = _reduce_own_part(channel, parts, reduction).to(flat.dtype)
-        allgather(channel, own, list(parts))
-        return
-    if wide.data_ptr() != flat.data_ptr():
-        flat.copy_(wide)
+def _store(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Write values that :func:`_flat` has made into a tensor, unless they are there."""
+    if value.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
+        tensor.detach().copy_(value.view(tensor.dtype).view(tensor.shape))
+
+
+def _joined(tensors: Tensors) -> torch.Tensor:
+    return _flat(tensors[0]) if len(tensors) == 1 else torch.cat([_flat(one) for one in tensors])
+
+
+def _split(flat: torch.Tensor, tensors: Tensors) -> None:
+    """Write a flat tensor into several, one after the other."""
+    sizes = [_count(one) for one in tensors]
+    for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
+        _store(tensor, part)
+
+
+def allreduce(group: ProcessGroup, verb: str, tensors: Tensors, op: object) -> list[Operation]:
+    """Reduce tensors in place; those of one dtype travel as one."""
+    specs: list[Operation] = []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        same = [tensor for tensor in tensors if tensor.dtype == dtype]
+        reduction = reduction_for(verb, op, same[0])
+        given = reduction.prepare(same[0].detach() if len(same) == 1 else _joined(same))
+
+        def write(
+            total: torch.Tensor, same: Tensors = same, reduction: TorchReduction = reduction
+        ) -> None:
+            _split(reduction.finish(total, group.size).to(same[0].dtype).view(-1), same)
+
+        spec = plan_allreduce(verb, group, given, reduction.reduction, out=given)
+        specs.append(spec if given.data_ptr() == same[0].data_ptr() else spec.then(write))
+    return specs
 
 
 def reduce(
-    channel: GroupChannel, tensor: torch.Tensor, reduction: GroupReduction, root: int
-) -> None:
-    """Reduce a tensor over all ranks into that of the root; those of other ranks stay."""
-    if not tensor.numel():
-        return
-    flat, here = tensor.view(-1), channel.rank == root
-    if tensor.nbytes * channel.size <= _GATHERED_BYTES:
-        terms = [empty_like(flat) for _ in range(channel.size)] if here else []
-        gather(channel, flat, terms, root)
-        if here:
-            flat.copy_(reduction.of([reduction.prepare(term) for term in terms]))
-        return
-    parts = list(flat.tensor_split(channel.size))
-    own = _reduce_own_part(channel, parts, reduction).to(flat.dtype)
-    gather(channel, own, parts if here else [], root)
+    group: ProcessGroup, verb: str, tensors: Tensors, op: object, root: int
+) -> list[Operation]:
+    """Reduce tensors into those of the root; those of other ranks stay as they are."""
+    specs: list[Operation] = []
+    for tensor in tensors:
+        reduction = reduction_for(verb, op, tensor)
+        given = reduction.prepare(tensor.detach())
+
+        def write(
+            total: torch.Tensor | None,
+            tensor: torch.Tensor = tensor,
+            reduction: TorchReduction = reduction,
+        ) -> None:
+            if total is not None:
+                tensor.detach().copy_(reduction.finish(total, group.size))
+
+        specs.append(plan_reduce(group, given, root, reduction.reduction).then(write))
+    return specs
 
 
-def _reduce_gathered(
-    channel: GroupChannel, own: torch.Tensor, reduction: GroupReduction
-) -> torch.Tensor:
-    """Reduce what all ranks send to all: one message each way, where MPI's sum takes several."""
-    if channel.size == 1:
-        return reduction.of([own])
-    every = empty((channel.size * own.numel(),), own.dtype, own.device)
-    counts = [own.numel()] * channel.size
-    channel.run(own, lambda transport: transport.iallgather(own, every, counts))
-    return reduction.of(every.view(channel.size, -1).unbind())
+def broadcast(group: ProcessGroup, tensors: Tensors, root: int) -> list[Operation]:
+    """Replace tensors by the root's."""
+    specs: list[Operation] = []
+    for tensor in tensors:
+        flat = _flat(tensor)
+        spec = plan_broadcast(group, flat, root, out=flat)
+        specs.append(spec.then(partial(_store, tensor)))
+    return specs
 
 
-def _reduce_own_part(
-    channel: GroupChannel, parts: Sequence[torch.Tensor], reduction: GroupReduction
-) -> torch.Tensor:
+def allgather(group: ProcessGroup, outs: Tensors, own: torch.Tensor) -> Operation:
+    """Gather the tensors of all ranks into a list of tensors."""
+    given, rows = _flat(own), [_count(out) for out in outs]
+    if rows[group.ranks.index(group.context.rank)] != given.numel():
+        raise ArgumentError(
+            f"allgather: expected a place for {own.numel()} elements of this rank, got a list of "
+            f"tensors of {[out.numel() for out in outs]} elements"
+        )
+    return plan_allgather(group, given, rows=rows).then(lambda whole: _split(whole, outs))
+
+
+def allgather_whole(group: ProcessGroup, out: torch.Tensor, own: torch.Tensor) -> Operation:
+    """Gather the tensors of all ranks into one tensor."""
+    given, whole = _flat(own), _flat(out)
+    if given.numel() and given.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+        given = given.clone()  # a part of the result
+    rows = [given.numel()] * group.size
+    spec = plan_allgather(group, given, rows=rows, out=whole)
+    return spec.then(partial(_store, out))
+
+
+def gather(group: ProcessGroup, outs: Tensors, own: torch.Tensor, root: int) -> Operation:
+    """Gather the tensors of all ranks on the root."""
+    given, into = _flat(own), [_flat(out) for out in outs]
+    form = signature_of(f"gather(root={root})", given)
+
+    def write(parts: Tensors) -> None:
+        for out, part in zip(outs, parts, strict=True):
+            _store(out, part)
+
+    def steps(op: OperationExchanges) -> Steps[Any]:
+        write((yield from exchange_to_root(op, group.ranks, root, form, given, into)) or ())
+
+    def combine(parts: Tensors, *_: object) -> None:
+        write(parts if group.context.rank == root else ())
+
+    call = group.slot_call(form, given, combine)
+    return group.operation("gather", steps, None, given, *into, slot_call=call)
+
+
+def scatter(group: ProcessGroup, out: torch.Tensor, parts: Tensors, root: int) -> Operation:
+    """Send part r of the root to rank r."""
+    into, given = _flat(out), [_flat(part) for part in parts] or None
+    form = signature_of(f"scatter(root={root})", into)
+
+    def steps(op: OperationExchanges) -> Steps[Any]:
+        got = yield from exchange_from_root(op, group.ranks, root, form, given, into, into)
+        _store(out, got)
+
+    return group.operation("scatter", steps, None, into, *(given or ()))
+
+
+def reduce_scatter(group: ProcessGroup, out: torch.Tensor, parts: Tensors, op: object) -> Operation:
     """Reduce part r of all ranks on rank r."""
-    terms = [empty_like(parts[channel.rank]) for _ in range(channel.size)]
-    alltoall(channel, terms, parts)
-    return reduction.of([reduction.prepare(term) for term in terms])
+    if len({part.numel() for part in parts}) == 1:
+        return reduce_scatter_whole(group, "reduce_scatter", out, _joined(parts), op)
+    reduction = reduction_for("reduce_scatter", op, out)
+    given = [reduction.prepare(_flat(part)) for part in parts]
+    form = signature_of(f"reduce_scatter({reduction.reduction.name})", given[0], ragged=True)
+
+    def steps(op: OperationExchanges) -> Steps[Any]:
+        terms = yield from exchange_all_to_all(op, group.ranks, form, given)
+        total = reduction.finish(reduction.reduction.of(terms), group.size)
+        return out.detach().copy_(total.view(out.shape))
+
+    return group.operation("reduce_scatter", steps, None, out, *given)
 
 
-def reduce_scatter(
-    channel: GroupChannel,
+def reduce_scatter_whole(
+    group: ProcessGroup, verb: str, out: torch.Tensor, whole: torch.Tensor, op: object
+) -> Operation:
+    """Reduce the parts of one tensor, of equal length, each on its rank."""
+    reduction = reduction_for(verb, op, out)
+    given = reduction.prepare(_flat(whole))
+    flat, shape = out.detach(), (given.numel() // group.size,)
+    into = None
+    if flat.is_contiguous() and flat.dtype == given.dtype:
+        into = flat.view(-1)
+        if into.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
+            given = given.clone()  # the result is a part of what is reduced
+
+    def write(total: torch.Tensor) -> None:
+        if total is not into or reduction.floors:
+            flat.copy_(reduction.finish(total, group.size).view(flat.shape))
+
+    return plan_reduce_scatter(group, given, shape, reduction.reduction, out=into).then(write)
+
+
+def alltoall(group: ProcessGroup, outs: Tensors, parts: Tensors) -> Operation:
+    """Send part r to rank r, and receive into the tensors of a list."""
+    given, into = [_flat(part) for part in parts], [_flat(out) for out in outs]
+    form = signature_of("alltoall", given[0], ragged=True)
+
+    def steps(op: OperationExchanges) -> Steps[Any]:
+        got = yield from exchange_all_to_all(op, group.ranks, form, given, into)
+        sizes = [out.numel() for out in into], [part.numel() for part in got]
+        require_rows(op.rank, "alltoall", group.ranks, *sizes)
+        for out, part in zip(outs, got, strict=True):
+            _store(out, part)
+
+    return group.operation("alltoall", steps, None, given[0], *given[1:], *into)
+
+
+def alltoall_whole(
+    group: ProcessGroup,
     out: torch.Tensor,
-    parts: Sequence[torch.Tensor],
-    reduction: GroupReduction,
-    whole: torch.Tensor | None = None,
-) -> None:
-    """Reduce part r of all ranks into ``out`` of rank r; ``whole`` has the parts one by one."""
-    alike = len({part.numel() for part in parts}) == 1
-    if not (reduction.is_sum and alike and channel.size > 1):
-        out.copy_(_reduce_own_part(channel, parts, reduction).view(out.shape))
-        return
-    if not out.numel():
-        return
-    joined = torch.cat([part.view(-1) for part in parts]) if whole is None else whole.view(-1)
-    given = reduction.prepare(joined)
-    total = out.view(-1)
-    if total.dtype != given.dtype:
-        total = empty(total.shape, given.dtype, total.device)
-    divisor = reduction.divisor(channel.size)
-    channel.run(given, lambda transport: transport.ireduce_scatter(given, total, divisor))
-    reduction.finish_sum(total, channel.size)
-    if total.data_ptr() != out.data_ptr():
-        out.view(-1).copy_(total)
+    whole: torch.Tensor,
+    out_rows: Sequence[int],
+    rows: Sequence[int],
+) -> Operation:
+    """Send rows of one tensor to each rank, and receive rows into another; equal parts if none."""
+    into, given = _flat(out), _flat(whole)
+    sent, awaited = _counts(given, rows, group.size), _counts(into, out_rows, group.size)
+    if sent == awaited and not rows and not out_rows:
+        awaited = sent
+    spec = plan_alltoall(group, given, sent, awaited, out=into)
+    return spec.then(partial(_store, out))
 
 
-def allgather(channel: GroupChannel, own: torch.Tensor, outs: Sequence[torch.Tensor]) -> None:
-    """Send a tensor to all ranks; ``outs`` get those of all ranks, each in memory of its own."""
-    alltoall(channel, outs, [own] * channel.size)
+def _counts(flat: torch.Tensor, rows: Sequence[int], size: int) -> list[int]:
+    """Return how many elements go to each rank, or come from it: those of so many rows."""
+    if not rows:
+        return [flat.numel() // size] * size
+    width = flat.numel() // max(1, sum(rows))
+    return [width * number for number in rows]
 
 
-def allgather_whole(channel: GroupChannel, own: torch.Tensor, out: torch.Tensor) -> None:
-    """Send a tensor to all ranks; ``out`` gets those of all ranks, one after the other."""
-    if not out.numel():
-        return
-    if out.nbytes > _COUNTABLE_BYTES or channel.size == 1:
-        allgather(channel, own.view(-1), list(out.view(-1).chunk(channel.size)))
-        return
-    given, into, counts = own.view(-1), out.view(-1), [own.numel()] * channel.size
-    channel.run(given, lambda transport: transport.iallgather(given, into, counts))
+def send(group: ProcessGroup, tensor: torch.Tensor, peer: int, tag: int) -> Operation:
+    """Send a tensor to a rank."""
+    flat, context = _flat(tensor), group.context
+
+    def steps(op: OperationExchanges) -> Steps[Any]:
+        return (yield from exchange_tensors(op, signature_of("send", flat), [], {peer: flat}, flat))
+
+    name = _message_name(group, tag, context.rank, peer)
+    return OperationSpec("send", steps, name, stream_ordering=stream_ordering_of(flat))
 
 
-def exchange_copies(channel: GroupChannel, own: torch.Tensor) -> list[torch.Tensor]:
-    """Send a tensor to all ranks, and return those of all ranks, new but for the own one."""
-    outs = [own if r == channel.rank else empty_like(own) for r in range(channel.size)]
-    alltoall(channel, outs, [own] * channel.size)
-    return outs
+def receive(group: ProcessGroup, tensor: torch.Tensor, peers: Sequence[int], tag: int) -> Operation:
+    """Receive a tensor from whichever of some ranks sends first; the result is that rank."""
+    flat, context = _flat(tensor), group.context
+    names = {peer: _message_name(group, tag, peer, context.rank) for peer in peers}
+
+    def steps(op: OperationExchanges) -> Steps[Any]:
+        source = peers[0]
+        if len(peers) > 1:
+            arrival = AnySourceCondition(context.engine, names)
+            yield arrival
+            source = arrival.source
+            op.key = context.engine.claim_use(names[source])
+        form = signature_of("send", flat)
+        got = yield from exchange_tensors(op, form, [source], {}, flat, {source: flat})
+        _store(tensor, got[source])
+        return source
+
+    name = names[peers[0]] if len(peers) == 1 else f"tag {tag} of {group.title} from any rank"
+    return OperationSpec("recv", steps, name, stream_ordering=stream_ordering_of(flat))
 
 
-def alltoall(
-    channel: GroupChannel, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]
-) -> None:
-    """Send part r to rank r; ``outs`` get what the ranks send to this one."""
-    _exchange(channel, dict(enumerate(outs)), dict(enumerate(parts)))
+def _message_name(group: ProcessGroup, tag: int, source: int, target: int) -> str:
+    return f"tag {tag} of {group.title}, from rank {source} to {target}"
 
 
-def gather(
-    channel: GroupChannel, own: torch.Tensor, outs: Sequence[torch.Tensor], root: int
-) -> None:
-    """Send a tensor to the root, where ``outs`` get those of all ranks."""
-    _exchange(channel, dict(enumerate(outs)) if channel.rank == root else {}, {root: own})
+class AnySourceCondition:
+    """Wait condition: one of some ranks has sent a tensor under its name, which nobody expects yet.
 
+    Attributes:
+        source: That rank, once done.
+    """
 
-def scatter(
-    channel: GroupChannel, out: torch.Tensor, parts: Sequence[torch.Tensor], root: int
-) -> None:
-    """Send part r from the root to rank r, into ``out``."""
-    _exchange(channel, {root: out}, dict(enumerate(parts)) if channel.rank == root else {})
+    def __init__(self, engine: ProgressEngine, names: Mapping[int, str]) -> None:
+        self._engine, self._names, self.source = engine, names, -1
 
+    def done(self) -> bool:
+        """Look for a tensor."""
+        for peer, name in self._names.items():
+            key = MatchKey(name, self._engine.use_count(name))
+            if self._engine.matcher.is_announced(peer, key):
+                self.source = peer
+                return True
+        return False
 
-def _exchange(
-    channel: GroupChannel, outs: Mapping[int, torch.Tensor], parts: Mapping[int, torch.Tensor]
-) -> None:
-    """Send parts to their ranks, and receive ``outs`` from theirs; this rank's own is copied."""
-    own, distances = channel.rank, range(1, channel.size)
-    requests: list[Request] = []
-    with channel.messages_lock:
-        for peer in [(own - distance) % channel.size for distance in distances]:
-            if peer in outs and (out := outs[peer]).numel():
-                requests.append(channel.transport_for(out).irecv(out, peer, TAG))
-        for peer in [(own + distance) % channel.size for distance in distances]:
-            if peer in parts and (part := parts[peer]).numel():
-                requests.append(channel.transport_for(part).isend(part, peer, TAG))
-    if own in outs and parts[own].data_ptr() != outs[own].data_ptr():
-        outs[own].view(-1).copy_(parts[own].view(-1))
-    channel.finish(requests)
+    def missing(self) -> list[tuple[int, MatchKey]]:
+        """Return nobody: no rank by itself holds this one up."""
+        return []

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,147 +17,183 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from asyncddp.device.stream_registry import stream_ordering_of
-from asyncddp.errors import PeerError
-from asyncddp.integrations.torch_distributed.arguments import VerbOptions, as_list
-from asyncddp.integrations.torch_distributed.group_channel import GroupChannel
-from asyncddp.integrations.torch_distributed.monitored_barrier import wait_monitored
-from asyncddp.integrations.torch_distributed.output_buffers import (
+from asyncddp.engine import OperationSpec, in_sequence
+from asyncddp.errors import ArgumentError, PeerError
+from asyncddp.integrations.torch_distributed import collectives
+from asyncddp.integrations.torch_distributed.arguments import (
     DEVICES,
-    OutputBuffer,
+    MAX_TAG,
+    VerbOptions,
+    as_list,
     check_tensors,
 )
-from asyncddp.integrations.torch_distributed.point_to_point import (
-    AnySourceRequest,
-    MessageProgress,
-    MessageWork,
-    check_message,
-)
-from asyncddp.integrations.torch_distributed.work import GroupWork
-from asyncddp.integrations.torch_distributed.work_queue import QueuedWork, WorkQueue
+from asyncddp.integrations.torch_distributed.collectives import Operation
+from asyncddp.integrations.torch_distributed.monitored_barrier import wait_monitored
+from asyncddp.integrations.torch_distributed.work import BatchWork, FutureThread, GroupWork
+from asyncddp.integrations.torch_distributed.world import close_group
+from asyncddp.ops.process_group import ProcessGroup
+from asyncddp.ops.slot_fast_path import run_in_slots
 from asyncddp.torch_modes import uncompiled
-from asyncddp.transport import Transport
-from asyncddp.transport.base import Request
 
 _ProcessGroup: Any = dist.ProcessGroup
 _open_groups: weakref.WeakSet[ProcessGroupBase] = weakref.WeakSet()
 """Groups whose threads must end before MPI does."""
+_kept_stores: list[Store] = []
+"""That of the default group closed last, which rank 0 serves to ranks that are not there yet."""
+_ALIVE = 256  # works that are kept after their end: torch's C++ may still hold the object
+_ALIVE_BYTES = 1 << 16  # of the tensors of each
 
 
 class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is for the class in C++
     """Process group without its collectives.
 
     Args:
-        transport: Between the ranks of the group, its own; closed by :meth:`shutdown`.
+        group: The library's group of its ranks, in a context of torch's world.
         store: The group's part of torch's store.
-        ranks: The numbers of its ranks in the world.
         timeout: Seconds after which a verb raises.
         title: The group's name for messages.
+
+    Attributes:
+        group: See there.
+        timeout: See there.
+        failure: The error after which no verb of the group can run; None while all is well.
     """
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
-    def __init__(
-        self, transport: Transport, store: Store, ranks: Sequence[int], timeout: float, title: str
-    ) -> None:
-        super().__init__(transport.rank, transport.size)
-        self.channel = GroupChannel(transport, store, ranks, timeout, title)
+    def __init__(self, group: ProcessGroup, store: Store, timeout: float, title: str) -> None:
+        place = group.rank
+        assert place is not None
+        super().__init__(place, group.size)
+        self.group, self.timeout, self.title, self._place = group, timeout, title, place
+        self.failure: BaseException | None = None
         self._store, self._names = store, {"name": "", "description": ""}
-        self._queue = WorkQueue(title)
-        self.channel.is_patient = lambda: self._queue.patient
-        self._progress = MessageProgress(title)
+        self._futures = FutureThread(title)
+        self._pending: dict[GroupWork, bool] = {}  # and whether it is a collective
+        self._alive: deque[GroupWork] = deque(maxlen=_ALIVE)
         self._batch: list[dist.Work] | None = None
         self._barriers = 0
         _open_groups.add(self)
-        atexit.unregister(_end_threads)
-        atexit.register(_end_threads)  # anew, so that it runs before what ends MPI
+        atexit.unregister(_end_groups)
+        atexit.register(_end_groups)  # anew, so that it runs before what ends MPI
+
+    def require_working(self, verb: str) -> None:
+        """Raise a PeerError if an earlier verb of the group has failed."""
+        if self.failure is not None:
+            raise self._refusal(verb, self.failure)
+
+    def _refusal(self, verb: str, failure: BaseException) -> PeerError:
+        error = PeerError(
+            f"rank {self.group.context.rank}: {verb}: {self.title} cannot go on after "
+            f"{type(failure).__name__}: {failure}"
+        )
+        error.__cause__ = failure
+        return error
 
     def _submit(
         self,
         verb: str,
         options: VerbOptions,
-        programs: Sequence[Callable[[], None]],
+        operations: Sequence[Operation],
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor] = (),
         value: Callable[[], Any] | None = None,
     ) -> dist.Work:
-        """Run a collective, or queue it; return its work, which a blocking one has ended."""
-        self.channel.require_working(verb)
+        """Run operations as one, or submit them; return their work, which a blocking one has ended.
 
-        def run() -> None:
-            with self.channel.collective(verb, options.timeout):
-                for program in programs:
-                    program()
-
-        tensors = [*outputs, *inputs]
-        ordering = stream_ordering_of(*tensors) if tensors else None
-        work = QueuedWork(verb, outputs, value, ordering)
-        blocking = options.blocking and self._batch is None
-        self._queue.submit(work, run, blocking=blocking)
-        return self._batched(work)
-
-    def _batched(self, work: GroupWork) -> dist.Work:
+        A result that is a rank is the source of a message.
+        """
+        self.require_working(verb)
+        spec: OperationSpec[Any] = (
+            operations[0] if len(operations) == 1 else in_sequence(operations)
+        )
+        orderings = [one.stream_ordering for one in operations if one.stream_ordering is not None]
+        used = [one for ordering in orderings for one in ordering.tensors]
+        ordering = stream_ordering_of(*used, *outputs, *inputs) if used else None
+        timeout = self.timeout if options.timeout is None else options.timeout
+        work = GroupWork(outputs, self._futures, ordering, value)
+        spec = replace(spec, stream_ordering=ordering, timeout=timeout)
+        if sum(one.nbytes for one in outputs) <= _ALIVE_BYTES:
+            self._alive.append(work)
+        engine = self.group.context.engine
+        if options.blocking and self._batch is None:
+            self._run(work, verb, lambda: run_in_slots(engine, spec, [*outputs, *inputs]))
+        else:
+            self._pending[work] = spec.ordered
+            if not spec.ordered:
+                spec = spec.then(partial(_note_source, self.group, work))
+            spec = replace(spec, on_end=partial(self._end, work, verb))
+            work.handle = engine.submit(spec, about=[*outputs, *inputs])
         if self._batch is not None:
             self._batch.append(work)
         return work
 
+    def _run(self, work: GroupWork, verb: str, run: Callable[[], object]) -> None:
+        """Run a work on this thread; raise what is no error of the verb, such as Ctrl-C."""
+        problem: BaseException | None = None
+        try:
+            run()
+        except BaseException as error:
+            problem = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._end(work, verb, problem)
+
+    def _end(self, work: GroupWork, verb: str, error: BaseException | None) -> None:
+        """End a work, and after an error all others of the group; called by the engine, too."""
+        self._pending.pop(work, None)
+        if error is not None and self.failure is None:
+            self.failure = error
+            for other in list(self._pending):
+                if other.handle is not None:
+                    other.handle.fail(self._refusal(verb, error))
+        work.end(error)
+
     @uncompiled
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> dist.Work:  # noqa: N803
         """Start sending a tensor to a rank of the group."""
-        tensor = as_list(tensors)[0]
-        self._check_message("send", tensor, dstRank, tag)
-        isend = self.channel.message_transport_for(tensor).isend
-        title = f"send to {self._name_of(dstRank)}, tag {tag}"
-        return self._message(title, tensor, lambda data: isend(data, dstRank, tag), sends=True)
+        tensor = self._message("send", tensors, dstRank, tag)
+        spec = collectives.send(self.group, tensor, self.group.ranks[dstRank], tag)
+        return self._submit("send", VerbOptions(), [spec], [tensor])
 
     @uncompiled
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> dist.Work:  # noqa: N803
         """Start receiving a tensor from a rank of the group."""
-        tensor = as_list(tensors)[0]
-        self._check_message("recv", tensor, srcRank, tag)
-        irecv = self.channel.message_transport_for(tensor).irecv
-        title = f"recv from {self._name_of(srcRank)}, tag {tag}"
-        return self._message(title, tensor, lambda data: irecv(data, srcRank, tag))
+        tensor = self._message("recv", tensors, srcRank, tag)
+        spec = collectives.receive(self.group, tensor, [self.group.ranks[srcRank]], tag)
+        return self._submit("recv", VerbOptions(), [spec], [tensor])
 
     @uncompiled
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
         """Start receiving a tensor from whichever rank sends first."""
-        tensor = as_list(tensors)[0]
-        self._check_message("recv_anysource", tensor, None, tag)
-        title = f"recv from any rank, tag {tag}"
-        return self._message(title, tensor, lambda data: AnySourceRequest(self.channel, data, tag))
+        tensor = self._message("recv_anysource", tensors, None, tag)
+        others = [rank for rank in self.group.ranks if rank != self.group.context.rank]
+        spec = collectives.receive(self.group, tensor, others, tag)
+        return self._submit("recv_anysource", VerbOptions(), [spec], [tensor])
 
-    def _check_message(self, verb: str, tensor: torch.Tensor, peer: int | None, tag: int) -> None:
-        self.channel.require_working(verb)
-        check_tensors(verb, [tensor])
-        check_message(verb, self.channel, peer, tag)
-
-    def _name_of(self, rank: int) -> str:
-        return f"rank {self.channel.ranks[rank]}"
-
-    def _message(
-        self,
-        title: str,
-        tensor: torch.Tensor,
-        start: Callable[[torch.Tensor], Request],
-        *,
-        sends: bool = False,
-    ) -> dist.Work:
-        ordering = stream_ordering_of(tensor)
-        with nullcontext() if ordering is None else ordering.running(), self.channel.messages_lock:
-            buffer = OutputBuffer(tensor, read=sends)
-            request = start(buffer.data)
-        finish = _nothing if sends else buffer.store
-        return self._batched(
-            MessageWork(title, self.channel, request, tensor, finish, self._progress, ordering)
-        )
+    def _message(self, verb: str, tensors: Any, peer: int | None, tag: int) -> torch.Tensor:
+        """Return the tensor of a message, whose rank must be there, and whose tag MPI can carry."""
+        given = as_list(tensors)
+        check_tensors(verb, given)
+        if peer is not None and (not 0 <= peer < self.group.size or peer == self._place):
+            raise ArgumentError(
+                f"{verb}: expected another rank of the group, from 0 to {self.group.size - 1}, "
+                f"got {peer}"
+            )
+        if not 0 <= tag <= MAX_TAG:
+            raise ArgumentError(f"{verb}: argument tag: expected 0 to {MAX_TAG}, got {tag}")
+        return given[0]
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Wait for all ranks; an error on all of them names those that do not come."""
+        self.require_working("monitored_barrier")
         self._barriers += 1
+        seconds = self.timeout if timeout is None else timeout.total_seconds()
         wait_monitored(
-            self.channel, self._store, self._barriers, timeout, wait_all_ranks=wait_all_ranks
+            self._store, self.group.ranks, self._place, self._barriers, seconds, wait_all_ranks
         )
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -168,7 +207,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of later verbs that are not given one."""
-        self.channel.timeout = timeout.total_seconds()
+        self.timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
@@ -176,24 +215,33 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         """Let queued collectives end, and give the transport back; harmless when called twice."""
         if self in _open_groups:
             _open_groups.discard(self)
-            self._queue.close()
-            self._progress.close()
-            self.channel.failure = PeerError("it was destroyed")
-            self.channel.close()
+            for work in [one for one, collective in self._pending.items() if collective]:
+                with suppress(Exception):  # kept by the work
+                    work.wait()
+            self._close("it was destroyed")
 
     def abort(self) -> None:
         """Let verbs that are under way fail, and close the group."""
-        if self.channel.failure is None:
-            self.channel.failure = PeerError("it was aborted")
-        self.shutdown()
+        _open_groups.discard(self)
+        self._close("it was aborted")
+
+    def _close(self, why: str) -> None:
+        self.failure = self.failure or PeerError(why)
+        for work in list(self._pending):
+            if work.handle is not None:
+                work.handle.fail(self._refusal("a verb", self.failure))
+        self._futures.close()
+        if self.group.transport is self.group.context.transport:
+            _kept_stores[:] = [self._store]
+        close_group(self.group, why)
 
     def rank(self) -> int:
         """Return the rank of this process in the group."""
-        return self.channel.rank
+        return self._place
 
     def size(self) -> int:
         """Return the number of ranks of the group."""
-        return self.channel.size
+        return self.group.size
 
     def name(self) -> str:
         """Return the name of the backend."""
@@ -240,33 +288,14 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         return False
 
 
-class BatchWork(dist.Work):
-    """Work of all verbs of a coalesced batch."""
-
-    def __init__(self, works: Sequence[dist.Work]) -> None:
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for all works, and raise the first error."""
-        return all([work.wait(timeout) for work in self._works])
-
-    def is_completed(self) -> bool:
-        """Return True if all works have ended."""
-        return all([work.is_completed() for work in self._works])
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of all works' values."""
-        futures = [work.get_future() for work in self._works]
-        return torch.futures.collect_all(futures)
+def _note_source(group: ProcessGroup, work: GroupWork, source: object) -> None:
+    """Tell the work of a message from which rank of the group it has come."""
+    if isinstance(source, int):
+        work.source = group.ranks.index(source)
 
 
-def _nothing() -> None:
-    return None
-
-
-def _end_threads() -> None:
-    """End the threads of all groups at the interpreter's exit, before MPI is finalized."""
+def _end_groups() -> None:
+    """End all groups at the interpreter's exit, before MPI is finalized."""
     for group in list(_open_groups):
-        group.channel.failure = group.channel.failure or PeerError("the script has ended")
-        group.shutdown()
+        _open_groups.discard(group)
+        group._close("the script has ended")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, cast
 
@@ -13,9 +13,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from asyncddp.errors import ArgumentError
-from asyncddp.integrations.torch_distributed.output_buffers import DEVICES
+from asyncddp.integrations.torch_distributed.arguments import DEVICES
 from asyncddp.integrations.torch_distributed.process_group import AsyncDDPProcessGroup
-from asyncddp.transport import Transport
+from asyncddp.ops.process_group import ProcessGroup
 
 _VERBS = (
     "allreduce",
@@ -80,9 +80,8 @@ class MixedProcessGroup(AsyncDDPProcessGroup):
     Python stand for all devices, and drop the other backends. A barrier is this library's.
 
     Args:
-        transport: As for a group of this library alone, and so the next four.
+        group: As for a group of this library alone, and so the next three.
         store: See there.
-        ranks: See there.
         timeout: See there.
         title: See there.
         others: Groups of other backends, by device type.
@@ -90,14 +89,13 @@ class MixedProcessGroup(AsyncDDPProcessGroup):
 
     def __init__(
         self,
-        transport: Transport,
+        group: ProcessGroup,
         store: Store,
-        ranks: Sequence[int],
         timeout: float,
         title: str,
         others: Mapping[str, dist.ProcessGroup],
     ) -> None:
-        super().__init__(transport, store, ranks, timeout, title)
+        super().__init__(group, store, timeout, title)
         self.others = others
 
     def _get_backend(self, device: torch.device) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from asyncddp.errors import ArgumentError, WaitTimeoutError
-from asyncddp.integrations.torch_distributed.group_channel import GroupChannel
 from asyncddp.integrations.torch_distributed.store_meeting import missing_after
 from asyncddp.rank_list_text import list_ranks
 
@@ -34,7 +34,7 @@ def monitored_barrier(
         WaitTimeoutError: A rank has not come.
     """
     chosen: Any = dist.distributed_c10d._get_default_group() if group is None else group
-    if not hasattr(chosen, "channel"):
+    if not hasattr(chosen, "monitored_barrier"):
         raise ArgumentError(
             f"monitored_barrier: expected a group of backend asyncddp, got one of {chosen.name()}"
         )
@@ -42,43 +42,26 @@ def monitored_barrier(
 
 
 def wait_monitored(
-    channel: GroupChannel,
-    store: Store,
-    number: int,
-    timeout: timedelta | None,
-    *,
-    wait_all_ranks: bool,
+    store: Store, ranks: Sequence[int], place: int, number: int, seconds: float, every: bool
 ) -> None:
     """Wait for all ranks of a group in its monitored barrier of a number.
 
-    Rank 0 waits for the others, and tells them the outcome.
+    The first one waits for the others, and tells them who is missing: ``every`` rank, or one.
     """
-    channel.require_working("monitored_barrier")
-    seconds = channel.timeout if timeout is None else timeout.total_seconds()
-    key, me = f"monitored/{number}", channel.rank
-    store.set(f"{key}/{me}", "1")
-    if me:
-        outcome = _outcome_of_root(store, key, channel.ranks[0], seconds)
-    else:
-        outcome = _missing_ranks(channel, store, key, seconds, every=wait_all_ranks)
+    key = f"monitored/{number}"
+    store.set(f"{key}/{place}", "1")
+    outcome = ""
+    if not place:
+        missing = missing_after(store, key, range(1, len(ranks)), seconds)
+        if missing:
+            named = missing if every else missing[:1]
+            outcome = f"missing: {list_ranks(ranks[other] for other in named)}"
         store.set(f"{key}/outcome/0", outcome)
+    elif missing_after(store, f"{key}/outcome", [0], 1.5 * seconds):  # it waits as long, too
+        outcome = f"missing: rank {ranks[0]}"
+    else:
+        outcome = store.get(f"{key}/outcome/0").decode()
     if outcome:
         raise WaitTimeoutError(
-            f"rank {channel.ranks[me]}: monitored_barrier was not done in {seconds:g} s; {outcome}"
+            f"rank {ranks[place]}: monitored_barrier was not done in {seconds:g} s; {outcome}"
         )
-
-
-def _outcome_of_root(store: Store, key: str, root: int, seconds: float) -> str:
-    if missing_after(store, f"{key}/outcome", [0], 1.5 * seconds):  # the root waits as long, too
-        return f"missing: rank {root}"
-    return store.get(f"{key}/outcome/0").decode()
-
-
-def _missing_ranks(
-    channel: GroupChannel, store: Store, key: str, seconds: float, *, every: bool
-) -> str:
-    missing = missing_after(store, key, range(1, channel.size), seconds)
-    if not missing:
-        return ""
-    named = missing if every else missing[:1]
-    return f"missing: {list_ranks(channel.ranks[place] for place in named)}"

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from asyncddp.errors import ArgumentError
-from asyncddp.integrations.torch_distributed import collective_verbs as verbs
 from asyncddp.integrations.torch_distributed import collectives
 from asyncddp.integrations.torch_distributed.arguments import (
     VerbOptions,
     as_list,
     as_lists,
+    check_count,
+    check_rows,
+    check_tensors,
     verb_options,
 )
 from asyncddp.integrations.torch_distributed.group_base import ProcessGroupBase
-from asyncddp.integrations.torch_distributed.output_buffers import check_tensors
-from asyncddp.integrations.torch_distributed.reductions import reduction_for
+from asyncddp.ops.barrier import plan_barrier
 from asyncddp.torch_modes import uncompiled
 
 
@@ -42,12 +42,8 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
 
     def _allreduce(self, verb: str, tensors: list[torch.Tensor], options: VerbOptions) -> dist.Work:
         check_tensors(verb, tensors)
-        programs = []
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            same = [tensor for tensor in tensors if tensor.dtype == dtype]
-            reduction = reduction_for(verb, options.op, same[0])
-            programs.append(partial(verbs.allreduce, self.channel, same, reduction))
-        return self._submit(verb, options, programs, tensors)
+        specs = collectives.allreduce(self.group, verb, tensors, options.op)
+        return self._submit(verb, options, specs, tensors)
 
     @uncompiled
     def reduce(
@@ -57,20 +53,16 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         options, given = verb_options(opts, op=op, timeout=timeout), as_list(tensors)
         check_tensors("reduce", given)
         root = self._root("reduce", options)
-        programs = []
-        for tensor in given:
-            reduction = reduction_for("reduce", options.op, tensor)
-            programs.append(partial(verbs.reduce, self.channel, tensor, reduction, root))
-        return self._submit("reduce", options, programs, given)
+        specs = collectives.reduce(self.group, "reduce", given, options.op, root)
+        return self._submit("reduce", options, specs, given)
 
     @uncompiled
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
         """Replace a tensor by the root's."""
         options, given = verb_options(opts, timeout=timeout), as_list(tensors)
         check_tensors("broadcast", given)
-        root = self._root("broadcast", options)
-        program = partial(verbs.broadcast, self.channel, given, root)
-        return self._submit("broadcast", options, [program], given)
+        specs = collectives.broadcast(self.group, given, self._root("broadcast", options))
+        return self._submit("broadcast", options, specs, given)
 
     @uncompiled
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
@@ -81,7 +73,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
         """Gather each of several tensors into lists: one for each rank, or one for each tensor."""
         lists, given = as_lists(outputs), as_list(inputs)
-        if len(lists) == self.channel.size and all(len(one) == len(given) for one in lists):
+        if len(lists) == self.group.size and all(len(one) == len(given) for one in lists):
             lists = [list(column) for column in zip(*lists, strict=True)]
         return self._allgather("allgather_coalesced", lists, given, verb_options(opts))
 
@@ -92,15 +84,17 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         inputs: list[torch.Tensor],
         options: VerbOptions,
     ) -> dist.Work:
-        programs = []
-        for outs, own in zip(lists, inputs, strict=True):
-            verbs.check_count(verb, "a list", outs, self.channel.size)
-            programs.append(partial(verbs.allgather, self.channel, outs, own))
         every = [out for outs in lists for out in outs]
+        for outs in lists:
+            check_count(verb, "a list", outs, self.group.size)
         check_tensors(verb, [*every, *inputs])
+        specs = [
+            collectives.allgather(self.group, outs, own)
+            for outs, own in zip(lists, inputs, strict=True)
+        ]
         alike = all(len({out.shape for out in outs}) == 1 for outs in lists)
         value = (lambda: [torch.stack(outs) for outs in lists]) if alike else None
-        return self._submit(verb, options, programs, every, inputs, value)
+        return self._submit(verb, options, specs, every, inputs, value)
 
     @uncompiled
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002
@@ -114,16 +108,16 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> dist.Work:
         """Gather several tensors of all ranks into one tensor each."""
-        verb, outs, given, programs = "all_gather_single", as_list(outputs), as_list(inputs), []
+        verb, outs, given, specs = "all_gather_single", as_list(outputs), as_list(inputs), []
         check_tensors(verb, [*outs, *given])
         for out, own in zip(outs, given, strict=True):
-            if out.numel() != own.numel() * self.channel.size or out.dtype != own.dtype:
+            if out.numel() != own.numel() * self.group.size or out.dtype != own.dtype:
                 raise ArgumentError(
-                    f"{verb}: expected a result of {own.numel() * self.channel.size} elements of "
+                    f"{verb}: expected a result of {own.numel() * self.group.size} elements of "
                     f"{own.dtype}, got {out.numel()} of {out.dtype}"
                 )
-            programs.append(partial(verbs.allgather_whole, self.channel, out, own))
-        return self._submit(verb, verb_options(opts), programs, outs, given)
+            specs.append(collectives.allgather_whole(self.group, out, own))
+        return self._submit(verb, verb_options(opts), specs, outs, given)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
@@ -132,12 +126,13 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         """Gather the tensors of all ranks into a list on the root."""
         options = verb_options(opts, timeout=timeout)
         root, own = self._root("gather", options), as_list(inputs)[0]
-        outs = as_lists(outputs)[0] if self.channel.rank == root else []
-        if self.channel.rank == root:
-            verbs.check_count("gather", "a list", outs, self.channel.size)
+        here = self.group.context.rank == root
+        outs = as_lists(outputs)[0] if here else []
+        if here:
+            check_count("gather", "a list", outs, self.group.size)
         check_tensors("gather", [*outs, own])
-        program = partial(verbs.gather, self.channel, outs, own, root)
-        return self._submit("gather", options, [program], outs, [own])
+        spec = collectives.gather(self.group, outs, own, root)
+        return self._submit("gather", options, [spec], outs, [own])
 
     @uncompiled
     def scatter(
@@ -146,12 +141,13 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         """Send part r of the root's list to rank r."""
         options = verb_options(opts, timeout=timeout)
         root, out = self._root("scatter", options), as_list(outputs)[0]
-        parts = as_lists(inputs)[0] if self.channel.rank == root else []
-        if self.channel.rank == root:
-            verbs.check_count("scatter", "a list", parts, self.channel.size)
+        here = self.group.context.rank == root
+        parts = as_lists(inputs)[0] if here else []
+        if here:
+            check_count("scatter", "a list", parts, self.group.size)
         check_tensors("scatter", [*parts, out])
-        program = partial(verbs.scatter, self.channel, out, parts, root)
-        return self._submit("scatter", options, [program], [out], parts)
+        spec = collectives.scatter(self.group, out, parts, root)
+        return self._submit("scatter", options, [spec], [out], parts)
 
     @uncompiled
     def reduce_scatter(
@@ -159,14 +155,13 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
     ) -> dist.Work:
         """Reduce part r of the lists of all ranks into the tensor of rank r."""
         options = verb_options(opts, timeout=timeout)
-        outs, lists, programs = as_list(outputs), as_lists(inputs), []
+        outs, lists, specs = as_list(outputs), as_lists(inputs), []
         every = [part for parts in lists for part in parts]
         check_tensors("reduce_scatter", [*outs, *every])
         for out, parts in zip(outs, lists, strict=True):
-            verbs.check_count("reduce_scatter", "a list", parts, self.channel.size)
-            reduction = reduction_for("reduce_scatter", options.op, out)
-            programs.append(partial(verbs.reduce_scatter, self.channel, out, parts, reduction))
-        return self._submit("reduce_scatter", options, programs, outs, every)
+            check_count("reduce_scatter", "a list", parts, self.group.size)
+            specs.append(collectives.reduce_scatter(self.group, out, parts, options.op))
+        return self._submit("reduce_scatter", options, specs, outs, every)
 
     @uncompiled
     def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002
@@ -181,18 +176,16 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
     ) -> dist.Work:
         """Reduce the parts of several tensors, each into the tensor of its rank."""
         verb, options = "reduce_scatter_single", verb_options(opts)
-        outs, given, programs = as_list(outputs), as_list(inputs), []
+        outs, given, specs = as_list(outputs), as_list(inputs), []
         check_tensors(verb, [*outs, *given])
         for out, whole in zip(outs, given, strict=True):
-            if whole.numel() != out.numel() * self.channel.size or out.dtype != whole.dtype:
+            if whole.numel() != out.numel() * self.group.size or out.dtype != whole.dtype:
                 raise ArgumentError(
-                    f"{verb}: expected an input of {out.numel() * self.channel.size} elements of "
+                    f"{verb}: expected an input of {out.numel() * self.group.size} elements of "
                     f"{out.dtype}, got {whole.numel()} of {whole.dtype}"
                 )
-            reduction = reduction_for(verb, options.op, out)
-            arguments = self.channel, out, whole, reduction
-            programs.append(partial(verbs.reduce_scatter_whole, *arguments))
-        return self._submit(verb, options, programs, outs, given)
+            specs.append(collectives.reduce_scatter_whole(self.group, verb, out, whole, options.op))
+        return self._submit(verb, options, specs, outs, given)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
@@ -201,10 +194,10 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         """Send part r of a list to rank r, and receive into another list."""
         outs, parts = as_list(outputs), as_list(inputs)
         for tensors in (outs, parts):
-            verbs.check_count("alltoall", "a list", tensors, self.channel.size)
+            check_count("alltoall", "a list", tensors, self.group.size)
         check_tensors("alltoall", [*outs, *parts])
-        program = partial(verbs.alltoall, self.channel, outs, parts)
-        return self._submit("alltoall", verb_options(opts), [program], outs, parts)
+        spec = collectives.alltoall(self.group, outs, parts)
+        return self._submit("alltoall", verb_options(opts), [spec], outs, parts)
 
     @uncompiled
     def alltoall_base(
@@ -216,13 +209,13 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
         opts: Any = None,
     ) -> dist.Work:
         """Send rows of one tensor to each rank, and receive rows into another."""
-        verb, size = "all_to_all_single", self.channel.size
+        verb, size = "all_to_all_single", self.group.size
         check_tensors(verb, [output, input])
-        verbs.check_rows(verb, output, output_split_sizes, size)
-        verbs.check_rows(verb, input, input_split_sizes, size)
+        check_rows(verb, output, output_split_sizes, size)
+        check_rows(verb, input, input_split_sizes, size)
         splits = tuple(output_split_sizes), tuple(input_split_sizes)
-        program = partial(verbs.alltoall_whole, self.channel, output, input, *splits)
-        return self._submit(verb, verb_options(opts), [program], [output], [input])
+        spec = collectives.alltoall_whole(self.group, output, input, *splits)
+        return self._submit(verb, verb_options(opts), [spec], [output], [input])
 
     all_to_all_single = alltoall_base
 
@@ -230,11 +223,12 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
     def barrier(self, opts: Any = None, timeout: Any = None) -> dist.Work:
         """Wait for all ranks."""
         options = verb_options(opts, timeout=timeout)
-        return self._submit("barrier", options, [partial(collectives.barrier, self.channel)], [])
+        return self._submit("barrier", options, [plan_barrier(self.group)], [])
 
     def _root(self, verb: str, options: VerbOptions) -> int:
-        if not 0 <= options.root < self.channel.size:
+        """Return the root's rank in the world."""
+        if not 0 <= options.root < self.group.size:
             raise ArgumentError(
-                f"{verb}: argument root: expected 0 to {self.channel.size - 1}, got {options.root}"
+                f"{verb}: argument root: expected 0 to {self.group.size - 1}, got {options.root}"
             )
-        return options.root
+        return self.group.ranks[options.root]

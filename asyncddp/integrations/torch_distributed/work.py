@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch.distributed import Work
 from torch.futures import Future
 
-from asyncddp.device.stream_interfaces import StreamOrdering
-from asyncddp.errors import WaitTimeoutError
-from asyncddp.torch_modes import inference_mode
+from asyncddp.device.stream_interfaces import StreamOrdering, mark_library_thread
+from asyncddp.engine import Handle
 
 
 class WorkFuture(Future[Any]):
@@ -28,7 +28,10 @@ class WorkFuture(Future[Any]):
 
     def wait(self) -> Any:
         """Wait for the work, and return its value or raise its error."""
-        self.work.wait()
+        try:
+            self.work.wait()
+        finally:
+            self.work.complete_future()
         return super().wait()
 
     def value(self) -> Any:
@@ -48,50 +51,51 @@ class WorkFuture(Future[Any]):
 
 
 class GroupWork(Work):
-    """Handle of a verb of a process group.
+    """Handle of a verb of a process group, which the engine runs.
 
     Attributes:
-        title: The verb, for messages.
         outputs: What ``result()`` returns.
-        ordering: Of the work on its device; None on the host.
+        handle: The engine's; None for a verb that the caller's thread has run.
+        source: Rank of the group from which a message has come; -1 if not known.
     """
+
+    source = -1
 
     def __init__(
         self,
-        title: str,
         outputs: Sequence[torch.Tensor],
-        value: Callable[[], Any] | None = None,
+        completions: FutureThread,
         ordering: StreamOrdering | None = None,
+        value: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__()
-        self.title, self.outputs, self._value, self.ordering = title, outputs, value, ordering
+        self.outputs, self._value = outputs, value
+        self._completions, self._ordering = completions, ordering
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._error: BaseException | None = None
         self._future: WorkFuture | None = None
-        self._inference = torch.is_inference_mode_enabled()
+        self._filled = False
+        self.handle: Handle[Any] | None = None
 
-    def complete(self, error: BaseException | None = None) -> None:
-        """Mark the work as ended, and complete its future, which runs callbacks."""
+    def end(self, error: BaseException | None) -> None:
+        """Mark the work as ended, and let another thread complete its future; never waits."""
         with self._lock:
             self._error = error
             self._ended.set()
             future = self._future
         if future is not None:
-            self._fill(future)
+            self._completions.add(self)
 
-    def run(self, program: Callable[[], None]) -> BaseException | None:
-        """Run what the work consists of, and complete it; return the error, if there is one."""
-        problem: BaseException | None = None
-        try:
-            with torch.no_grad(), inference_mode(enabled=self._inference), self._running():
-                program()
-        except BaseException as error:  # noqa: BLE001 - raised by wait(), whatever it is
-            problem = error
-        self.complete(problem)
-        return problem
-
-    def _running(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.ordering is None else self.ordering.running()
+    def complete_future(self) -> None:
+        """Complete the future of a work that has ended, which runs callbacks; once."""
+        with self._lock:
+            if self._filled or not self._ended.is_set():
+                return
+            future, self._filled = self._future, self._future is not None
+        if future is not None:
+            ordering = self._ordering  # on whose stream the future records its events
+            with nullcontext() if ordering is None else ordering.stream_context():
+                future.set_result(list(self.outputs) if self._value is None else self._value())
 
     def raise_error(self) -> None:
         """Raise the error of the work, if it has ended with one."""
@@ -101,7 +105,9 @@ class GroupWork(Work):
     def settle_in_backward(self) -> None:
         """Wait within backward, whose thread would wait for a callback on another one in vain."""
         if not self._ended.is_set() and torch._C._current_graph_task_id() != -1:
-            self._wait_until_ended(None)
+            with suppress(Exception):  # kept by the work
+                self.wait()
+            self.complete_future()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the work has ended, and raise its error.
@@ -112,35 +118,19 @@ class GroupWork(Work):
             WaitTimeoutError: It has not ended in ``timeout``, which is unlimited if zero; the
                 verb has a deadline of its own.
         """
-        if not self._ended.is_set():
+        if self.handle is not None:
             seconds = timeout.total_seconds()
-            if not self._wait_until_ended(seconds if seconds > 0 else None):
-                raise WaitTimeoutError(f"wait: {self.title} was not done in {seconds:g} s")
+            self.handle.wait(seconds if seconds > 0 else None)
         self.raise_error()
-        self._arrive()
         return True
-
-    def _arrive(self) -> None:
-        if self.ordering is not None:
-            self.ordering.arrive(list(self.outputs))
-
-    def _wait_until_ended(self, seconds: float | None) -> bool:
-        return self.wait_until_completed(seconds)
-
-    def wait_until_completed(self, seconds: float | None) -> bool:
-        """Wait for the thread that runs the work; return False if ``seconds`` were not enough."""
-        return self._ended.wait(seconds)
 
     def is_completed(self) -> bool:
         """Return True if the work has ended; what the current stream is given next follows it."""
-        ended = self.has_ended()
-        if ended:
-            self._arrive()
-        return ended
-
-    def has_ended(self) -> bool:
-        """Return True if the work has ended on the host, with success or an error."""
-        return self._ended.is_set()
+        if self.handle is None or not self.handle.poll():
+            return self._ended.is_set()
+        with suppress(Exception):  # raised by wait()
+            self.handle.wait()
+        return True
 
     def is_success(self) -> bool:
         """Return True if the work has ended without an error."""
@@ -161,12 +151,12 @@ class GroupWork(Work):
 
     def source_rank(self) -> int:
         """Return the rank of the group from which a message was received."""
-        return -1
+        return self.source
 
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """Return a future with the tensors that the work writes."""
+        """Return a future with the tensors that the work writes, complete even if nobody waits."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -177,9 +167,56 @@ class GroupWork(Work):
             future.work, self._future = self, future
             ended = self._ended.is_set()
         if ended:
-            self._fill(future)
+            self.complete_future()
         return future
 
-    def _fill(self, future: WorkFuture) -> None:
-        with self._running():  # on whose stream the future records its events
-            future.set_result(list(self.outputs) if self._value is None else self._value())
+
+class FutureThread:
+    """Thread that completes the futures of works, so that callbacks run beside the engine."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._lock = title, threading.Lock()
+        self._ended: SimpleQueue[GroupWork | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: GroupWork) -> None:
+        """Complete the future of a work that has ended."""
+        self._ended.put(work)
+        with self._lock:
+            if self._thread is None:
+                name = f"asyncddp: futures of {self._title}"
+                self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the thread once all is complete."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._ended.put(None)
+            self._thread.join()
+
+    def _loop(self) -> None:
+        torch.set_grad_enabled(False)
+        mark_library_thread()
+        while (work := self._ended.get()) is not None:
+            work.complete_future()
+
+
+class BatchWork(Work):
+    """Work of all verbs of a coalesced batch."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for all works, and raise the first error."""
+        return all([work.wait(timeout) for work in self._works])
+
+    def is_completed(self) -> bool:
+        """Return True if all works have ended."""
+        return all([work.is_completed() for work in self._works])
+
+    def get_future(self) -> Future[Any]:
+        """Return a future of all works' values."""
+        futures = [work.get_future() for work in self._works]
+        return torch.futures.collect_all(futures)

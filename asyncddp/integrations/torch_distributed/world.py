@@ -1,38 +1,43 @@
-"""The MPI world behind process groups, apart from the library's own: opened once per process."""
+"""World behind process groups, apart from the library's own: opened once per process."""
 
 from __future__ import annotations
 
 import sys
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from asyncddp.config import Config
 from asyncddp.context import crash_handler
-from asyncddp.context.context import MachineLayout, current, in_local_world
+from asyncddp.context.context import Context, current, in_local_world, is_initialized
 from asyncddp.context.world_startup import open_world
+from asyncddp.engine.messages import COLLECTIVE
 from asyncddp.environments.launchers import launcher_rank_and_size
-from asyncddp.errors import ArgumentError, EnvironmentProblem
+from asyncddp.errors import ArgumentError, EnvironmentProblem, PeerError
+from asyncddp.ops.process_group import ProcessGroup, open_group
+from asyncddp.ops.process_group import close_group as close_opened_group
 from asyncddp.transport import Transport
-from asyncddp.transport.cuda.negotiation import negotiate_from_config
+from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
 _TAGS = 1 << 15
 _EXTENSION = "world of torch.distributed"
+_DEFAULT = "<collective of the default process group>"
 
 
 class TorchWorld:
-    """Transports of this rank: between all ranks of MPI, and that of torch's default group.
+    """World of this rank: the transport between all ranks, and torch's default group.
 
     Args:
         every: Between all ranks of MPI.
         config: Its settings.
-        machines: Which of its ranks are on which machine.
     """
 
     process: TorchWorld | None = None
 
-    def __init__(self, every: Transport, config: Config, machines: MachineLayout) -> None:
-        self.every, self._config, self._machines = every, config, machines
-        self.default: Transport | None = None
+    def __init__(self, every: Transport, config: Config) -> None:
+        self.every, self._config = every, config
+        self.default: ProcessGroup | None = None
 
     @classmethod
     def open(cls, timeout: float) -> TorchWorld:
@@ -47,7 +52,7 @@ class TorchWorld:
         if in_local_world():
             context = current()
             if _EXTENSION not in context.extensions:
-                world = cls(context.transport, context.config, context.machines)
+                world = cls(context.transport, context.config)
                 context.extensions[_EXTENSION] = world
             found: TorchWorld = context.extensions[_EXTENSION]
             return found
@@ -68,8 +73,8 @@ class TorchWorld:
                 "ranks first, by new_group(backend='asyncddp')"
             )
 
-    def default_group(self, rank: int, size: int, *, on_gpus: bool = True) -> Transport:
-        """Make the transport of the group of all ranks, numbered as torch does; collective.
+    def default_group(self, rank: int, size: int, *, on_gpus: bool = True) -> ProcessGroup:
+        """Make the group of all ranks, numbered as torch does, in a context of its own; collective.
 
         It serves tensors ``on_gpus`` by what its ranks agree on, unless another backend does.
 
@@ -82,40 +87,43 @@ class TorchWorld:
                 f"WORLD_SIZE), but MPI's has {self.every.size}: the two contradict each other. "
                 "Leave world_size away, unset WORLD_SIZE, or start as many ranks by MPI"
             )
-        self.default = self._prepared(self.every.split(0, rank), on_gpus=on_gpus)
+        timeline = None if is_initialized() else self._config.timeline  # which the library writes
+        config = replace(self._config, timeline=timeline)
+        if not on_gpus:
+            config = replace(config, device_transports=CudaStagedTransport.name)
+        context = Context(self.every.split(0, rank), config)
+        slots = context.engine.matcher.slots
+        if COLLECTIVE in slots:
+            slots[_DEFAULT] = slots.pop(COLLECTIVE)
+        self.default = ProcessGroup(range(size), context, _DEFAULT, context.transport)
         return self.default
 
     def part(
         self, ranks: Sequence[int], place: int, name: str, *, on_gpus: bool = True
-    ) -> Transport:
-        """Make the transport of some ranks of the default group; collective over these alone.
+    ) -> ProcessGroup:
+        """Make a group of some ranks of the default one; collective over these alone.
 
         Raises:
             EnvironmentProblem: The default group is another backend's, and these are not all ranks.
         """
         if self.default is None:
             return self.default_group(place, len(ranks), on_gpus=on_gpus)
-        transport = self.default.split_members(ranks, zlib.crc32(name.encode()) % _TAGS)
-        return self._prepared(transport, on_gpus=on_gpus)
-
-    def _prepared(self, transport: Transport, *, on_gpus: bool) -> Transport:
-        """Let a new transport's ranks agree on one for tensors on GPUs; collective."""
-        transport.machine_id()  # tells it which peers are near; collective
-        transport.device_watches, machines = [], self._machines
-        if on_gpus:
-            negotiate_from_config(
-                transport,
-                self._config,
-                machine=machines.machine_of(self.every.rank),
-                rank_on_host=machines.rank_on_host,
-                all_see_gpus=machines.all_see_gpus,
-            )
-        return transport
+        match_name = f"<collective of process group {name!r}>"
+        tag = zlib.crc32(name.encode()) % _TAGS
+        return open_group(self.default.context, tuple(ranks), match_name, tag)
 
 
-def _open_transport(timeout: float) -> tuple[Transport, Config, MachineLayout]:
+def close_group(group: ProcessGroup, why: str) -> None:
+    """Close the transport of a group, or the whole context of a default one."""
+    if group.match_name != _DEFAULT:
+        close_opened_group(group)
+        return
+    with suppress(PeerError):  # of an operation that had ended here
+        group.context.close(why)
+
+
+def _open_transport(timeout: float) -> tuple[Transport, Config]:
     config = Config.from_environment(timeout=timeout)
     if launcher_rank_and_size()[1] > 1 and sys.excepthook is sys.__excepthook__:
         crash_handler.install_crash_handler()  # an error on one rank ends the others, too
-    opened = open_world(config)
-    return opened, config, MachineLayout.of(opened, config)
+    return open_world(config), config

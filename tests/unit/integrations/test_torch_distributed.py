@@ -1,96 +1,143 @@
-"""Parts of the torch.distributed backend that need one process: queue, works, reductions, names."""
+"""Parts of the torch.distributed backend that need one process: works, reductions, arguments."""
 
 from __future__ import annotations
 
-import threading
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from asyncddp.errors import ArgumentError, WaitTimeoutError
-from asyncddp.integrations.torch_distributed.arguments import as_lists, verb_options
-from asyncddp.integrations.torch_distributed.collective_verbs import check_rows
+import asyncddp as bf
+from asyncddp.errors import ArgumentError, MismatchError, PeerError, WaitTimeoutError
+from asyncddp.integrations.torch_distributed.arguments import as_lists, check_rows, verb_options
 from asyncddp.integrations.torch_distributed.monitored_barrier import monitored_barrier
-from asyncddp.integrations.torch_distributed.output_buffers import OutputBuffer
+from asyncddp.integrations.torch_distributed.process_group import AsyncDDPProcessGroup
 from asyncddp.integrations.torch_distributed.reductions import reduction_for
-from asyncddp.integrations.torch_distributed.store_meeting import WaitAnnouncements, meet_in_store
-from asyncddp.integrations.torch_distributed.work_queue import QueuedWork, WorkQueue
+from asyncddp.integrations.torch_distributed.store_meeting import meet_in_store
+from asyncddp.integrations.torch_distributed.world import TorchWorld
 
 
-@pytest.fixture
-def queue():
-    made = WorkQueue("a group")
-    yield made
-    made.close()
+@contextmanager
+def group(timeout=20.0):
+    """A process group of all ranks of a local world."""
+    context = bf.current()
+    ranks = TorchWorld(context.transport, context.config).default_group(bf.rank(), bf.size())
+    made = AsyncDDPProcessGroup(ranks, dist.HashStore(), timeout, "the group")
+    try:
+        yield made
+    finally:
+        made.shutdown()
 
 
-def submit(queue, program, *, blocking=False, outputs=()):
-    work = QueuedWork("verb", list(outputs))
-    queue.submit(work, program, blocking=blocking)
-    return work
+def on_ranks(case, ranks=2):
+    with bf.local_world(ranks) as world:
+        return world.run(case)
 
 
-def test_works_run_in_the_order_of_their_submission_on_another_thread(queue):
-    """Also one that is blocking, where others wait before it."""
-    gate, order = threading.Event(), []
-    first = submit(queue, gate.wait)
-    rest = [submit(queue, lambda n=n: order.append(n)) for n in range(20)]
-    blocking = submit(queue, lambda: order.append("blocking"), blocking=True)
-    assert not first.is_completed()
-    gate.set()
-    assert blocking.wait()
-    assert order == [*range(20), "blocking"]
-    assert all(work.is_success() for work in rest)
+def blocking():
+    given = dist.AllreduceOptions()
+    given.asyncOp = False
+    return given
 
 
-def test_a_blocking_work_runs_on_the_callers_thread_if_nothing_is_under_way(queue):
-    """No other thread is woken for it."""
-    threads = []
-    work = submit(queue, lambda: threads.append(threading.current_thread()), blocking=True)
-    assert work.is_completed()
-    assert threads == [threading.current_thread()]
+def test_works_run_in_the_order_of_their_submission():
+    """Also one that is blocking, where others are under way."""
+
+    def case():
+        with group() as made:
+            x = torch.ones(40_000)
+            works = [made.allreduce([x]) for _ in range(5)]
+            made.allreduce([x], blocking())
+            assert all(work.is_success() for work in works)
+            return x[0].item()
+
+    assert on_ranks(case) == [2.0**6] * 2
 
 
-def test_a_work_that_a_callback_submits_runs_at_once(queue):
-    """Else it would wait behind works that wait for the same thread."""
-    gate, order = threading.Event(), []
-    first = submit(queue, gate.wait)
-    first.get_future().then(lambda _: submit(queue, lambda: order.append("nested")).wait())
-    last = submit(queue, lambda: order.append("last"))
-    gate.set()
-    last.wait()
-    assert order == ["nested", "last"]
+def test_a_blocking_work_runs_on_the_callers_thread():
+    """Nothing is left under way."""
+
+    def case():
+        with group() as made:
+            work = made.allreduce([torch.ones(3)], blocking())
+            assert work.is_completed()
+            assert work.handle is None
+
+    on_ranks(case)
 
 
-def test_the_error_of_a_work_is_raised_by_wait_and_value_but_not_set_in_the_future(queue):
-    """Torch's reducer crashes on futures that have exceptions."""
+def test_a_callback_may_submit_a_verb_and_wait_for_it():
+    """On whatever thread it runs, also where others are under way."""
 
-    def fails():
-        raise ValueError("no")
+    def case():
+        with group() as made:
+            x, y = torch.ones(3), torch.ones(3)
+            future = made.allreduce([x]).get_future()
+            chained = future.then(lambda _: made.allreduce([y]).wait())
+            chained.wait()
+            return x[0].item(), y[0].item()
 
-    x = torch.ones(1)
-    work = submit(queue, fails, outputs=[x])
-    with pytest.raises(ValueError, match="no"):
-        work.wait()
-    future = work.get_future()
-    assert future.done()
-    with pytest.raises(ValueError, match="no"):
-        future.value()
-    assert torch.futures.Future.value(future)[0] is x
-    assert isinstance(work.exception(), ValueError)
-    assert not work.is_success()
+    assert on_ranks(case) == [(2.0, 2.0)] * 2
 
 
-def test_wait_with_a_timeout_names_the_verb(queue):
+def test_the_error_of_a_work_is_raised_by_wait_and_value_but_not_set_in_the_future():
+    """Torch's reducer crashes on futures that have exceptions; the ranks' shapes differ here."""
+
+    def case():
+        with group() as made:
+            x = torch.ones(3 + bf.rank())
+            work = made.allreduce([x])
+            future = work.get_future()
+            with pytest.raises(MismatchError, match=r"expected shape \(\d,\), got \(\d,\)"):
+                work.wait()
+            with pytest.raises(MismatchError):
+                future.wait()
+            with pytest.raises(MismatchError):
+                future.value()
+            assert torch.futures.Future.wait(future)[0] is x
+            assert isinstance(work.exception(), MismatchError)
+            assert not work.is_success()
+            with pytest.raises(PeerError, match="the group cannot go on after MismatchError"):
+                made.barrier()
+
+    on_ranks(case)
+
+
+def test_wait_with_a_timeout_names_verb_and_rank():
     """The work goes on, and may be waited for again."""
-    gate = threading.Event()
-    work = submit(queue, gate.wait)
-    with pytest.raises(WaitTimeoutError, match=r"wait: verb was not done in 0\.05 s"):
-        work.wait(timedelta(seconds=0.05))
-    gate.set()
-    assert work.wait()
+
+    def case():
+        with group() as made:
+            x = torch.ones(1)
+            if bf.rank() == 0:
+                work = made.allreduce([x])
+                with pytest.raises(WaitTimeoutError, match=r"allreduce .* in 0\.05 s; .*rank 1"):
+                    work.wait(timedelta(seconds=0.05))
+            bf.barrier()
+            if bf.rank() == 1:
+                work = made.allreduce([x])
+            assert work.wait()
+            return x.item()
+
+    assert on_ranks(case) == [2.0] * 2
+
+
+def test_a_verb_has_the_timeout_of_its_group():
+    """Later verbs, and those under way, are refused."""
+
+    def case():
+        with group(timeout=0.3) as made:
+            if bf.rank() == 0:
+                first, second = made.allreduce([torch.ones(1)]), made.barrier()
+                with pytest.raises(WaitTimeoutError, match=r"in 0\.3 s; missing: rank 1"):
+                    first.wait()
+                with pytest.raises(PeerError, match="cannot go on after WaitTimeoutError"):
+                    second.wait()
+            bf.barrier()
+
+    on_ranks(case)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +159,8 @@ def test_reductions_follow_torchs_rules(op, dtype, terms, expected):
     """Narrow sums wrap, averages of integers are rounded down, halves are summed in float32."""
     tensors = [torch.tensor([term], dtype=dtype) for term in terms]
     reduction = reduction_for("all_reduce", getattr(dist.ReduceOp, op), tensors[0])
-    total = reduction.of([reduction.prepare(tensor) for tensor in tensors]).to(dtype)
-    assert total.item() == expected
+    total = reduction.reduction.of([reduction.prepare(tensor) for tensor in tensors])
+    assert reduction.finish(total, len(terms)).to(dtype).item() == expected
 
 
 def test_premultiplied_sums_scale_each_term_and_leave_it_unchanged():
@@ -158,34 +205,11 @@ def test_split_sizes_that_do_not_add_up_are_refused():
         check_rows("all_to_all_single", x, [], 4)
 
 
-def test_strided_tensors_pass_through_contiguous_memory():
-    """Contiguous ones are used in place."""
-    x = torch.arange(6.0).view(2, 3).t()
-    buffer = OutputBuffer(x, read=True)
-    assert buffer.data.is_contiguous()
-    buffer.data.add_(1)
-    buffer.store()
-    assert torch.equal(x, torch.arange(1.0, 7.0).view(2, 3).t())
-    plain = torch.zeros(3)
-    assert OutputBuffer(plain).data.data_ptr() == plain.data_ptr()
-
-
 def test_a_meeting_in_the_store_names_who_does_not_come():
     """By their numbers in the world."""
     store = dist.HashStore()
     with pytest.raises(WaitTimeoutError, match=r"rank 4: a thing was not .* missing: ranks 6, 8"):
         meet_in_store(store, "a thing", [4, 6, 8], 0, 0.05)
-
-
-def test_announcements_tell_missing_ranks_from_those_in_another_verb():
-    """Missing ranks go first."""
-    store = dist.HashStore()
-    first, second, third = (WaitAnnouncements(store, [0, 1, 2], place) for place in range(3))
-    first.announce(3, "allreduce")
-    second.announce(3, "broadcast")
-    assert first.explain(3, "allreduce") == "missing: rank 2"
-    third.announce(3, "allreduce")
-    assert first.explain(3, "allreduce") == "rank 1 is in broadcast"
 
 
 def test_monitored_barrier_refuses_groups_of_other_backends():
