@@ -203,3 +203,24 @@ def test_a_tensor_that_was_given_up_is_read_no_more(world: World, tmp_path: Any)
     _, *later = world.run_bare(gives_up_copies, tmp_path)
     for told in later:
         assert "rank 0 cannot be read: it has given the collective up" in told[0], told
+
+
+def beyond_what_mpi_counts() -> None:
+    """Gather uneven parts, one of them empty, where MPI's limit for all of them is low."""
+    from asyncddp.transport.mpi import mpi_collectives
+
+    limit, mpi_collectives._MAX_COUNT = mpi_collectives._MAX_COUNT, 1 << 15
+    try:
+        for count in (20_000, 3):
+            x = numbers(count, bf.rank())[: count * bf.rank()]
+            got = bf.allgather(x)
+            parts = [numbers(count, rank)[: count * rank] for rank in range(bf.size())]
+            assert torch.equal(got, torch.cat(parts))
+    finally:
+        mpi_collectives._MAX_COUNT = limit
+
+
+@on("mpi-2", "mpi-4")
+def test_more_is_gathered_than_mpi_can_count(world: World) -> None:
+    """Each rank's part, of more bytes than MPI's integers hold in all, is broadcast."""
+    world.run(beyond_what_mpi_counts)

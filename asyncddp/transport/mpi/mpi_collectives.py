@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import as_bytes
 from asyncddp.tensors.dtypes import DTYPES
@@ -95,15 +94,13 @@ class MPICollectives:
         return self._start(lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), pieces, tensor)
 
     def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``.
-
-        Raises:
-            ArgumentError: They are more bytes than MPI can count.
-        """
-        if out.nbytes > _MAX_COUNT:
-            raise ArgumentError(
-                f"allgather of {out.nbytes} bytes in all: expected at most {_MAX_COUNT}, which MPI "
-                "can count; gather the tensor in parts"
+        """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``."""
+        if out.nbytes > _MAX_COUNT:  # more than MPI can count, but for a rank's own
+            parts = torch.split(out.view(-1), list(counts))
+            parts[self._comm.rank].copy_(tensor.view(-1))
+            pieces = [(piece, root) for root, part in enumerate(parts) for piece in cut(part)]
+            return self._start(
+                lambda one: self._comm.Ibcast([one[0], MPI.BYTE], one[1]), pieces, out
             )
         size = tensor.element_size()
         given = [as_bytes(tensor).numpy(), MPI.BYTE]
