@@ -31,6 +31,7 @@ extensions = [
     "notebook_pictures",
     "partition_pictures",
     "public_names",
+    "shared_navigation",
     "tasks_first",
     "topology_pictures",
 ]

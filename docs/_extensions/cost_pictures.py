@@ -40,28 +40,51 @@ _STYLES = {  # Okabe and Ito's colours: warm ones are averages with neighbours
 }
 
 
+@functools.cache
+def _shift(n: int, distance: int) -> topology.Schedule:
+    """One round of the one-peer exponential schedule, by itself."""
+
+    def look_up(rank: int, k: int) -> topology.Neighbors:
+        return topology.Neighbors(0.5, {(rank - distance) % n: 0.5}, ((rank + distance) % n,))
+
+    return topology.Schedule(f"shift by {distance}", n, 1, look_up)
+
+
+def one_peer(
+    n: int, nbytes: float, links: topology.Links
+) -> tuple[float, topology.CommunicationCost]:
+    """Seconds of one peer on n ranks, the mean over its rounds; and the cost of its last round.
+
+    All rounds between machines take as long as the last one, and those that reach less far than a
+    machine's ranks as long as on four machines: so not every round of every rank is looked at.
+    """
+    period, local = (n - 1).bit_length(), links.ranks_per_machine
+    near = local.bit_length() - 1
+    last = topology.communication_cost(_shift(n, 2 ** (period - 1)), nbytes, links)
+    few = (_shift(min(n, 4 * local), 2**k) for k in range(near))
+    seconds = sum(topology.communication_cost(one, nbytes, links).neighbors.seconds for one in few)
+    return (seconds + (period - near) * last.neighbors.seconds) / period, last
+
+
 def _seconds() -> list[dict[str, list[tuple[int, float]]]]:
     """For each panel the points of every way."""
     found: list[dict[str, list[tuple[int, float]]]] = [{} for _ in _PANELS]
     for n in _SIZES:
-        schedule = topology.one_peer_exponential(n)  # once: its rounds are kept while it lives
         for ways, (_, nbytes, links) in zip(found, _PANELS, strict=True):
-            if n <= links.ranks_per_machine:
+            local = links.ranks_per_machine
+            if n <= local:
                 continue
-            cost = topology.communication_cost(schedule, nbytes, links)
+            averaged, cost = one_peer(n, nbytes, links)
             times = {way: one.seconds for way, one in cost.allreduces.items()}
-            times[_ONE_PEER] = cost.neighbors.seconds
-            if links.ranks_per_machine == 1:
+            times[_ONE_PEER] = averaged
+            if local == 1:
                 del times[
                     "hierarchical"
                 ]  # it is the ring there, or two latencies and the ring's bytes
             else:
-                machines = topology.one_peer_exponential(n // links.ranks_per_machine)
-                inside = topology.communication_cost(
-                    topology.ring(links.ranks_per_machine), nbytes, links.inside
-                )
-                between = topology.communication_cost(machines, nbytes, links.between)
-                times[_MACHINES] = inside.ring_allreduce.seconds + between.neighbors.seconds
+                inside = topology.communication_cost(topology.ring(local), nbytes, links.inside)
+                between, _ = one_peer(n // local, nbytes, topology.Links(links.between))
+                times[_MACHINES] = inside.ring_allreduce.seconds + between
             for way, seconds in times.items():
                 ways.setdefault(way, []).append((n, seconds))
     return found

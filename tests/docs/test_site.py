@@ -194,6 +194,25 @@ def test_pictures_and_formulas_are_drawn(site):
     assert "\\sum" not in verbs
 
 
+@pytest.mark.parametrize(
+    ("n", "local"), [(2, 1), (3, 1), (64, 1), (512, 1), (16, 8), (24, 8), (64, 8), (512, 8)]
+)
+def test_the_picture_of_costs_shows_what_the_model_predicts(monkeypatch, n, local):
+    """Of the rounds that it looks at, the mean is that of all; allreduces are the schedule's."""
+    monkeypatch.syspath_prepend(str(REPO / "docs" / "_extensions"))
+    from cost_pictures import one_peer
+
+    from asyncddp import topology
+
+    links = topology.Links(
+        topology.Link.parse("10Gbit,50us"), local, topology.Link.parse("2.4Tbit,2us")
+    )
+    expected = topology.communication_cost(topology.one_peer_exponential(n), 1e8, links)
+    seconds, cost = one_peer(n, 1e8, links)
+    assert seconds == pytest.approx(expected.neighbors.seconds, rel=1e-12)
+    assert cost.allreduces == expected.allreduces
+
+
 def test_what_is_missing_is_named(tmp_path):
     """A public name on no page, a formula that cannot be drawn, a dead link: each is a warning."""
     (tmp_path / "index.md").write_text(
