@@ -11,6 +11,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,18 @@ def code_lines(source: str) -> int:
 def sizes(root: Path) -> dict[str, Counter[str]]:
     """Return code lines by room, and the numbers of files and of long files by tree."""
     found: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
+    rooms, sources = [], []
     for tree in TREES:
         for path in sorted((root / tree).rglob("*.py")):
-            source = path.read_text(encoding="utf-8")
             inside = path.relative_to(root / tree).parts
             room = f"{tree}/{inside[0] if len(inside) > 1 else '(top)'}"
-            found["code_lines"][room if tree == "asyncddp" else tree] += code_lines(source)
+            rooms.append(room if tree == "asyncddp" else tree)
+            sources.append(path.read_text(encoding="utf-8"))
             found["files"][tree] += 1
-            found["long_files"][tree] += source.count("\n") > LONG
+            found["long_files"][tree] += sources[-1].count("\n") > LONG
+    with ProcessPoolExecutor() as pool:  # parsing takes seconds
+        for room, count in zip(rooms, pool.map(code_lines, sources, chunksize=32), strict=True):
+            found["code_lines"][room] += count
     return found
 
 
