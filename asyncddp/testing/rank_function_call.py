@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+from unittest import mock
 
 import asyncddp as bf
-from asyncddp.config import Config, variables_set
+from asyncddp.config import Config
 from asyncddp.testing.outcome import Outcome
 from asyncddp.transport import TRANSPORTS
 
@@ -86,7 +87,8 @@ def run_case(rank: int, case: RankFunctionCall) -> Outcome:
     names = {item.name: item.metadata["name"] for item in fields(Config)}
     settings = {**DEFAULT_SETTINGS, **case.settings}
     try:
-        with variables_set({names[key]: str(settings[key]) for key in settings}):
+        # which also takes back what the case itself sets
+        with mock.patch.dict("os.environ", {names[key]: str(settings[key]) for key in settings}):
             run = functools.partial(capture_outcome, rank, outcomes, case.load())
             if case.bare:
                 with contextlib.closing(TRANSPORTS[case.transport]()) as transport:

@@ -55,4 +55,4 @@ def test_the_conformance_tests_run_over_a_compressor_of_another_package(installe
     command = "-m pytest -q -p no:cacheprovider tests/conformance/test_compressors.py -k max_int8"
     done = run_to_end([sys.executable, *command.split()], environ=installed, timeout=300.0)
     assert done.code == 0, done
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 50, done
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 25, done
