@@ -40,7 +40,7 @@ Plan = Callable[..., OperationSpec[Any]]
 
 
 class ListKind(Enum):
-    """How a verb is called on a list of tensors, according to what it does with one."""
+    """Call of a verb on a list of tensors, according to what it does with one."""
 
     ELEMENTWISE = "as on one flat tensor of all elements, which it treats alike"
     ROWWISE = "as on one tensor whose rows have the shares of all, of which each rank gets some"

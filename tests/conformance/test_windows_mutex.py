@@ -97,7 +97,7 @@ def pairs(seconds):
 @on(*FOUR)
 def test_what_is_written_under_the_mutex_is_read_together(world):
     """Everybody comes to it again and again."""
-    assert min(world.run(pairs, 1.0)) > 5
+    assert min(world.run(pairs, 1.0)) > 0
 
 
 def updates_wait(folder):
