@@ -35,6 +35,8 @@ from asyncddp.tensors.allocation import empty, make_tensor
 from asyncddp.torch_modes import normal_mode
 from asyncddp.transport import Transport
 
+_SLOT_BYTES = 1 << 19  # of a tensor that is not worth a read from the memory of each peer
+
 
 @of_tensors(ListKind.GATHERING, collective=True)
 def allgather(
@@ -117,7 +119,8 @@ def plan_allgather(
         return (yield from run_collective(op, members.ranks, form, begin))
 
     call = None
-    if 0 not in tensor.shape[1:]:  # else bytes do not tell the number of rows
+    # a tensor without elements does not tell its rows by its bytes
+    if 0 not in tensor.shape[1:] and tensor.nbytes <= _SLOT_BYTES:
         call = members.slot_call(form, tensor, concatenated, out)
     if call is None and members.transport is not None:
         counts = make_tensor([tensor.shape[0]], torch.int64) if known is None else None
