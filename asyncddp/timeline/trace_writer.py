@@ -70,7 +70,7 @@ class TraceWriter:
     def flush(self) -> None:
         """Write all events queued so far; any thread may call this."""
         with self._draining:
-            began, lines = time.thread_time(), list[bytes]()
+            began, lines = time.thread_time(), list[str]()
             while self._events:
                 for _ in range(min(_CHUNK, len(self._events))):
                     lines += self._formatter.format(self._events.popleft())
@@ -83,9 +83,9 @@ class TraceWriter:
             self._put(lines)
             self.seconds += time.thread_time() - began
 
-    def _put(self, lines: list[bytes]) -> None:
+    def _put(self, lines: list[str]) -> None:
         if lines and not self._file.closed:
-            self._write(b",\n".join([*lines, b""]))
+            self._write(",\n".join([*lines, ""]).encode())
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

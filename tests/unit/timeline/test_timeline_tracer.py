@@ -139,7 +139,7 @@ def test_a_flush_has_every_note_in_the_file_at_once(tracer):
         for k in range(50):
             tracer.record_span("step", "step", k, k + 1, {"count": count})
         tracer.flush()
-        assert path.read_text().count('"name":"step"') == 50 * count
+        assert path.read_text().count('"name": "step"') == 50 * count
     found = [span["args"]["count"] for span in spans(written(tracer), "step")]
     assert found == sorted(found)
     tracer.flush()
