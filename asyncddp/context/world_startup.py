@@ -5,8 +5,8 @@ from __future__ import annotations
 from asyncddp.config import Config
 from asyncddp.context.crash_handler import end_run, joining_marker
 from asyncddp.environments.launchers import (
-    Slurm,
-    Torch,
+    SlurmEnvironment,
+    TorchEnvironment,
     launcher_rank_and_size,
     mpi_launcher,
     torch_world,
@@ -62,9 +62,9 @@ def select_default_transport() -> str:
         EnvironmentProblem: Launchers of MPI and of torch.distributed contradict each other, or a
             world of torch.distributed is announced in part.
     """
-    launcher, torch = mpi_launcher(), Torch()
+    launcher, torch = mpi_launcher(), TorchEnvironment()
     # srun may have started a shell, or a torchrun on each node
-    inner = isinstance(launcher, Slurm) and (launcher.size == 1 or torch.is_elastic)
+    inner = isinstance(launcher, SlurmEnvironment) and (launcher.size == 1 or torch.is_elastic)
     if launcher is not None and not inner:
         told = (torch.rank, torch.size)
         if torch.detected and torch.size > 1 and told != (launcher.rank, launcher.size):
@@ -82,7 +82,7 @@ def select_default_transport() -> str:
 
 def check_size(size: int) -> None:
     """Raise if a launcher has started several ranks, but MPI's ``size`` is another number."""
-    launcher, torch = mpi_launcher(), Torch()
+    launcher, torch = mpi_launcher(), TorchEnvironment()
     if launcher is not None and size == 1 < launcher.size:
         raise EnvironmentProblem(
             f"{launcher}, but the MPI library says that it is alone: the two do not speak to each "
@@ -102,7 +102,7 @@ def check_size(size: int) -> None:
 def check_joined(size: int) -> None:
     """Raise if a transport without MPI found one rank where a launcher of MPI started several."""
     launcher = mpi_launcher()
-    if launcher is not None and size == 1 < launcher.size and not Torch().is_elastic:
+    if launcher is not None and size == 1 < launcher.size and not TorchEnvironment().is_elastic:
         raise EnvironmentProblem(
             f"{launcher}, but this transport is none of MPI's, and {launcher.size} ranks would "
             "each train by themselves: leave ASYNCDDP_TRANSPORT and the argument transport out, or "

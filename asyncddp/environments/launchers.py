@@ -77,7 +77,7 @@ class LauncherEnvironment:
         return f"{self.command} has started this process as rank {self.rank} of {self.size}"
 
 
-class OpenMPI(LauncherEnvironment):
+class OpenMPIEnvironment(LauncherEnvironment):
     """``mpirun`` of Open MPI."""
 
     command = "mpirun"
@@ -90,7 +90,7 @@ class OpenMPI(LauncherEnvironment):
     run_variables = ("PMIX_NAMESPACE", "PMIX_RANK")
 
 
-class Hydra(LauncherEnvironment):
+class HydraEnvironment(LauncherEnvironment):
     """``mpiexec`` of MPICH and Intel MPI, which speaks PMI."""
 
     command = "mpiexec"
@@ -102,14 +102,14 @@ class Hydra(LauncherEnvironment):
     }
 
 
-class PMIx(LauncherEnvironment):
+class PMIxEnvironment(LauncherEnvironment):
     """Another launcher that speaks PMIx, which announces no size."""
 
     command = "a launcher of PMIx"
     variables: ClassVar[Mapping[str, str]] = {"RANK": "PMIX_RANK"}
 
 
-class Slurm(LauncherEnvironment):
+class SlurmEnvironment(LauncherEnvironment):
     """``srun`` of Slurm."""
 
     command = "srun"
@@ -133,7 +133,7 @@ class Slurm(LauncherEnvironment):
         return self.environ.get("SLURM_STEP_TASKS_PER_NODE") == str(self.size)
 
 
-class Torch(LauncherEnvironment):
+class TorchEnvironment(LauncherEnvironment):
     """``torchrun``, ``accelerate launch`` and others that set torch.distributed's variables."""
 
     variables: ClassVar[Mapping[str, str]] = {name: name for name in TORCH_VARIABLES}
@@ -166,9 +166,9 @@ class Torch(LauncherEnvironment):
         return self.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
-MPI_LAUNCHERS = (OpenMPI, Hydra, PMIx, Slurm)
+MPI_LAUNCHERS = (OpenMPIEnvironment, HydraEnvironment, PMIxEnvironment, SlurmEnvironment)
 """In the order in which they count: an mpirun may start its daemons by srun."""
-LAUNCHERS = (*MPI_LAUNCHERS, Torch)
+LAUNCHERS = (*MPI_LAUNCHERS, TorchEnvironment)
 
 
 def mpi_launcher(environ: Mapping[str, str] = os.environ) -> LauncherEnvironment | None:
@@ -186,12 +186,12 @@ def launcher_rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int
         >>> launcher_rank_and_size({"RANK": "1", "WORLD_SIZE": "4"})
         (1, 4)
     """
-    torch = Torch(environ)
+    torch = TorchEnvironment(environ)
     launcher = torch if torch.is_elastic else mpi_launcher(environ) or torch
     return (launcher.rank, launcher.size) if launcher.detected else (0, 1)
 
 
-def torch_world(environ: Mapping[str, str] = os.environ) -> Torch | None:
+def torch_world(environ: Mapping[str, str] = os.environ) -> TorchEnvironment | None:
     """Return the world of torch.distributed that a launcher announces; None if none does.
 
     Raises:
@@ -204,7 +204,7 @@ def torch_world(environ: Mapping[str, str] = os.environ) -> Torch | None:
         >>> world.rank, world.size, world.address, world.port
         (1, 4, 'h', 29500)
     """
-    torch = Torch(environ)
+    torch = TorchEnvironment(environ)
     given = {name: environ[name] for name in (*_NEEDED, *_RENDEZVOUS) if name in environ}
     told = [name for name in _NEEDED if name in given]
     if not told:

@@ -9,7 +9,7 @@ import shutil
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
-from asyncddp.environments.launchers import Slurm
+from asyncddp.environments.launchers import SlurmEnvironment
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.launch.available_cpus import threads_per_rank
 from asyncddp.launch.hosts import Host, is_this_machine
@@ -92,7 +92,7 @@ def rendezvous_variables(
     """
     address = "" if remote else loopback_address()
     if remote:
-        address = hosts[0].name if hosts else Slurm(environment).address
+        address = hosts[0].name if hosts else SlurmEnvironment(environment).address
         address = socket.gethostname() if is_this_machine(Host(address)) else address
     wanted = {"MASTER_ADDR": address, "MASTER_PORT": str(_free_port())}
     return {name: value for name, value in wanted.items() if name not in environment}

@@ -12,7 +12,7 @@ from asyncddp.algorithms import ALGORITHMS, Algorithm
 from asyncddp.algorithms.wrapper_setup import checked_choice
 from asyncddp.checkpoint.folder import POLICIES
 from asyncddp.context import current, init
-from asyncddp.environments.launchers import Torch
+from asyncddp.environments.launchers import TorchEnvironment
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.lightning.collectives import gather_stacked
 from asyncddp.ops.object_collectives import broadcast_object
@@ -34,12 +34,12 @@ class WorldEnvironment:
     @property
     def main_address(self) -> str:
         """Address at which process groups of torch meet."""
-        return Torch().master or "127.0.0.1"
+        return TorchEnvironment().master or "127.0.0.1"
 
     @property
     def main_port(self) -> int:
         """Port at which process groups of torch meet."""
-        return Torch().port
+        return TorchEnvironment().port
 
     @staticmethod
     def detect() -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
 from asyncddp.config import read_variable
-from asyncddp.environments.launchers import Torch, launcher_rank_and_size
+from asyncddp.environments.launchers import TorchEnvironment, launcher_rank_and_size
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.integrations.torch_distributed.world import TorchWorld
 from asyncddp.tensors.allocation import make_tensor, zeros
@@ -81,7 +81,7 @@ def _open_store(world: Transport, timeout: timedelta) -> Store:
     if world.rank == 0:
         host, bind = "127.0.0.1", "127.0.0.1"
         if len(set(machines)) > 1:
-            host, bind = Torch().address, ""
+            host, bind = TorchEnvironment().address, ""
         with closing(socket.socket()) as listener:
             listener.bind((bind, 0))
             listener.listen(_BACKLOG)
@@ -115,7 +115,7 @@ def _env_or_mpi(torchs: Callable[..., Meeting]) -> Callable[..., Meeting]:
     """Return ``env://`` that asks MPI where nobody has set MASTER_ADDR, and MPI has a launcher."""
 
     def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Meeting:
-        told = Torch()
+        told = TorchEnvironment()
         if launcher_rank_and_size()[1] == 1 or told.master is not None or told.is_elastic:
             return torchs(url, *args, **kwargs)
         return mpi_rendezvous(url, *args, **kwargs)

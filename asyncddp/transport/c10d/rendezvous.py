@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from asyncddp.environments.launchers import Torch
+from asyncddp.environments.launchers import TorchEnvironment
 from asyncddp.errors import EnvironmentProblem, MismatchError, WaitTimeoutError
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.serialization import pack, unpack
@@ -97,7 +97,7 @@ def _require_unix_sockets(access: StoreAccess, records: Sequence[RankRecord]) ->
 
     Whoever reaches the store could say so, and be taken for a rank over TCP.
     """
-    here = Torch().number("LOCAL_WORLD_SIZE") == access.size
+    here = TorchEnvironment().number("LOCAL_WORLD_SIZE") == access.size
     mine = records[access.rank].machine
     others = [rank for rank, record in enumerate(records) if record.machine != mine]
     if others and (here or access.master in THIS_MACHINE_ALONE):

@@ -16,7 +16,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not said to be 
     TCPStore,
 )
 
-from asyncddp.environments.launchers import Torch, torch_world
+from asyncddp.environments.launchers import TorchEnvironment, torch_world
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.restrict_listening_sockets import confine, inodes
 from asyncddp.transport.c10d.addresses import THIS_MACHINE_ALONE
@@ -54,7 +54,7 @@ class StoreAccess:
         """
         group = default_group_store()
         if group is not None:
-            master = Torch().address
+            master = TorchEnvironment().address
             return cls(*group, "group", master) if group[2] > 1 else None
         world = torch_world()
         if world is None or world.size == 1:
@@ -98,7 +98,7 @@ class StoreAccess:
             ) from error
 
 
-def _open_store(world: Torch, startup: StartupDeadline) -> Any:
+def _open_store(world: TorchEnvironment, startup: StartupDeadline) -> Any:
     """Serve the store on rank 0, unless the launcher does; ask it elsewhere."""
     serves = world.rank == 0 and not world.serves_store
     if not serves:
@@ -128,7 +128,7 @@ def _open_store(world: Torch, startup: StartupDeadline) -> Any:
     return store
 
 
-def _wait_for_server(world: Torch, startup: StartupDeadline) -> None:
+def _wait_for_server(world: TorchEnvironment, startup: StartupDeadline) -> None:
     """Wait until the store listens; its name may get an address only when its machine is up."""
     served_by = "the launcher" if world.serves_store else "rank 0"
     while True:

@@ -5,7 +5,7 @@ import pytest
 from asyncddp.environments.launchers import (
     LAUNCHERS,
     TORCH_VARIABLES,
-    Slurm,
+    SlurmEnvironment,
     announced,
     launcher_rank_and_size,
     ranks_of_one_machine,
@@ -86,4 +86,4 @@ def test_a_launcher_of_its_own_drops_the_announcements_of_those_around_it():
 )
 def test_the_first_host_of_an_allocation_is_its_address(nodes, first):
     """From Slurm's list of nodes, in which a bracket stands for several."""
-    assert Slurm({"SLURM_JOB_NODELIST": nodes}).address == first
+    assert SlurmEnvironment({"SLURM_JOB_NODELIST": nodes}).address == first
