@@ -41,7 +41,7 @@ def scatter(
 
     Args:
         tensor: :math:`x`, with a first dimension that the number of ranks divides, unless there are
-            ``splits``. Only the root's counts; elsewhere it may be None.
+            ``splits``. Only the root's counts; elsewhere it may be None, or tell the part's device.
         root_rank: The root's rank in the world, the same on all ranks.
         splits: How many rows go to each rank, in the order of the ranks; equally many by default.
             Only the root's counts.
@@ -49,10 +49,11 @@ def scatter(
         name: For messages; all ranks must give the same.
         check: Return only after all receivers have confirmed that they expect their part.
         out: Tensor of the part's shape and dtype into which it is written. Ranks other than the
-            root need it for a part on a device, and to have its form checked.
+            root have the part's form checked by it.
 
     Returns:
-        :math:`y_i`: ``out`` or a new tensor, on the host where a rank gives no ``out``.
+        :math:`y_i`: ``out`` or a new tensor on the device of ``tensor``, on the host where a rank
+        gives neither.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
@@ -73,9 +74,10 @@ def scatter(
     title = f"{_NAME}(root_rank={root})" + (f" {name!r}" if name else "")
     if members.context.rank == root:
         return _from_here(members, root, title, tensor, splits, name, check, out)
-    if out is not None:
-        check_tensor(_NAME, out)
-    form, into = expected_by(title, out)
+    for given in (tensor, out):
+        if given is not None:
+            check_tensor(_NAME, given)
+    form, into = expected_by(title, out, tensor)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         part = yield from exchange_from_root(op, members.ranks, root, form, None, into)

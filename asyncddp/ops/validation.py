@@ -175,16 +175,19 @@ def signature_of(verb: str, tensor: torch.Tensor, *, ragged: bool = False) -> Ex
     return ExchangeSignature(verb, str(tensor.dtype).removeprefix("torch."), tuple(shape), kind)
 
 
-def expected_by(verb: str, given: torch.Tensor | None) -> tuple[ExchangeSignature, torch.Tensor]:
-    """Return the signature of what goes into a tensor, and the tensor; for None of any on the host.
+def expected_by(
+    verb: str, given: torch.Tensor | None, beside: torch.Tensor | None = None
+) -> tuple[ExchangeSignature, torch.Tensor]:
+    """Return the signature of what goes into a tensor, and the tensor.
 
-    In place of None there is an empty tensor, to tell its device.
+    For None it is that of any tensor on the device of ``beside``, on the host where that is None
+    too; an empty tensor tells the device.
     """
     if given is not None:
         return signature_of(verb, given), given
-    on_host = empty((0,), torch.uint8)
-    form = signature_of(verb, on_host)
-    return AnyTensorSignature(verb, form.dtype, form.shape, form.device), on_host
+    into = empty((0,), torch.uint8) if beside is None else beside.new_empty(0, dtype=torch.uint8)
+    form = signature_of(verb, into)
+    return AnyTensorSignature(verb, form.dtype, form.shape, form.device), into
 
 
 def prepare_for_transport(
