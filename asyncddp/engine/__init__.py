@@ -8,6 +8,7 @@ exchange request.
 
 from asyncddp.engine.chunked_exchange import ChunkedExchange, RaggedExchange
 from asyncddp.engine.deferred_calls import DeferredCalls
+from asyncddp.engine.exchange_request import ShortMessage
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import AnyTensorSignature, ExchangeSignature
 from asyncddp.engine.operation_exchanges import OperationExchanges, PeerExchanges
@@ -27,6 +28,7 @@ __all__ = [
     "PeerExchanges",
     "ProgressEngine",
     "RaggedExchange",
+    "ShortMessage",
     "SlotCall",
     "SlotExchange",
     "StartedCollective",

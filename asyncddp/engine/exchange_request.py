@@ -6,6 +6,7 @@ Nothing in here communicates: the matcher and the send queue fill in what was re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from typing_extensions import override
@@ -14,8 +15,44 @@ from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
-from asyncddp.transport.base import Request
+from asyncddp.tensors.byte_views import has_plain_memory
+from asyncddp.transport.base import SHORT_BYTES, Request
 from asyncddp.transport.cuda.device_transport import DirectReadReceiveRequest, DirectReadSendRequest
+
+
+class ShortMessage(NamedTuple):
+    """A short tensor that goes to one rank, or comes from it.
+
+    Attributes:
+        signature: Of what is sent, or expected.
+        peer: The other rank.
+        tensor: What is sent, or received into; None for a new tensor.
+        receives: True if this rank receives it.
+    """
+
+    signature: ExchangeSignature
+    peer: int
+    tensor: torch.Tensor | None
+    receives: bool
+
+    @staticmethod
+    def of(
+        signature: ExchangeSignature,
+        peer: int,
+        tensor: torch.Tensor | None,
+        *,
+        receives: bool = False,
+    ) -> ShortMessage | None:
+        """Return the message with a tensor; None where the engine must move it."""
+        if signature.device != "cpu":
+            return None
+        if tensor is not None and (
+            tensor.nbytes > SHORT_BYTES
+            or not has_plain_memory(tensor)
+            or (receives and tensor.is_inference())
+        ):
+            return None
+        return ShortMessage(signature, peer, tensor, receives)
 
 
 class PendingReceive:

@@ -28,7 +28,7 @@ class Handle(Generic[R]):
     def poll(self) -> bool:
         """Tell whether the call has ended, well or not; never waits."""
         self._loop.progress_unthreaded()
-        return self._work.finished.is_set()
+        return self._work.finished
 
     @uncompiled
     def wait(self, timeout: float | None = None) -> R:
@@ -56,7 +56,7 @@ class Handle(Generic[R]):
     def fail(self, error: BaseException) -> None:
         """End the call with an error unless it has ended, and tell the peers."""
         with self._loop.lock:
-            if not self._work.finished.is_set():
+            if not self._work.finished:
                 self._work.fail(error)
 
     @property
@@ -66,5 +66,5 @@ class Handle(Generic[R]):
         return self.wait()
 
     def __repr__(self) -> str:
-        state = "done" if self._work.finished.is_set() else "under way"
+        state = "done" if self._work.finished else "under way"
         return f"<Handle {self._work.describe()} {state}>"

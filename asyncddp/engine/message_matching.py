@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.announced_tensor_receiver import AnnouncedTensorReceiver
@@ -45,6 +45,18 @@ class _ExchangeRecord(NamedTuple):
     signature: ExchangeSignature | None = None
 
 
+class ExpectedMessage(Protocol):
+    """Receive of one message without an exchange request."""
+
+    def receive(self, peer: int, message: TensorMessage) -> bool:
+        """Take a message of the expected key; open a request for it and return False otherwise."""
+        ...
+
+    def hand_over(self) -> None:
+        """Open a request for it."""
+        ...
+
+
 class MessageMatcher:
     """Matcher that pairs incoming messages with one rank's exchange requests, by name and step.
 
@@ -78,6 +90,7 @@ class MessageMatcher:
         self._unexpected: dict[MatchKey, dict[int, TensorMessage]] = defaultdict(dict)
         self.refused: dict[MatchKey, tuple[int, Nack]] = {}
         self._acknowledged: set[tuple[int, ExchangeSignature]] = set()
+        self.expected: dict[MatchKey, ExpectedMessage] = {}
 
     def is_refused_at(self, name: str, step: int) -> bool:
         """Tell whether a peer has refused, in advance, the exchange of a name's use."""
@@ -107,6 +120,45 @@ class MessageMatcher:
         for peer, message in self._unexpected.pop(key, {}).items():
             self._match(exchange, peer, message)
 
+    def post_short(
+        self, key: MatchKey, signature: ExchangeSignature, peer: int, payload: bytes
+    ) -> bool:
+        """Send a tensor's bytes in one message; False if the receiver has to acknowledge them."""
+        if (
+            key.step % _ACK_EVERY == 0
+            or (peer, signature) not in self._acknowledged
+            or key in self.refused
+            or not self.sends.post_short(key, signature, peer, payload)
+        ):
+            return False
+        self._remember(key, _ExchangeRecord(frozenset(), frozenset((peer,)), None, signature))
+        return True
+
+    def expect(self, key: MatchKey, receive: ExpectedMessage) -> None:
+        """Let a receive take the message of a key, which may be here already."""
+        waiting = self._unexpected.get(key)
+        self.expected[key] = receive
+        if key in self.refused:
+            receive.hand_over()
+        elif waiting:
+            peer, message = next(iter(waiting.items()))
+            if self._give(receive, peer, message):
+                del self._unexpected[key]
+
+    def _give(self, receive: ExpectedMessage, peer: int, message: TensorMessage) -> bool:
+        """Give a receive its message; False if it opens a request for it instead."""
+        if not receive.receive(peer, message):
+            return False
+        key = message.key
+        del self.expected[key]
+        self._remember(key, _ExchangeRecord(frozenset((peer,)), frozenset(), None))
+        return True
+
+    def _remember(self, key: MatchKey, finished: _ExchangeRecord) -> None:
+        self._finished[key] = finished
+        if len(self._finished) > _MAX_FINISHED:
+            self._finished.popitem(last=False)
+
     def close(self, exchange: ExchangeRequest, error: PeerError | None) -> None:
         """Remove an exchange request; if it failed, notify all ranks that take part."""
         self._posted.pop(exchange.key, None)
@@ -114,9 +166,7 @@ class MessageMatcher:
             receive.release()
         exchange.exports.clear()
         finished = _ExchangeRecord(exchange.sources, exchange.targets, error, exchange.signature)
-        self._finished[exchange.key] = finished
-        if len(self._finished) > _MAX_FINISHED:
-            self._finished.popitem(last=False)
+        self._remember(exchange.key, finished)
         if error is None:
             self._acknowledged.update((peer, exchange.signature) for peer in exchange.targets)
             if exchange.channel is not None and exchange.channel.send_ring is not None:
@@ -190,7 +240,9 @@ class MessageMatcher:
         elif (finished := self._finished_exchange(message.key)) is not None:
             self._receive_late(peer, message, finished)
         else:
-            self._unexpected[message.key][peer] = message
+            expected = self.expected.get(message.key)
+            if expected is None or not self._give(expected, peer, message):
+                self._unexpected[message.key][peer] = message
 
     def scan_rings(self) -> None:
         """Find tensors in the peers' ring buffers that this rank does not expect."""
@@ -246,6 +298,8 @@ class MessageMatcher:
             self._fail_by_nack(self._posted[nack.key], peer, nack)
         elif finished is None:
             self.refused[nack.key] = (peer, nack)
+            if nack.key in self.expected:
+                self.expected[nack.key].hand_over()
         elif finished.error is None:
             self._fail_finished(nack.key, nack.to_error(self.rank, f"{nack.key}", peer))
 

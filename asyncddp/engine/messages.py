@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
@@ -247,8 +246,7 @@ def _in_utf8(message: Message) -> Message:
     return msgspec.structs.replace(message, **texts)
 
 
-@dataclass(frozen=True)
-class ExchangeSignature:
+class ExchangeSignature(msgspec.Struct, frozen=True):
     """Signature that both sides of an exchange must share: operation, dtype, shape, device type.
 
     ``members`` describes the list of tensors of which the operation's are made, if there is one.
@@ -278,7 +276,7 @@ class ExchangeSignature:
         return None
 
 
-class AnyTensorSignature(ExchangeSignature):
+class AnyTensorSignature(ExchangeSignature, frozen=True):
     """Signature of a receiver who knows neither dtype nor shape of what it is sent."""
 
     @override

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
+from msgspec.structs import replace
 
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.chunked_exchange import ChunkedExchange, RaggedExchange

@@ -8,6 +8,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
+from asyncddp.engine.short_messages import ShortMessageHandle
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.engine.work import OperationSpec, Work
 from asyncddp.errors import NotInitializedError, PeerLeftError
@@ -48,7 +50,6 @@ class ProgressEngine(ProgressLoop):
     Attributes:
         config: Deadlines and the check mode.
         fast_paths, slot_paths: Fast paths of verbs, which the verbs fill and read.
-        pause: Called between two polls, where there are fewer cores than ranks; else None.
         submit_lock: Held while operations are counted and queued.
     """
 
@@ -58,7 +59,6 @@ class ProgressEngine(ProgressLoop):
         self.submit_lock = threading.Lock()  # so that submitting never waits for a round
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
         self._last_caller = 0  # the thread that submitted last
-        self.pause = os.sched_yield if transport.cores_shared else None
         self.fast_paths: dict[Any, Any] = {}
         self.slot_paths: dict[Any, Any] = {}
         _LIVE_ENGINES.add(self)
@@ -75,6 +75,8 @@ class ProgressEngine(ProgressLoop):
         return self._submit(spec, key)
 
     def _submit(self, spec: OperationSpec[R], key: MatchKey | None) -> Handle[R]:
+        if key is None and (short := self._start_short(spec)) is not None:
+            return short
         work = self._enqueue(spec, key)
         if self.thread is None or self.closed:
             self.progress()
@@ -88,7 +90,31 @@ class ProgressEngine(ProgressLoop):
         if span is not None:
             with span:
                 return Handle(self, self._enqueue(spec)).wait()
-        return Handle(self, self._enqueue(spec)).wait()
+        short = self._start_short(spec)
+        return (Handle(self, self._enqueue(spec)) if short is None else short).wait()
+
+    def _start_short(self, spec: OperationSpec[R]) -> Handle[R] | None:
+        """Send or expect the one short message of an operation; None if the engine must do it."""
+        message = spec.message
+        if message is None or spec.check or self.config.check or self.tracer is not None:
+            return None
+        if self.deferred.unsent:
+            self.deferred.send()
+        with self.submit_lock:
+            step, rounds = self.count(spec.verb, spec.label, spec.match_name)
+        key = MatchKey(spec.match_name, step)
+        handle = ShortMessageHandle(
+            self, spec, message, key, partial(self._go_on, spec, key, rounds)
+        )
+        handle.begin()
+        return handle
+
+    def _go_on(self, spec: OperationSpec[R], key: MatchKey, rounds: int) -> Handle[R]:
+        """Submit an operation whose use was counted before."""
+        work = self.add(spec, key, rounds)
+        if self.thread is not None:
+            self.thread.wake()
+        return Handle(self, work)
 
     def _call_span(
         self, spec: OperationSpec[R], about: Sequence[object]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -39,7 +40,8 @@ class ProgressLoop:
     """Loop that advances all operations of one rank; a thread that waits for any of them runs it.
 
     ``hooks`` are called in every round until they return True, no thread drives ``deferred`` calls,
-    and ``closed_because`` says why nothing can be submitted once ``closed``.
+    ``pause`` is called between two polls where there are fewer cores than ranks and is None
+    elsewhere, and ``closed_because`` says why nothing can be submitted once ``closed``.
     """
 
     def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
@@ -55,6 +57,7 @@ class ProgressLoop:
         self.has_failed = self.lost_peers.has_failed
         self.hooks: deque[Callable[[], bool]] = deque()
         self.deferred = DeferredCalls()
+        self.pause = os.sched_yield if transport.cores_shared else None
         self.idle_interval = _IDLE_INTERVAL  # seconds between polls while nothing is in progress
         self._next_scan, self._timeout = 0.0, config.timeout
         self.closed = False
@@ -79,7 +82,9 @@ class ProgressLoop:
     @property
     def busy(self) -> bool:
         """True while operations, hooks or active messages are in progress."""
-        return bool(self.queue or self.active or self.hooks) or self.matcher.active_messages.busy
+        matcher = self.matcher
+        here = self.queue or self.active or self.hooks or matcher.expected
+        return bool(here) or matcher.active_messages.busy
 
     # one round
 
@@ -160,7 +165,7 @@ class ProgressLoop:
                     more = 1 if work.next_may_start else _MAX_OVERLAPPING
                     under_way[sequence] = under_way.get(sequence, 0) + more
                 moved = self.watchdog.check(work) or moved
-            if work.finished.is_set():
+            if work.finished:
                 self.active.remove(work)
                 moved = True
         return moved
@@ -210,14 +215,14 @@ class ProgressLoop:
 
     def drive(self, work: Work[Any], timeout: float | None = None) -> None:
         """Make progress on this thread until an operation has ended, or ``timeout`` has passed."""
-        if work.finished.is_set():
+        if work.finished:
             return
         limit = None if timeout is None else time.monotonic() + timeout
         attempt, spec, tracer = 0, work.spec, self.tracer
         span = None if tracer is None else tracer.start_wait(spec.verb, spec.label)
         try:
             with self.watchdog.blocked(work, forever=limit is None):
-                while not work.finished.is_set():
+                while not work.finished:
                     if limit is not None and time.monotonic() > limit:
                         raise WaitTimeoutError(
                             f"{self.watchdog.describe_work(work)} was not done in {timeout:g} s; "
@@ -228,7 +233,7 @@ class ProgressLoop:
                         span.note_missing([peer for peer, _ in work.missing()])
                     if attempt % _SCAN_EVERY == _SCAN_EVERY - 1:
                         self.progress(scan=True)
-                    if not work.finished.is_set():
+                    if not work.finished:
                         self.transport.backoff(attempt)
         finally:
             if span is not None:

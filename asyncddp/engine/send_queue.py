@@ -10,7 +10,14 @@ import torch
 
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.exchange_request import ExchangeRequest
-from asyncddp.engine.messages import SIGNATURE_ONLY, Message, TensorMessage, encode
+from asyncddp.engine.messages import (
+    SIGNATURE_ONLY,
+    ExchangeSignature,
+    MatchKey,
+    Message,
+    TensorMessage,
+    encode,
+)
 from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.tensors.byte_views import to_bytes
 from asyncddp.transport.base import SHORT_BYTES, Request, Transport
@@ -58,6 +65,20 @@ class SendQueue:
         """Queue a message with the signature of an exchange, without a tensor."""
         shape = tuple(size or 0 for size in exchange.signature.shape)
         self._put_header(exchange, peer, shape, b"", SIGNATURE_ONLY)
+
+    def post_short(
+        self, key: MatchKey, signature: ExchangeSignature, peer: int, payload: bytes
+    ) -> bool:
+        """Send a tensor's bytes within its header, unless too many are unacknowledged."""
+        ahead = self._unacknowledged_bytes[peer] + len(payload)
+        if ahead > _BYTES_AHEAD:
+            return False
+        self._unacknowledged_bytes[peer] = ahead
+        shape = tuple(size or 0 for size in signature.shape)
+        form = signature.verb, signature.dtype, shape
+        self.put(peer, TensorMessage(key, *form, payload, self.next_tag()))
+        self.flush()
+        return True
 
     def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
         """Send a contiguous tensor as part of an open exchange."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import astuple, dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
@@ -31,8 +32,7 @@ Combine: TypeAlias = Callable[[Sequence[torch.Tensor], Any, torch.Tensor | None]
 Start: TypeAlias = Combine[StartedCollective[R]]
 
 
-@dataclass(frozen=True)
-class SlotExchange(Generic[R]):
+class SlotExchange(Struct, Generic[R], frozen=True, dict=True):
     """Collectives of one signature through slots, whatever is in the tensors.
 
     Attributes:
@@ -73,8 +73,7 @@ class SlotExchange(Generic[R]):
         return given
 
 
-@dataclass(frozen=True)
-class SlotCall(Generic[R]):
+class SlotCall(Struct, Generic[R], frozen=True):
     """One collective by slots: how it is done, this rank's tensor, and where the result goes."""
 
     exchange: SlotExchange[R]

@@ -69,7 +69,7 @@ class Watchdog:
         """Return the operation this rank is blocked in, if it can submit nothing else meanwhile."""
         callers = sum(thread.is_alive() for thread in list(self.callers))
         blocked = list(self._blocked.values())
-        if self._timed_waiters or not len(blocked) == callers == 1 or blocked[0].finished.is_set():
+        if self._timed_waiters or not len(blocked) == callers == 1 or blocked[0].finished:
             return None
         return blocked[0]
 

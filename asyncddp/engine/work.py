@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from threading import Event
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncddp.deadline import Deadline
 from asyncddp.device.stream_interfaces import StreamOrdering
+from asyncddp.engine.exchange_request import ShortMessage
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.slot_exchange import SlotCall, SlotExchange, exchange_in_slots
@@ -56,8 +57,7 @@ def require_name(verb: str, name: object) -> None:
             ) from error
 
 
-@dataclass(frozen=True)
-class OperationSpec(Generic[R]):
+class OperationSpec(Struct, Generic[R], frozen=True):
     """Specification of an operation: its type (such as allreduce), name, and the steps to run."""
 
     verb: str
@@ -69,6 +69,7 @@ class OperationSpec(Generic[R]):
     check: bool = False  # peers must acknowledge before it counts as done
     stream_ordering: StreamOrdering | None = None  # with a device's streams; None on the host
     slot_call: SlotCall[R] | None = None  # how a collective is done in slots of shared memory
+    message: ShortMessage | None = None  # all that it sends or receives, if that is one
     members: str = ""  # the list of tensors that it is called on, if it is one
     timeout: float | None = None  # seconds of its own deadline; None for the configured one
     on_end: Callable[[BaseException | None], object] | None = None  # called under the engine's lock
@@ -85,7 +86,7 @@ class OperationSpec(Generic[R]):
             return convert((yield from self.steps(op)))
 
         call = None if self.slot_call is None else self.slot_call.then(convert)
-        return cast("OperationSpec[S]", replace(self, steps=steps, slot_call=call))  # type: ignore[arg-type]  # of another result
+        return cast("OperationSpec[S]", replace(self, steps=steps, slot_call=call, message=None))
 
     @property
     def label(self) -> str:
@@ -118,7 +119,7 @@ def in_sequence(specs: Sequence[OperationSpec[R]]) -> OperationSpec[list[R]]:
     call: SlotCall[list[R]] | None = None
     if first.slot_call is not None:
         call = SlotCall(SlotExchange(first.slot_call.exchange.signature))
-    joined = replace(first, steps=steps, slot_call=call, overlaps=False)  # type: ignore[arg-type]  # of another result
+    joined = replace(first, steps=steps, slot_call=call, message=None, overlaps=False)
     return cast("OperationSpec[list[R]]", joined)
 
 
@@ -133,7 +134,7 @@ class Work(Generic[R]):
         self.next_probe, self.times_probed = deadline.started + PROBE_AFTER, 0
         self.result: R | None = None
         self.error: BaseException | None = None
-        self.finished = Event()
+        self.finished = False
         steps, stream_ordering = spec.steps(operation), spec.stream_ordering
         slots = operation.slots_of(spec.group) if spec.ordered else None
         self._overlaps = spec.overlaps and slots is None
@@ -173,7 +174,7 @@ class Work(Generic[R]):
 
         On any thread, ``torch.inference_mode`` is on or off as where the call was made.
         """
-        if self.finished.is_set():
+        if self.finished:
             return True
         with inference_mode(enabled=self._inference):
             try:
@@ -185,7 +186,7 @@ class Work(Generic[R]):
                 self._end(stop.value, None)
             except Exception as error:  # noqa: BLE001 - raised where the call is waited for
                 self.fail(error)
-        return self.finished.is_set()
+        return self.finished
 
     def pieces_moved(self) -> bool:
         """Tell whether pieces of tensors have moved since the last call."""
@@ -200,8 +201,8 @@ class Work(Generic[R]):
 
     def end_after_fork(self, error: BaseException) -> None:
         """End the operation with an error in a forked process, telling no peer."""
-        self.error, self.finished = error, Event()
-        self.finished.set()
+        self.error = error
+        self.finished = True
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         self.result, self.error = result, error
@@ -213,7 +214,7 @@ class Work(Generic[R]):
         finally:
             if self.spec.on_end is not None:
                 self.spec.on_end(self.error)
-            self.finished.set()
+            self.finished = True
 
 
 def _in_order(stream_ordering: StreamOrdering, steps: Steps[R]) -> Steps[R]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import torch
+from msgspec.structs import replace
 
 from asyncddp.compression import Compressor, compressor_for
 from asyncddp.compression.compressor import require_compressible

@@ -7,9 +7,9 @@ tensor comes by message this time, or through the channel of another shape, leav
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 from torch.autograd import profiler
 from typing_extensions import override
 

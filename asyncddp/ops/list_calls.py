@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import torch
+from msgspec.structs import replace
 
 from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 
 from asyncddp.context import Context, current
 from asyncddp.device.stream_registry import stream_ordering_of

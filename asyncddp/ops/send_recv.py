@@ -6,7 +6,13 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.device.stream_registry import stream_ordering_of
-from asyncddp.engine import OperationExchanges, OperationSpec, Steps, require_name
+from asyncddp.engine import (
+    OperationExchanges,
+    OperationSpec,
+    ShortMessage,
+    Steps,
+    require_name,
+)
 from asyncddp.ops.group_exchange import exchange_tensors
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import (
@@ -72,7 +78,8 @@ def send(
         yield from exchange_tensors(op, signature_of(_FORM, own), [], {peer: own}, own)
 
     label, order = _label(context.rank, peer, group, name), stream_ordering_of(tensor)
-    return OperationSpec("send", steps, label, check=check, stream_ordering=order)
+    message = ShortMessage.of(signature_of(_FORM, tensor), peer, tensor)
+    return OperationSpec("send", steps, label, check=check, stream_ordering=order, message=message)
 
 
 @blocking
@@ -125,7 +132,8 @@ def recv(
         return tensor if got is room.get(peer) else write_result(got, tensor, tensor)
 
     label, order = _label(peer, current().rank, group, name), stream_ordering_of(into)
-    return OperationSpec("recv", steps, label, stream_ordering=order)
+    message = ShortMessage.of(form, peer, tensor, receives=True)
+    return OperationSpec("recv", steps, label, stream_ordering=order, message=message)
 
 
 send_nonblocking = nonblocking(send)

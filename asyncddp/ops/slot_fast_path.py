@@ -8,11 +8,11 @@ between ranks, or a large tensor takes long, the engine takes over at the point 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
+from msgspec.structs import replace
 from torch.autograd import profiler
 
 from asyncddp.device.stream_registry import streams_of

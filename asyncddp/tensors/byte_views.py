@@ -27,10 +27,21 @@ def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
         ValueError: They are not as many bytes as it has.
     """
     out = empty(shape, dtype)
-    if len(data) != out.nbytes:
-        raise ValueError(f"expected {out.nbytes} bytes for {dtype} of {shape}, got {len(data)}")
-    ctypes.memmove(out.data_ptr(), data, out.nbytes)
+    write_bytes(out, data)
     return out
+
+
+def write_bytes(out: torch.Tensor, data: bytes) -> None:
+    """Copy bytes into a contiguous tensor on the host.
+
+    Raises:
+        ValueError: They are not as many bytes as it has.
+    """
+    if len(data) != out.nbytes:
+        raise ValueError(
+            f"expected {out.nbytes} bytes for {out.dtype} of {tuple(out.shape)}, got {len(data)}"
+        )
+    ctypes.memmove(out.data_ptr(), data, out.nbytes)
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:

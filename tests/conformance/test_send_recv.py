@@ -10,7 +10,7 @@ import torch
 
 import asyncddp as bf
 from asyncddp.tensors.dtypes import DTYPES
-from tests.support import BEFORE_DEADLINE, FileEvent, on
+from tests.support import BEFORE_DEADLINE, FileEvent, on, until
 from tests.support.loops import each, on_each_rank
 from tests.support.oracle import LAYOUTS, SHAPES, held
 
@@ -239,3 +239,132 @@ def test_a_sender_that_has_left_is_told_of(world):
     """The receiver raises PeerLeftError."""
     message = world.run(sender_has_left)[1]
     assert re.match(r"rank 1: recv 'send\.0-1' \(use 0\): rank 0 has left \(", message), message
+
+
+# later messages of a name, whose form the receiver has acknowledged
+
+
+def acquainted(make, name="w"):
+    """Send one tensor of a form under a name from rank 0 to rank 1, which expects it."""
+    if bf.rank() == 0:
+        bf.send(make(), 1, name=name)
+    elif bf.rank() == 1:
+        bf.recv(torch.zeros_like(make()), 0, name=name)
+
+
+def goes_on():
+    bf.recv(torch.ones(1), 1, name="told")
+    bf.send(torch.ones(1), 1, name="after it was told")
+
+
+@SEVERAL
+@on_each_rank
+@each("kind", FORMS)
+def test_what_no_longer_fits_is_told_to_both(kind):
+    """The receiver raises at once, and the sender, who has gone on, in a later call."""
+    sent, into, expected = FORMS[kind]
+    acquainted(sent)
+    if bf.rank() == 0:
+        bf.send(sent(), 1, name="w")
+        assert expected in told_by(goes_on, bf.MismatchError)
+    elif bf.rank() == 1:
+        assert expected in told_by(lambda: bf.recv(into(), 0, name="w"), bf.MismatchError)
+        bf.send(torch.ones(1), 0, name="told")
+    bf.barrier()
+    assert bf.allreduce(torch.ones(1), name=f"after {kind}").item() == 1.0
+
+
+@SEVERAL
+@on_each_rank
+@each("layout", list(LAYOUTS))
+def test_tensors_of_every_layout_arrive_again(layout):
+    """Values are sent and received whatever their layout, later as at first."""
+    make, into = LAYOUTS[layout], LAYOUTS[layout](torch.zeros(2, 3))
+    for step in range(4):
+        x = torch.arange(6.0).view(2, 3) + step
+        if bf.rank() == 0:
+            bf.send(make(x), 1)
+        elif bf.rank() == 1:
+            assert torch.equal(bf.recv(into, 0), make(x)), step
+    bf.barrier()
+
+
+@SEVERAL
+@on_each_rank
+def test_many_are_sent_before_any_is_waited_for():
+    """In any order of the receiver's, with some that it only polls, and some of any form."""
+    if bf.rank() == 0:
+        for number in range(150):
+            bf.send(torch.tensor([number]), 1)
+    elif bf.rank() == 1:
+        given = [None if k % 3 == 0 else torch.empty(1, dtype=torch.int64) for k in range(150)]
+        handles = [bf.recv_nonblocking(tensor, 0) for tensor in given]
+        until(handles[-1].poll, "the last message")
+        assert [handle.wait().item() for handle in reversed(handles)] == list(range(149, -1, -1))
+        assert "done" in repr(handles[7])
+    bf.barrier()
+
+
+def sends_to_a_busy_rank(folder):
+    """Rank 1 expects messages, and calls nothing more until rank 0 has sent them all."""
+    sent = FileEvent(folder / "sent")
+    acquainted(lambda: torch.ones(1))
+    if bf.rank() == 0:
+        for _ in range(130):  # of which two are acknowledged
+            bf.send(torch.ones(1), 1, name="w")
+        sent.set()
+    else:
+        handles = [bf.recv_nonblocking(torch.zeros(1), 0, name="w") for _ in range(130)]
+        sent.wait()
+        assert [handle.wait().item() for handle in handles] == [1.0] * 130
+
+
+@PAIR
+def test_a_receiver_that_computes_holds_up_no_sender(world, tmp_path):
+    """Its progress thread acknowledges what the sender has to know."""
+    world.run(sends_to_a_busy_rank, tmp_path)
+
+
+@PAIR
+@on_each_rank
+def test_a_short_wait_ends_and_the_message_arrives_all_the_same():
+    """wait(timeout) raises WaitTimeoutError; a later wait returns the tensor."""
+    acquainted(lambda: torch.ones(1))
+    if bf.rank() == 1:
+        handle = bf.recv_nonblocking(torch.zeros(1), 0, name="w")
+        assert not handle.poll()
+        assert "under way" in repr(handle)
+        told_by(lambda: handle.wait(0.05), bf.WaitTimeoutError)
+        bf.send(torch.ones(1), 0, name="go")
+        assert handle.wait().item() == 1.0
+    else:
+        bf.recv(torch.ones(1), 1, name="go")
+        bf.send(torch.ones(1), 1, name="w")
+    bf.barrier()
+
+
+@PAIR
+@on_each_rank
+def test_tensors_made_in_inference_mode_arrive_in_it():
+    """They are written in that mode alone, also by another thread."""
+    with torch.inference_mode():
+        for _ in range(3):
+            if bf.rank() == 0:
+                bf.send(torch.ones(2), 1, name="w")
+            else:
+                assert bf.recv(torch.zeros(2), 0, name="w").tolist() == [1.0, 1.0]
+    bf.barrier()
+
+
+def sender_leaves_later():
+    acquainted(lambda: torch.ones(1))
+    if bf.rank() == 0:
+        return None
+    return told_by(lambda: bf.recv(torch.ones(1), 0, name="w"), bf.PeerLeftError)
+
+
+@PAIR
+def test_a_sender_that_has_left_after_some_messages_is_told_of(world):
+    """The receiver raises PeerLeftError."""
+    message = world.run(sender_leaves_later)[1]
+    assert re.match(r"rank 1: recv 'w\.0-1' \(use 1\): rank 0 has left \(", message), message

@@ -12,7 +12,13 @@ from typing import Any, TypeAlias
 import torch
 
 from asyncddp.device.stream_registry import stream_ordering_of
-from asyncddp.engine import OperationExchanges, OperationSpec, ProgressEngine, Steps
+from asyncddp.engine import (
+    OperationExchanges,
+    OperationSpec,
+    ProgressEngine,
+    ShortMessage,
+    Steps,
+)
 from asyncddp.engine.messages import MatchKey
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.torch_distributed.reductions import TorchReduction, reduction_for
@@ -249,10 +255,11 @@ def send(group: ProcessGroup, tensor: torch.Tensor, peer: int, tag: int) -> Oper
     flat, context = _flat(tensor), group.context
 
     def steps(op: OperationExchanges) -> Steps[Any]:
-        return (yield from exchange_tensors(op, signature_of("send", flat), [], {peer: flat}, flat))
+        return (yield from exchange_tensors(op, form, [], {peer: flat}, flat))
 
-    name = _message_name(group, tag, context.rank, peer)
-    return OperationSpec("send", steps, name, stream_ordering=stream_ordering_of(flat))
+    name, form = _message_name(group, tag, context.rank, peer), signature_of("send", flat)
+    order, message = stream_ordering_of(flat), ShortMessage.of(form, peer, flat)
+    return OperationSpec("send", steps, name, stream_ordering=order, message=message)
 
 
 def receive(group: ProcessGroup, tensor: torch.Tensor, peers: Sequence[int], tag: int) -> Operation:
@@ -267,13 +274,17 @@ def receive(group: ProcessGroup, tensor: torch.Tensor, peers: Sequence[int], tag
             yield arrival
             source = arrival.source
             op.key = context.engine.claim_use(names[source])
-        form = signature_of("send", flat)
         got = yield from exchange_tensors(op, form, [source], {}, flat, {source: flat})
         _store(tensor, got[source])
         return source
 
-    name = names[peers[0]] if len(peers) == 1 else f"tag {tag} of {group.title} from any rank"
-    return OperationSpec("recv", steps, name, stream_ordering=stream_ordering_of(flat))
+    order, form, message = stream_ordering_of(flat), signature_of("send", flat), None
+    name = f"tag {tag} of {group.title} from any rank"
+    if len(peers) == 1:
+        name = names[peers[0]]
+        if flat.data_ptr() == tensor.data_ptr():
+            message = ShortMessage.of(form, peers[0], flat, receives=True)
+    return OperationSpec("recv", steps, name, stream_ordering=order, message=message)
 
 
 def _message_name(group: ProcessGroup, tag: int, source: int, target: int) -> str:

@@ -7,13 +7,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch._C._distributed_c10d import Store
 
 from asyncddp.device.stream_registry import stream_ordering_of
@@ -98,10 +98,12 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor] = (),
         value: Callable[[], Any] | None = None,
-    ) -> dist.Work:
+        *,
+        names_source: bool = False,
+    ) -> GroupWork:
         """Run operations as one, or submit them; return their work, which a blocking one has ended.
 
-        A result that is a rank is the source of a message.
+        Where the result ``names_source``, it is the rank from which a message has come.
         """
         self.require_working(verb)
         spec: OperationSpec[Any] = (
@@ -112,17 +114,18 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         ordering = stream_ordering_of(*used, *outputs, *inputs) if used else None
         timeout = self.timeout if options.timeout is None else options.timeout
         work = GroupWork(outputs, self._futures, ordering, value)
-        spec = replace(spec, stream_ordering=ordering, timeout=timeout)
         if sum(one.nbytes for one in outputs) <= _ALIVE_BYTES:
             self._alive.append(work)
         engine = self.group.context.engine
         if options.blocking and self._batch is None:
+            spec = replace(spec, stream_ordering=ordering, timeout=timeout)
             self._run(work, verb, lambda: run_in_slots(engine, spec, [*outputs, *inputs]))
         else:
             self._pending[work] = spec.ordered
-            if not spec.ordered:
+            if names_source:
                 spec = spec.then(partial(_note_source, self.group, work))
-            spec = replace(spec, on_end=partial(self._end, work, verb))
+            on_end = partial(self._end, work, verb)
+            spec = replace(spec, stream_ordering=ordering, timeout=timeout, on_end=on_end)
             work.handle = engine.submit(spec, about=[*outputs, *inputs])
         if self._batch is not None:
             self._batch.append(work)
@@ -162,7 +165,9 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         """Start receiving a tensor from a rank of the group."""
         tensor = self._message("recv", tensors, srcRank, tag)
         spec = collectives.receive(self.group, tensor, [self.group.ranks[srcRank]], tag)
-        return self._submit("recv", VerbOptions(), [spec], [tensor])
+        work = self._submit("recv", VerbOptions(), [spec], [tensor])
+        work.source = srcRank
+        return work
 
     @uncompiled
     def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
@@ -170,7 +175,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         tensor = self._message("recv_anysource", tensors, None, tag)
         others = [rank for rank in self.group.ranks if rank != self.group.context.rank]
         spec = collectives.receive(self.group, tensor, others, tag)
-        return self._submit("recv_anysource", VerbOptions(), [spec], [tensor])
+        return self._submit("recv_anysource", VerbOptions(), [spec], [tensor], names_source=True)
 
     def _message(self, verb: str, tensors: Any, peer: int | None, tag: int) -> torch.Tensor:
         """Return the tensor of a message, whose rank must be there, and whose tag MPI can carry."""
@@ -288,10 +293,9 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         return False
 
 
-def _note_source(group: ProcessGroup, work: GroupWork, source: object) -> None:
+def _note_source(group: ProcessGroup, work: GroupWork, source: int) -> None:
     """Tell the work of a message from which rank of the group it has come."""
-    if isinstance(source, int):
-        work.source = group.ranks.index(source)
+    work.source = group.ranks.index(source)
 
 
 def _end_groups() -> None:

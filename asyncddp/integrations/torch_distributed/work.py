@@ -71,7 +71,7 @@ class GroupWork(Work):
         super().__init__()
         self.outputs, self._value = outputs, value
         self._completions, self._ordering = completions, ordering
-        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._lock, self._ended = threading.Lock(), False
         self._error: BaseException | None = None
         self._future: WorkFuture | None = None
         self._filled = False
@@ -81,7 +81,7 @@ class GroupWork(Work):
         """Mark the work as ended, and let another thread complete its future; never waits."""
         with self._lock:
             self._error = error
-            self._ended.set()
+            self._ended = True
             future = self._future
         if future is not None:
             self._completions.add(self)
@@ -89,7 +89,7 @@ class GroupWork(Work):
     def complete_future(self) -> None:
         """Complete the future of a work that has ended, which runs callbacks; once."""
         with self._lock:
-            if self._filled or not self._ended.is_set():
+            if self._filled or not self._ended:
                 return
             future, self._filled = self._future, self._future is not None
         if future is not None:
@@ -104,7 +104,7 @@ class GroupWork(Work):
 
     def settle_in_backward(self) -> None:
         """Wait within backward, whose thread would wait for a callback on another one in vain."""
-        if not self._ended.is_set() and torch._C._current_graph_task_id() != -1:
+        if not self._ended and torch._C._current_graph_task_id() != -1:
             with suppress(Exception):  # kept by the work
                 self.wait()
             self.complete_future()
@@ -127,14 +127,14 @@ class GroupWork(Work):
     def is_completed(self) -> bool:
         """Return True if the work has ended; what the current stream is given next follows it."""
         if self.handle is None or not self.handle.poll():
-            return self._ended.is_set()
+            return self._ended
         with suppress(Exception):  # raised by wait()
             self.handle.wait()
         return True
 
     def is_success(self) -> bool:
         """Return True if the work has ended without an error."""
-        return self._ended.is_set() and self._error is None
+        return self._ended and self._error is None
 
     def exception(self) -> BaseException | None:
         """Return the error of the work; None while there is none."""
@@ -165,7 +165,7 @@ class GroupWork(Work):
             ]
             future = WorkFuture(devices=devices) if devices else WorkFuture()
             future.work, self._future = self, future
-            ended = self._ended.is_set()
+            ended = self._ended
         if ended:
             self.complete_future()
         return future

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from asyncddp.engine import persistent_channels as module
 from asyncddp.engine.messages import COLLECTIVE, ExchangeSignature, MatchKey

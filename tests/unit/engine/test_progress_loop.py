@@ -122,11 +122,11 @@ def test_each_piece_of_a_device_tensor_is_progress(monkeypatch):
     staged = CudaStagedTransport(LoopbackTransport.group(1)[0], streams)
     request = staged.iallreduce(tensor)
     engine, handle = begun(request, StreamOrdering(streams, ()))
-    rounds, over = [], handle._work.finished
-    while not over.is_set():
+    rounds, work = [], handle._work
+    while not work.finished:
         before = request.moves
         moved = engine.progress()
-        rounds.append((moved, request.moves != before or over.is_set()))
+        rounds.append((moved, request.moves != before or work.finished))
     assert request.moves == 3 * 10
     assert all(moved == changed for moved, changed in rounds)
     assert {True, False} == {moved for moved, _ in rounds}
