@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from asyncddp.engine.messages import (
     ExitAnnouncement,
     MatchKey,
     Message,
+    Nack,
     WaitForEdge,
 )
 from asyncddp.engine.work import PROBE_AFTER, Work
@@ -28,6 +30,8 @@ from asyncddp.errors import DeadlockError
 from asyncddp.rank_list_text import list_ranks
 
 logger = logging.getLogger("asyncddp")
+
+_MAX_NEVER_SUBMITTED = 64
 
 
 class Watchdog:
@@ -43,6 +47,7 @@ class Watchdog:
         self._timed_waiters: set[int] = set()  # threads that wait with a time limit of their own
         self.callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # that submit
         self._waiting: dict[str, tuple[int, dict[int, float]]] = {}  # collectives: step, who, since
+        self._never_submitted: OrderedDict[MatchKey, Nack] = OrderedDict()  # by cycles' keys
 
     # callers
 
@@ -114,6 +119,10 @@ class Watchdog:
         asking = probe.chain[-1]
         self._matcher.refuse_waiting_peer(asking.rank, asking.key)
         self._note_waiting(asking.rank, asking.key)
+        nack = self._never_submitted.get(asking.key)
+        if nack is not None and not self._matcher.has_submitted(asking.key):
+            self._matcher.sends.put(asking.rank, nack)  # its probe could close a second cycle
+            return None
         work = self._blocking()
         if work is None:
             return None
@@ -137,13 +146,17 @@ class Watchdog:
         return self._fail_deadlocked(work, (*cycle[index:], *cycle[:index]))
 
     def _fail_deadlocked(self, work: Work[Any], cycle: tuple[WaitForEdge, ...]) -> Work[Any]:
-        work.fail(
-            DeadlockError(
-                f"{self.describe_work(work)} can never end: {deadlock.describe_cycle(cycle)}. Call "
-                "the same verbs with the same names and neighbours on all of these ranks; "
-                f"{self.describe_missing(work)}"
-            )
+        """Fail an operation; further peers that wait for the same key as the cycle are refused."""
+        error = DeadlockError(
+            f"{self.describe_work(work)} can never end: {deadlock.describe_cycle(cycle)}. Call "
+            "the same verbs with the same names and neighbours on all of these ranks; "
+            f"{self.describe_missing(work)}"
         )
+        awaited = cycle[-1].key
+        self._never_submitted[awaited] = Nack.of(self._rank, awaited, error)
+        if len(self._never_submitted) > _MAX_NEVER_SUBMITTED:
+            self._never_submitted.popitem(last=False)
+        work.fail(error)
         return work
 
     # operations

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from types import SimpleNamespace
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncddp.engine import deadlock
+from asyncddp.config import Config
+from asyncddp.engine import OperationSpec, ProgressEngine, deadlock, watchdog
 from asyncddp.engine.deadlock import describe_cycle, forward_probe, start_probes
-from asyncddp.engine.messages import MatchKey, WaitForEdge
+from asyncddp.engine.messages import ExchangeSignature, MatchKey, WaitForEdge
+from asyncddp.errors import DeadlockError
+from asyncddp.transport.loopback import LoopbackTransport
 
 
 def key_of(rank):
@@ -123,3 +130,61 @@ def test_circles_beyond_the_longest_are_left_to_the_deadline(monkeypatch):
     for n in (5, 6):
         found = circles({r: [(r + 1) % n] for r in range(n)})
         assert len(found) == (n if n == 5 else 0)
+
+
+# engines, driven by hand
+
+
+def exchange(name, peers):
+    """An operation that sends a number to all peers, and returns theirs."""
+    form = ExchangeSignature("exchange", "int64", ())
+
+    def steps(op):
+        request = op.exchange(form, peers, peers)
+        for peer in peers:
+            op.send(request, peer, torch.tensor(op.rank))
+        for peer in peers:
+            yield request.receives[peer]
+        return [request.receives[peer].take().item() for peer in peers]
+
+    return OperationSpec("exchange", steps, name)
+
+
+def test_who_waits_for_a_broken_cycle_closes_no_second_one(monkeypatch):
+    """A rank goes on after a deadlock; another one, which is yet to hear of that, hears it from it.
+
+    Rank 0 is so slow that it has told nobody that its own part has failed.
+    """
+    now = SimpleNamespace(monotonic=lambda: now.seconds, seconds=100.0)
+    monkeypatch.setattr(watchdog, "time", now)
+    engines = [ProgressEngine(one, Config()) for one in LoopbackTransport.group(3)]
+    for engine in engines:
+        engine.thread.stop()
+        engine.thread = None
+
+    waits = [ExitStack() for _ in engines]
+
+    def begin(rank, name):
+        handle = engines[rank].submit(exchange(name, [r for r in range(3) if r != rank]))
+        waits[rank].close()
+        waits[rank].enter_context(engines[rank].watchdog.blocked(handle._work, forever=True))
+        return handle._work
+
+    def turns(*ranks):
+        now.seconds += 1.0
+        for rank in ranks:
+            engines[rank].progress()
+
+    slow, lost, other = begin(0, "w"), begin(1, "mine"), begin(2, "w")
+    turns(1, 0, 1)
+    assert (slow.finished, lost.finished, other.finished) == (False, True, False)
+    later = begin(1, "afterwards")
+    turns(1, 2, 1, 2)
+    assert not later.finished
+    assert isinstance(other.error, DeadlockError)
+    assert "rank 1 is in exchange and expects 'mine'" in str(other.error)
+    begin(2, "afterwards")
+    turns(0, 1)
+    begin(0, "afterwards")
+    turns(2, 0, 1, 2, 1)
+    assert later.result == [0, 2]
