@@ -83,10 +83,7 @@ class AsynchronousExchange(ABC):
         if self.tells_all:
             rounds = range(self._schedule.period or 1)
             every = {peer for k in rounds for peer in self._near(rank, k).dst_ranks}
-
-            def arrive(target: int) -> None:
-                self._hear(target, rank, number + 1)
-
+            arrive = partial(self._hear, source=rank, clock=number + 1)
             self._network.send(rank, sorted(every.difference(told)), 0.0, arrive)
 
     def _hear(self, rank: int, source: int, clock: int) -> None:

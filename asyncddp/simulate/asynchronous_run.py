@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from asyncddp.simulate.method_checks import (
 )
 from asyncddp.simulate.record import SimulatedRanks
 from asyncddp.simulate.scenario import Scenario
+from asyncddp.simulate.stacked_model import ParameterCopies, Scale
 from asyncddp.tensors.allocation import detached_copy, make_tensor
 
 _LARGEST = 4.0  # the largest factor by which an update is scaled, as on real ranks
@@ -68,11 +69,9 @@ class AsynchronousRun:
             self.queue, scenario, ranks, scenario.byte_scale(model.nbytes)
         )
         self.network.bytes_sent += clocks.bytes_sent
-        through = method.when is CommunicationTiming.THROUGH_STEP
-        self._copies = [detached_copy(flat) for flat in model.flats] if through else []
-        flats = self._copies or model.flats
+        self.copies = ParameterCopies(model, method)
         self._buckets = [
-            [self._bucket(rank, k, flat[rank]) for k, flat in enumerate(flats)]
+            [self._bucket(rank, k, flat[rank]) for k, flat in enumerate(self.copies.averaged_flats)]
             for rank in range(ranks)
         ]
         self._exchange = EXCHANGES[name](
@@ -85,11 +84,12 @@ class AsynchronousRun:
         self.steps, self._rounds = simulated.steps_made(begun), [0] * ranks
         self._warm_up = list(self.steps)
         self._published = [False] * ranks
-        self._waiting: dict[int, Callable[[], None]] = {}
+        self._waiting: set[int] = set()
         self._limit = sum(min(steps, scenario.departures.get(rank, steps)) for rank in range(ranks))
         self._losses: list[float] = []
+        self._ranks = [self._steps_of(rank) for rank in range(ranks)]
         for rank in range(ranks):
-            self.queue.schedule(float(clocks.now[rank]), partial(self._begin_step, rank))
+            self.queue.schedule(float(clocks.now[rank]), partial(self._go_on, rank))
 
     @property
     def there(self) -> list[int]:
@@ -113,7 +113,7 @@ class AsynchronousRun:
 
     def _bucket(self, rank: int, number: int, flat: torch.Tensor) -> AveragedBucket:
         layout = self._model.layouts[number]
-        bucket = AveragedBucket(number, flat, layout, self._optimizer.of_rank(rank))
+        bucket = AveragedBucket(number, flat, layout, self._optimizer.each[rank])
         bucket.parameters = self._optimizer.rows_of(rank, layout.names)
         bucket.rank, bucket.nodes = rank, self._model.ranks
         neighbors = NeighborTensors(bucket, lambda tensor: {})
@@ -126,27 +126,47 @@ class AsynchronousRun:
         rates = [[own / other for other in seconds] for own in seconds]
         return [min(sum(row) / len(row), _LARGEST * min(row)) for row in rates]
 
-    # one step
+    # the steps of a rank
 
-    def _begin_step(self, rank: int) -> None:
-        if self.steps[rank] >= self._departures.get(rank, self._limit):
-            self._exchange.departed = {**self._exchange.departed, rank: self._rounds[rank]}
-            for waiting in list(self._waiting):
-                self._on_arrival(waiting)
+    def _steps_of(self, rank: int) -> Iterator[float | None]:
+        """Make a rank's steps; yield the seconds that it computes, None until something arrives."""
+        when = self._method.when
+        while self.steps[rank] < self._departures.get(rank, self._limit):
+            made = self.steps[rank] - self._warm_up[rank]
+            due = made % self._interval == self._interval - 1
+            through = when is CommunicationTiming.THROUGH_STEP and not self._published[rank]
+            if through or (due and when is CommunicationTiming.BEFORE_FORWARD):
+                self.copies.take(rank)
+                self._publish(rank)
+            yield self._compute[rank]
+            self._compute_gradients(rank)
+            if when is CommunicationTiming.BEFORE_FORWARD:
+                yield from self._mix_if(due, rank)
+                self._update(rank)
+            else:
+                self._scale_by_bias(rank, torch.Tensor.mul_)
+                self._update(rank)
+                if due and when is CommunicationTiming.AFTER_BIASED_STEP:
+                    self._publish(rank)
+                yield from self._mix_if(due, rank)
+            self._end(rank)
+        self._exchange.departed = {**self._exchange.departed, rank: self._rounds[rank]}
+        for waiting in list(self._waiting):
+            self._on_arrival(waiting)
+
+    def _go_on(self, rank: int) -> None:
+        """Let a rank go on until it computes, or waits for its neighbours."""
+        for seconds in self._ranks[rank]:
+            if seconds is None:
+                self._waiting.add(rank)
+            else:
+                self.queue.schedule(self.queue.now + seconds, partial(self._go_on, rank))
             return
-        when, due = self._method.when, self._is_due(rank)
-        if when is CommunicationTiming.BEFORE_FORWARD and due:
-            self._publish(rank)
-        elif when is CommunicationTiming.THROUGH_STEP and not self._published[rank]:
-            for copy, flat in zip(self._copies, self._model.flats, strict=True):
-                copy[rank].copy_(flat[rank])
-            self._publish(rank)
-        end = self.queue.now + self._compute[rank]
-        self.queue.schedule(end, partial(self._compute_and_update, rank))
 
-    def _is_due(self, rank: int) -> bool:
-        made = self.steps[rank] - self._warm_up[rank]
-        return made % self._interval == self._interval - 1
+    def _on_arrival(self, rank: int) -> None:
+        if rank in self._waiting:
+            self._waiting.discard(rank)
+            self._go_on(rank)
 
     def _publish(self, rank: int) -> None:
         self._published[rank] = True
@@ -156,29 +176,17 @@ class AsynchronousRun:
             sent = [self._method.outgoing(bucket) for bucket in self._buckets[rank]]
             self._exchange.publish(rank, self._rounds[rank], sent)
 
-    def _compute_and_update(self, rank: int) -> None:
-        """Compute the gradient at the parameters with which the step began, then go on."""
+    def _compute_gradients(self, rank: int) -> None:
+        """Compute the gradient at the parameters with which the step began."""
         batch = self._batches.of([rank], [self.steps[rank]])
         gradients, loss = self._model.gradients_of(rank, batch)
         self._losses.append(loss)
         self._optimizer.set_gradients(rank, gradients)
-        when, due = self._method.when, self._is_due(rank)
-        if when is CommunicationTiming.BEFORE_FORWARD:
-            self._mix_if(due, rank, lambda: self._update_and_end(rank))
-            return
-        self._scale_by_bias(rank, torch.Tensor.mul_)
-        self._update(rank)
-        if due and when is CommunicationTiming.AFTER_BIASED_STEP:
-            self._publish(rank)
-        self._mix_if(due, rank, lambda: self._end(rank))
 
-    def _scale_by_bias(self, rank: int, scale: Callable[[torch.Tensor, float], object]) -> None:
+    def _scale_by_bias(self, rank: int, scale: Scale) -> None:
         """Multiply or divide a rank's parameters by its push-sum weight, where there is one."""
-        bias = self._exchange.bias
-        if bias is not None:
-            with torch.no_grad():
-                for flat in self._model.flats:
-                    scale(flat[rank], bias(rank))
+        if self._exchange.bias is not None:
+            self._model.scale(scale, self._exchange.bias(rank), rank)
 
     def _update(self, rank: int) -> None:
         scale, flats = self._scales[rank], [flat[rank] for flat in self._model.flats]
@@ -186,41 +194,22 @@ class AsynchronousRun:
             for bucket in self._buckets[rank] if self._method.replaces_gradients else ():
                 self._method.before_update(bucket)
             before = [detached_copy(flat) for flat in flats] if scale != 1.0 else []
-        self._optimizer.step_rank(rank)
+        self._optimizer.each[rank].step()
         with torch.no_grad():
             for flat, old in zip(flats, before, strict=bool(before)):
                 flat.sub_(old).mul_(scale).add_(old)
 
-    def _update_and_end(self, rank: int) -> None:
-        self._update(rank)
-        self._end(rank)
-
-    def _mix_if(self, due: bool, rank: int, then: Callable[[], None]) -> None:
+    def _mix_if(self, due: bool, rank: int) -> Iterator[None]:
         """Average with what has arrived, if due, once no neighbour is too far behind."""
-        bound, number = self._bound, self._rounds[rank]
-        bounded = due and bound is not None and number >= bound
-        if bounded and self._exchange.late(rank, number, bound or 0):
-            self._waiting[rank] = partial(self._mix_if, due, rank, then)
+        if not due:
             return
-        if due:
-            self._mix(rank)
-        then()
-
-    def _on_arrival(self, rank: int) -> None:
-        waiting = self._waiting.pop(rank, None)
-        if waiting is not None:
-            waiting()
-
-    def _mix(self, rank: int) -> None:
-        with torch.no_grad():
-            pairs = list(zip(self._copies, self._model.flats, strict=bool(self._copies)))
-            for copy, flat in pairs:
-                flat[rank].sub_(copy[rank])
-            mixed = self._exchange.mix(rank, self._rounds[rank])
+        bound, number = self._bound, self._rounds[rank]
+        while bound is not None and number >= bound and self._exchange.late(rank, number, bound):
+            yield
+        with torch.no_grad(), self.copies.averaged(rank):
+            mixed = self._exchange.mix(rank, number)
             for bucket, one in zip(self._buckets[rank], mixed, strict=True):
                 self._method.incoming(bucket, ReceivedAverage(one))
-            for copy, flat in pairs:
-                flat[rank].add_(copy[rank])
         self._rounds[rank] += 1
         self._published[rank] = False
 
@@ -229,9 +218,9 @@ class AsynchronousRun:
         with torch.no_grad():
             for bucket in self._buckets[rank]:
                 self._method.after_step(bucket)
-        self._optimizer.end_step_rank(rank)
+        for scheduler in self._optimizer.schedulers[rank : rank + 1]:
+            scheduler.step()
         self.steps[rank] += 1
-        self._begin_step(rank)
 
 
 def runs_asynchronously(settings: MethodSettings, scenario: Scenario, ranks: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -94,7 +95,7 @@ def compare(
     if settings.get("scenario") is not None:
         settings["scenario"].check(problem.ranks)
     for name, own in named:
-        told = None if progress is None else _told(progress, name)
+        told = None if progress is None else partial(progress, name)
         try:
             arguments = {**settings, **own}
             runs.append(train(problem, optimizer, name, steps=steps, progress=told, **arguments))
@@ -104,10 +105,6 @@ def compare(
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise ArgumentError(f"compare: none of the methods can be simulated so: {reasons}")
     return MethodComparison(problem.name, runs, refused)
-
-
-def _told(progress: Callable[[str, int], None], name: str) -> Callable[[int], None]:
-    return lambda step: progress(name, step)
 
 
 def draw(runs: Sequence[Run], title: str = "") -> Figure:

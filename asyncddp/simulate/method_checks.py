@@ -135,16 +135,13 @@ def _machine_count(scenario: Scenario, ranks: int) -> int:
 def _check_machines(scenario: Scenario, ranks: int) -> None:
     _machine_count(scenario, ranks)
     if scenario.loses_messages or scenario.departures:
-        name = "loss" if scenario.loses_messages else "departures"
-        joins = "" if name == "loss" else ", within join on real ranks too"
+        name, joins, again = "departures", ", within join on real ranks too", ""
+        if scenario.loses_messages:
+            name, joins, again = "loss", "", f", or {_AGAIN}"
         raise ArgumentError(
             f"Scenario: argument {name}: averages inside machines need all their ranks{joins}; "
-            f"expected communication='neighbor_allreduce'{_or_again(name)}"
+            f"expected communication='neighbor_allreduce'{again}"
         )
-
-
-def _or_again(name: str) -> str:
-    return f", or {_AGAIN}" if name == "loss" else ""
 
 
 def asynchronous_communication(settings: MethodSettings, method: Algorithm) -> str | None:

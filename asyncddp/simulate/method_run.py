@@ -6,6 +6,7 @@ Each communication timing is an order of the same parts of a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,8 +29,8 @@ from asyncddp.simulate.method_checks import averaging_of, checked_topology
 from asyncddp.simulate.record import SimulatedRanks
 from asyncddp.simulate.scenario import Mask
 from asyncddp.simulate.simulated_bucket import SimulatedBucket
-from asyncddp.simulate.stacked_model import StackedModel
-from asyncddp.tensors.allocation import detached_copy, zeros
+from asyncddp.simulate.stacked_model import ParameterCopies, Scale, StackedModel
+from asyncddp.tensors.allocation import zeros
 from asyncddp.tensors.buckets import NamedFlatBucket, partition
 
 
@@ -68,8 +69,7 @@ class MethodRun:
         self.averaging: AveragingScheme = kind(method, model.ranks, schedule, scenario)
         self._over_all = GlobalAveraging(method, model.ranks, None, scenario)
         compressor = settings.compressor_for(method)
-        self._copies: list[torch.Tensor] = []
-        self._copied = False
+        self._copies, self._copied = ParameterCopies(model, method), False
         places = [] if self._idle else self._places()
         self.buckets = [self._bucket(place, compressor) for place in places]
         self._steps = self._rounds = 0
@@ -82,10 +82,8 @@ class MethodRun:
         model, method = self.model, self.method
         if method.what is not AveragedQuantity.PARAMETER:
             return gradient_places(model, self._bucket_bytes)
-        if method.when is CommunicationTiming.THROUGH_STEP:
-            self._copies = [detached_copy(flat) for flat in model.flats]
-        flats = self._copies or model.flats
-        return [(k, *pair) for k, pair in enumerate(zip(model.layouts, flats, strict=True))]
+        pairs = zip(model.layouts, self._copies.averaged_flats, strict=True)
+        return [(k, *pair) for k, pair in enumerate(pairs)]
 
     def _bucket(
         self, place: tuple[int, NamedFlatBucket, torch.Tensor], compressor: Compressor | None
@@ -153,14 +151,14 @@ class MethodRun:
 
     def average_if_due(self) -> None:
         """Average all buckets, in a step with which a round ends."""
-        if self._due:
-            self._average()
+        if self._due and not self._idle:
+            with self._copies.averaged():
+                self._average()
+            self._copied = False
 
     def _average(self) -> None:
-        """Average all buckets, in one round, unless a rank alone trains as plain torch does."""
+        """Average all buckets, in one round."""
         averaging = self.averaging
-        if self._idle:
-            return
         if isinstance(averaging, NeighborAveraging) and self.method.averages_all(self._rounds):
             averaging = self._over_all
         averaging.begin(self._rounds, self._active)
@@ -195,48 +193,27 @@ class MethodRun:
 
     def copy_parameters(self) -> None:
         """Copy the parameters, in the first step after an averaging."""
-        if self._copied or self._idle:
-            return
-        self._copied = True
-        for copy, flat in zip(self._copies, self.model.flats, strict=True):
-            copy.copy_(flat)
+        if not self._copied and not self._idle:
+            self._copied = True
+            self._copies.take()
 
-    def add_change_of_copies(self) -> None:
-        """Average the copies, if due, and add by what that has changed them to the parameters."""
-        if self._idle or not self._due:
-            return
-        for copy, flat in zip(self._copies, self.model.flats, strict=True):
-            flat.sub_(copy)
-        self._average()
-        self._copied = False
-        for copy, flat in zip(self._copies, self.model.flats, strict=True):
-            flat.add_(copy)
-
-    def bias_parameters(self) -> None:
-        """Multiply all parameters by their rank's push-sum weight, where there is one."""
-        self._scale(torch.Tensor.mul_)
-
-    def unbias_parameters(self) -> None:
-        """Divide all parameters by their rank's push-sum weight, where there is one."""
-        self._scale(torch.Tensor.div_)
-
-    def _scale(self, scale: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
-        weights = self.averaging.biases
-        if weights is not None:
-            for flat in self.model.flats:
-                scale(flat, weights.to(flat.dtype))
+    def scale_by_bias(self, by: Scale) -> None:
+        """Multiply or divide all parameters by their rank's push-sum weight, where there is one."""
+        if self.averaging.biases is not None:
+            self.model.scale(by, self.averaging.biases)
 
 
 _GRADIENTS, _UPDATE = MethodRun.compute_gradients, MethodRun.update
 _AVERAGE, _AVERAGE_GRADIENTS = MethodRun.average_if_due, MethodRun.average_gradients
-_BIAS, _UNBIAS = MethodRun.bias_parameters, MethodRun.unbias_parameters
-_COPY, _ADD_CHANGE = MethodRun.copy_parameters, MethodRun.add_change_of_copies
+_BIAS = partial(MethodRun.scale_by_bias, by=torch.Tensor.mul_)
+_UNBIAS = partial(MethodRun.scale_by_bias, by=torch.Tensor.div_)
+_COPY = MethodRun.copy_parameters
 _STEPS: dict[CommunicationTiming, Sequence[Callable[[MethodRun], None]]] = {
     CommunicationTiming.AFTER_STEP: (_GRADIENTS, _UPDATE, _AVERAGE),
     CommunicationTiming.AFTER_BIASED_STEP: (_GRADIENTS, _BIAS, _UPDATE, _AVERAGE, _UNBIAS),
     CommunicationTiming.BEFORE_FORWARD: (_GRADIENTS, _AVERAGE, _UPDATE),
     CommunicationTiming.GRADIENT_READY: (_GRADIENTS, _AVERAGE_GRADIENTS, _UPDATE),
-    CommunicationTiming.THROUGH_STEP: (_COPY, _GRADIENTS, _UPDATE, _ADD_CHANGE),
+    CommunicationTiming.THROUGH_STEP: (_COPY, _GRADIENTS, _UPDATE, _AVERAGE),
 }
 """The parts of a step in their order; gradients that are averaged are so in each step."""
 _HIDDEN = {CommunicationTiming.BEFORE_FORWARD, CommunicationTiming.THROUGH_STEP}

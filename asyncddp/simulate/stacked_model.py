@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch.func import functional_call, vmap
 
+from asyncddp.algorithms.algorithm import Algorithm
+from asyncddp.algorithms.method_traits import CommunicationTiming
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import tensors_of
 from asyncddp.simulate.problem import Batch, Problem
-from asyncddp.tensors.allocation import empty_like, zeros
+from asyncddp.tensors.allocation import detached_copy, empty_like, zeros
 from asyncddp.tensors.buckets import NamedFlatBucket, fragments_of, partition, require_untied
 
 Named = dict[str, torch.Tensor]
+Scale = Callable[[torch.Tensor, "torch.Tensor | float"], object]
+EVERY_RANK = slice(None)
 _CONVOLUTIONS = torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
 _LARGE_INPUTS = 1 << 12  # elements of a rank's batch
 
@@ -147,14 +152,19 @@ class StackedModel:
         found, loss = self._gradients_of_some(slice(rank, rank + 1), batch)
         return found, float(loss)
 
+    def scale(
+        self, by: Scale, weights: torch.Tensor | float, ranks: int | slice = EVERY_RANK
+    ) -> None:
+        """Multiply or divide the parameters of ranks by their weights."""
+        with torch.no_grad():
+            for flat in self.flats:
+                one = weights.to(flat.dtype) if isinstance(weights, torch.Tensor) else weights
+                by(flat[ranks], one)
+
     def flat_rows(self) -> torch.Tensor:
         """Return all parameters in float64, one row a rank, ``(n, d)``, in the model's order."""
         rows = [one.detach().reshape(self.ranks, -1).double() for one in self.parameters.values()]
         return torch.cat(rows, dim=1)
-
-    def model_of(self, rank: int) -> torch.nn.Module:
-        """Return a copy of the model with one rank's parameters and buffers."""
-        return self._filled(lambda stacked: stacked[rank])
 
     def average_model(self, ranks: Sequence[int]) -> torch.nn.Module:
         """Return a copy of the model with the average of some ranks; whole numbers of the first."""
@@ -164,12 +174,37 @@ class StackedModel:
             floats = stacked.is_floating_point() or stacked.is_complex()
             return stacked[chosen].mean(dim=0) if floats else stacked[chosen[0]]
 
-        return self._filled(mean)
-
-    def _filled(self, pick: Callable[[torch.Tensor], torch.Tensor]) -> torch.nn.Module:
         model = copy.deepcopy(self._template)
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         with torch.no_grad():
             for name, stacked in {**self.parameters, **self.buffers}.items():
-                own[name].copy_(pick(stacked.detach()))
+                own[name].copy_(mean(stacked.detach()))
         return model
+
+
+class ParameterCopies:
+    """Copies of the parameters, which a method averages in their place through a step, if it does.
+
+    Attributes:
+        averaged_flats: The stacked tensors that are averaged: the copies, or the parameters.
+    """
+
+    def __init__(self, model: StackedModel, method: Algorithm) -> None:
+        through = method.when is CommunicationTiming.THROUGH_STEP
+        copies = [detached_copy(flat) for flat in model.flats] if through else []
+        self.averaged_flats = copies or model.flats
+        self._pairs = list(zip(copies, model.flats, strict=through))
+
+    def take(self, ranks: int | slice = EVERY_RANK) -> None:
+        """Copy the parameters."""
+        for copied, flat in self._pairs:
+            copied[ranks].copy_(flat[ranks])
+
+    @contextlib.contextmanager
+    def averaged(self, ranks: int | slice = EVERY_RANK) -> Iterator[None]:
+        """Add by what the block has changed the copies to the parameters."""
+        for copied, flat in self._pairs:
+            flat[ranks].sub_(copied[ranks])
+        yield
+        for copied, flat in self._pairs:
+            flat[ranks].add_(copied[ranks])

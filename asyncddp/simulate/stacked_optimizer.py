@@ -64,6 +64,8 @@ class StackedOptimizer:
 
     Attributes:
         elementwise: Whether there is one for all.
+        each: The optimizers: one for all, or one a rank.
+        schedulers: A scheduler of each, where there are any.
         groups: An optimizer, or what looks like one, whose groups hold the stacked parameters.
 
     Raises:
@@ -84,15 +86,15 @@ class StackedOptimizer:
         self.elementwise = type(first) in ELEMENTWISE and not by_rank
         self._rank_rows: list[list[torch.nn.Parameter]] = []
         if self.elementwise:
-            self._optimizers = [create(self._stacked)]
-            self.groups = self._optimizers[0]
+            self.each = [create(self._stacked)]
+            self.groups = self.each[0]
         else:
             _refuse_closures(first)
             self._rank_rows = [rows, *(self._rows(rank) for rank in range(1, model.ranks))]
-            self._optimizers = [first, *(create(rows) for rows in self._rank_rows[1:])]
-            stacked = _StackedGroups(self._optimizers, self._rank_rows, self._stacked)
+            self.each = [first, *(create(rows) for rows in self._rank_rows[1:])]
+            stacked = _StackedGroups(self.each, self._rank_rows, self._stacked)
             self.groups = cast("torch.optim.Optimizer", stacked)
-        self._schedulers = [] if schedule is None else [schedule(one) for one in self._optimizers]
+        self.schedulers = [] if schedule is None else [schedule(one) for one in self.each]
 
     def _rows(self, rank: int) -> list[torch.nn.Parameter]:
         """Return one rank's parameters, which share the memory of the stacked ones."""
@@ -103,37 +105,24 @@ class StackedOptimizer:
         for rank, rows in enumerate(self._rank_rows):
             for row, stacked in zip(rows, self._stacked, strict=True):
                 row.grad = None if stacked.grad is None else stacked.grad[rank]
-        for optimizer in self._optimizers:
+        for optimizer in self.each:
             optimizer.step()
 
     # where each rank has its own
-
-    def of_rank(self, rank: int) -> torch.optim.Optimizer:
-        """Return the optimizer of one rank."""
-        return self._optimizers[rank]
 
     def rows_of(self, rank: int, names: Iterable[str]) -> list[torch.Tensor]:
         """Return some parameters of one rank, which share the memory of the stacked ones."""
         rows = dict(zip(self._names, self._rank_rows[rank], strict=True))
         return [rows[name] for name in names]
 
-    def step_rank(self, rank: int) -> None:
-        """Update one rank."""
-        self._optimizers[rank].step()
-
     def set_gradients(self, rank: int, gradients: Mapping[str, torch.Tensor]) -> None:
         """Set the gradients of one rank, by name of parameter."""
         for name, row in zip(self._names, self._rank_rows[rank], strict=True):
             row.grad = gradients[name]
 
-    def end_step_rank(self, rank: int) -> None:
-        """Let the scheduler of one rank go on, after a step."""
-        if self._schedulers:
-            self._schedulers[rank].step()
-
     def end_step(self) -> None:
         """Let the schedulers of the learning rate go on, after a step."""
-        for scheduler in self._schedulers:
+        for scheduler in self.schedulers:
             scheduler.step()
 
 

@@ -513,8 +513,8 @@ def test_batch_normalisation_keeps_running_means_for_each_rank(chunk):
         alone = torch.nn.BatchNorm1d(3)
         alone(inputs)
         alone(inputs)
-        torch.testing.assert_close(model.model_of(rank)[0].running_var, alone.running_var)
-        assert int(model.model_of(rank)[0].num_batches_tracked) == 2
+        torch.testing.assert_close(model.average_model([rank])[0].running_var, alone.running_var)
+        assert int(model.average_model([rank])[0].num_batches_tracked) == 2
 
 
 def test_chunks_change_nothing():
