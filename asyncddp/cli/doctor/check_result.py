@@ -21,15 +21,10 @@ class CheckResult:
     name: str
     value: str  # what was found, in words
     advice: str = ""  # what to install or change
-    level: Literal["good", "note", "bad"] = "good"  # bad: ranks cannot run
+    level: Literal["", "good", "note", "bad"] = ""  # "": a note with advice; bad: ranks cannot run
 
-    @classmethod
-    def with_advice(
-        cls, section: str, name: str, value: str, advice: str, *, when: bool = True
-    ) -> CheckResult:
-        """Make a result that is a note with advice under a condition, else good."""
-        when = when and bool(advice)
-        return cls(section, name, value, advice, "note") if when else cls(section, name, value)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level", self.level or ("note" if self.advice else "good"))
 
 
 def print_check_results(console: Console, findings: Sequence[CheckResult]) -> None:

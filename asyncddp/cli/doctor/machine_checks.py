@@ -37,8 +37,7 @@ def _check_shared_memory() -> CheckResult:
     usage = shutil.disk_usage(_SHM)
     value = f"{_format_size(usage.total)}, {_format_size(usage.free)} free"
     advice = "Give the container more: docker run --shm-size=8g, or --ipc=host."
-    small = usage.total < _SMALL_SHM
-    return CheckResult.with_advice("Machine", "/dev/shm", value, advice, when=small)
+    return CheckResult("Machine", "/dev/shm", value, advice * (usage.total < _SMALL_SHM))
 
 
 def _check_open_files() -> CheckResult:
@@ -47,8 +46,7 @@ def _check_open_files() -> CheckResult:
     soft, hard = (math.inf if limit == unlimited else limit for limit in limits)
     value = "unlimited" if soft == math.inf else str(soft)
     advice = f"Many ranks with data-loading workers need more: ulimit -n {min(hard, 65536)}"
-    few = soft < _FEW_FILES
-    return CheckResult.with_advice("Machine", "open files", value, advice, when=few)
+    return CheckResult("Machine", "open files", value, advice * (soft < _FEW_FILES))
 
 
 def _check_tcp() -> list[CheckResult]:
@@ -95,7 +93,7 @@ def check_mixed_devices(ranks: Sequence[Mapping[str, Any]]) -> list[CheckResult]
         "GPUs, or hide them with CUDA_VISIBLE_DEVICES= on all ranks."
     )
     value = f"none for {list_ranks(without)}, some for the others"
-    return [CheckResult("GPU", "GPUs of the ranks", value, advice, "note")]
+    return [CheckResult("GPU", "GPUs of the ranks", value, advice)]
 
 
 def check_machine(environment: Mapping[str, str], found_gpus: list[str]) -> list[CheckResult]:

@@ -27,7 +27,7 @@ def check_launcher(
         return None, CheckResult("MPI", "launcher", "missing", str(problem), "bad")
     if found.launcher is LOCAL:
         advice = f"asyncddp run starts ranks of this machine alone. For several: {INSTALL_MPI}"
-        return found, CheckResult("MPI", "launcher", "none, torchrun will do", advice, "note")
+        return found, CheckResult("MPI", "launcher", "none, torchrun will do", advice)
     value = f"{found.launcher.title} {found.version} ({found.executable})"
     return found, CheckResult("MPI", "launcher", value)
 
@@ -44,7 +44,7 @@ def check_mpi_library(
     advice = f"Communication overlaps less with computing; {best} would be better."
     return [
         _check_library(facts, found),
-        CheckResult.with_advice("MPI", "thread level", threads, advice, when=threads != best),
+        CheckResult("MPI", "thread level", threads, advice * (threads != best)),
         *_check_features(facts, has_gpus),
     ]
 
@@ -60,8 +60,8 @@ def check_torch_launchers(answer: Mapping[str, Any]) -> CheckResult:
         "Between machines whoever reaches torch's store may join as a rank: set ASYNCDDP_SECRET, "
         "alike for all ranks."
     )
-    value, missing = f"in use here: {announced}", not read_variable("ASYNCDDP_SECRET", str)
-    return CheckResult.with_advice("torchrun", "c10d", value, advice, when=missing)
+    advice *= not read_variable("ASYNCDDP_SECRET", str)
+    return CheckResult("torchrun", "c10d", f"in use here: {announced}", advice)
 
 
 def query_cuda_awareness(launcher: str) -> bool | None:
@@ -91,6 +91,6 @@ def _check_features(facts: Mapping[str, Any], has_gpus: bool) -> Iterable[CheckR
         "Tensors on GPUs travel through host memory. ./set_conda_down.sh makes an environment "
         "with a CUDA-aware Open MPI; NCCL, through cupy, does without."
     )
-    slow = has_gpus and aware is False
-    yield CheckResult.with_advice("MPI", "CUDA awareness", words, advice, when=slow)
+    advice *= has_gpus and aware is False
+    yield CheckResult("MPI", "CUDA awareness", words, advice)
     yield CheckResult("MPI", "ULFM", "yes" if facts.get("ulfm") else "no (Open MPI 5 has it)")

@@ -14,7 +14,11 @@ from asyncddp.install_commands import install_command
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-_OPTIONAL = {"scipy": ("analysing large graphs", "sparse"), "matplotlib": ("pictures", "plot")}
+_OPTIONAL = {
+    "mpi4py": ("MPI", "mpi4py"),
+    "scipy": ("analysing large graphs", "sparse"),
+    "matplotlib": ("pictures", "plot"),
+}
 
 
 def _find_installed(names: Iterable[str]) -> str | None:
@@ -43,8 +47,7 @@ def _check_torch(has_gpus: bool) -> CheckResult:
     cuda = torch_cuda_version()
     value = f"{name.split()[1]}, " + ("CPU build" if cuda is None else f"for CUDA {cuda}")
     advice = "This torch cannot use the GPUs: install its CUDA build (see pytorch.org)."
-    useless = cuda is None and has_gpus
-    return CheckResult.with_advice("Python", "torch", value, advice, when=useless)
+    return CheckResult("Python", "torch", value, advice * (cuda is None and has_gpus))
 
 
 def _check_gpu_packages() -> Iterable[CheckResult]:
@@ -57,7 +60,7 @@ def _check_gpu_packages() -> Iterable[CheckResult]:
     advice = "" if cupy else f"NCCL is reached through cupy: {install}"
     if built is not None and built[1] != major:
         advice = f"It is for CUDA {built[1]}, and torch for CUDA {major}: remove it, then {install}"
-    yield CheckResult.with_advice("GPU", "cupy", cupy or "missing", advice)
+    yield CheckResult("GPU", "cupy", cupy or "missing", advice)
 
 
 def _check_nccl(major: str) -> CheckResult:
@@ -72,20 +75,14 @@ def _check_nccl(major: str) -> CheckResult:
     elif found and not (name := found[0].split()[0]).endswith(major):
         advice = f"Torch is for CUDA {major}: pip uninstall {name}, then torch again."
     value = " and ".join(found) or "no package; a system's libnccl may serve"
-    return CheckResult.with_advice("GPU", "NCCL", value, advice)
+    return CheckResult("GPU", "NCCL", value, advice)
 
 
 def check_packages(has_gpus: bool) -> list[CheckResult]:
     """Check Python, torch, mpi4py and the optional packages."""
     found = [CheckResult("Python", "Python", platform.python_version()), _check_torch(has_gpus)]
-    mpi4py = _find_installed(["mpi4py"])
-    if mpi4py is None:
-        advice = f"For MPI: {install_command('mpi4py')}"
-        found.append(CheckResult("Python", "mpi4py", "missing", advice, "note"))
-    else:
-        found.append(CheckResult("Python", "mpi4py", mpi4py.split()[1]))
     for name, (use, extra) in _OPTIONAL.items():
         value = (_find_installed([name]) or f"{name} missing").split()[1]
-        advice, missing = f"For {use}: {install_command(extra)}", value == "missing"
-        found.append(CheckResult.with_advice("Python", name, value, advice, when=missing))
+        advice = f"For {use}: {install_command(extra)}" if value == "missing" else ""
+        found.append(CheckResult("Python", name, value, advice))
     return [*found, *(_check_gpu_packages() if has_gpus else ())]
