@@ -11,11 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 
 from asyncddp.errors import ArgumentError
+from asyncddp.whole_files import written_whole
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, dict, OrderedDict)
@@ -24,16 +24,10 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
     """Write a file under another name and rename it, so that it is whole or not there."""
-    temporary = file.with_name(f"{file.name}.{uuid4().hex[:8]}.part")
-    try:
+    with written_whole(file) as temporary:
         write(temporary)
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
-        temporary.replace(file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
     _sync_folder(file.parent)
 
 

@@ -18,7 +18,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.rank_list_text import list_ranks
 
 if TYPE_CHECKING:
-    from asyncddp.timeline.merge.merged_trace import MergedTrace
+    from asyncddp.timeline.merged_trace import MergedTrace
     from asyncddp.timeline.report.trace_spans import TimelineSpans
     from asyncddp.timeline.trace_files import ProgressCallback
 
@@ -58,7 +58,7 @@ def merge_command(sources: tuple[str, ...], output: Path) -> None:
     Time 0 is the start of rank 0. Messages are arrows from a send to its receive; those of which
     one end is in no file are left out, and counted.
     """  # noqa: D301 - click reads the \b
-    from asyncddp.timeline.merge.merged_trace import open_traces, write_merged_trace
+    from asyncddp.timeline.merged_trace import open_traces, write_merged_trace
 
     with _progress_bar(sources) as advance:
         merge = open_traces(sources, advance)
@@ -119,7 +119,7 @@ def timeline_report_command(
 
 
 def _read_recording(sources: tuple[str, ...], advance: ProgressCallback) -> TimelineSpans:
-    from asyncddp.timeline.merge.merged_trace import open_traces
+    from asyncddp.timeline.merged_trace import open_traces
     from asyncddp.timeline.report.trace_spans import collect_spans
     from asyncddp.timeline.trace_files import is_merged, read_events
 

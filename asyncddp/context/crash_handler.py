@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from asyncddp.config import Config
 from asyncddp.environments.launchers import launcher_rank_and_size
 from asyncddp.errors import PeerError, PeerLeftError
+from asyncddp.whole_files import written_whole
 
 if TYPE_CHECKING:
     from asyncddp.context.context import Context
@@ -155,9 +156,8 @@ def _write_report(rank: int, code: int, error: BaseException, trace: str) -> boo
     }
     path = Path(folder, f"rank-{rank}.json")
     try:
-        begun = path.with_name(f"begun-{rank}.json")
-        begun.write_text(json.dumps(report), encoding="utf8")
-        begun.replace(path)  # never seen half written
+        with written_whole(path) as begun:
+            begun.write_text(json.dumps(report), encoding="utf8")
     except OSError as problem:
         sys.stderr.write(f"[asyncddp] rank {rank} could not write its report: {problem}\n")
         return False

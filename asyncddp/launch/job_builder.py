@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.available_cpus import cores
 from asyncddp.launch.hosts import is_loopback, is_this_machine, parse_placement
 from asyncddp.launch.job_options import Job, RunOptions
+from asyncddp.launch.machine_limits import cores
 from asyncddp.launch.rank_environment import (
     forwarded_variables,
     launch_variables,

@@ -43,7 +43,7 @@ def _set_variables() -> None:
     """Set OMP_NUM_THREADS, and torch.distributed's variables, unless the user has."""
     size = announced("LOCAL_WORLD_SIZE")
     if size is not None and read_variable("OMP_NUM_THREADS", str) is None:
-        from asyncddp.launch.available_cpus import threads_per_rank
+        from asyncddp.launch.machine_limits import threads_per_rank
 
         set_defaults({"OMP_NUM_THREADS": str(threads_per_rank(int(size)))})
     tune_open_mpi()  # the script may start MPI before it imports the library

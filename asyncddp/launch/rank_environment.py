@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from asyncddp.environments.launchers import SlurmEnvironment
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.launch.available_cpus import threads_per_rank
 from asyncddp.launch.hosts import Host, is_this_machine
+from asyncddp.launch.machine_limits import threads_per_rank
 
 _NEEDED = (
     *("COLUMNS", "CONDA_PREFIX", "LD_LIBRARY_PATH", "MASTER_ADDR", "MASTER_PORT"),

@@ -19,7 +19,7 @@ from asyncddp.monitoring.report_collector import (
     ReportCollector,
     ReportExchange,
 )
-from asyncddp.monitoring.sinks.sink_factory import Sink, sink_constructors
+from asyncddp.monitoring.sinks import Sink, sink_constructors
 from asyncddp.monitoring.watched_model_adapters import MONITORS_KEY, MonitorTarget, find_target
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.average_models import squared_deviation

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from asyncddp.launch.notebook_cluster.cell_hooks import (
 from asyncddp.launch.notebook_cluster.cluster_spec import build_cluster_spec
 from asyncddp.launch.notebook_cluster.profile_directory import ProfileDirectory, import_ipyparallel
 from asyncddp.launch.notebook_cluster.start_and_stop import StartedCluster, start_cluster
-from asyncddp.notebook.progress_line import progress_line
 from asyncddp.rank_list_text import list_ranks
 
 _OUTPUT_TIMEOUT = 10.0  # seconds for output of the ranks to arrive at first
@@ -265,3 +266,46 @@ class Cluster:
 
 def _client(profile_directory: ProfileDirectory, timeout: float) -> Any:
     return import_ipyparallel().Client(str(profile_directory.client_file), timeout=timeout)
+
+
+@contextlib.contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """Yield a function that replaces the shown text; the last text stays.
+
+    It is silent where nobody sees it: in scripts whose standard error is no terminal.
+    """
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    if getattr(shell, "kernel", None) is not None:
+        yield _in_notebook()
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        console, last = Console(stderr=True), ""
+        with console.status("") as status:
+
+            def show(text: str) -> None:
+                nonlocal last
+                last = text
+                status.update(text)
+
+            yield show
+        console.print(last, highlight=False)
+    else:
+        yield lambda text: None
+
+
+def _in_notebook() -> Callable[[str], None]:
+    from IPython.display import DisplayHandle
+
+    handle: Any = DisplayHandle()  # type: ignore[no-untyped-call]
+    shown = ""
+
+    def show(text: str) -> None:
+        nonlocal shown
+        if text != shown:
+            (handle.update if shown else handle.display)({"text/plain": text}, raw=True)
+        shown = text
+
+    return show

@@ -22,8 +22,15 @@ gives what each rank returned and fails with the tracebacks of all ranks that ra
 It needs psutil and pytest: in a clone, ``pip install '.[testing]'``.
 """
 
-from asyncddp.testing.assertions import assert_alike, assert_consensus
-from asyncddp.testing.oracle import assert_result, held, mixed, oracle, summed
+from asyncddp.testing.oracle import (
+    assert_alike,
+    assert_consensus,
+    assert_result,
+    held,
+    mixed,
+    oracle,
+    summed,
+)
 from asyncddp.testing.outcome import Outcome, RanksFailedError
 from asyncddp.testing.ranks_decorator import ranks
 from asyncddp.testing.worlds import LoopbackWorld, PoolWorld, World

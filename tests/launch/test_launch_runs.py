@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from asyncddp.launch.available_cpus import cores
+from asyncddp.launch.machine_limits import cores
 
 SHOW = """
 import json, os, sys

@@ -7,7 +7,7 @@ import pytest
 
 from asyncddp.errors import ArgumentError
 from asyncddp.launch import rank
-from asyncddp.launch.available_cpus import cores, threads_per_rank
+from asyncddp.launch.machine_limits import cores, threads_per_rank
 from asyncddp.launch.rank_environment import forwarded_variables, launch_variables, parse_exports
 
 
@@ -106,7 +106,7 @@ def test_cores_are_shared_out_and_no_rank_is_left_without():
 def test_a_containers_quota_limits_the_cores(monkeypatch, tmp_path):
     """A quota in cgroup's cpu.max limits the number of cores, to at least one."""
     quota = tmp_path / "cpu.max"
-    monkeypatch.setattr("asyncddp.launch.available_cpus._QUOTA", quota)
+    monkeypatch.setattr("asyncddp.launch.machine_limits._QUOTA", quota)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(1000, 1008)))
     for text, expected in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]:
         quota.write_text(text)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from asyncddp.cli.main import main
-from asyncddp.cli.report.monitor_log import read_monitor_log, slowest_rank, summarise_ranks
+from asyncddp.cli.monitor_log import read_monitor_log, slowest_rank, summarise_ranks
 from asyncddp.monitoring.rank_record import Record
 
 
@@ -78,7 +78,7 @@ def test_curves_are_drawn_of_what_is_known(run, tmp_path):
     assert shown.output.endswith(f"Wrote {picture}.\n")
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 
-    from asyncddp.cli.report.plot_curves import draw_curves
+    from asyncddp.cli.report_command import draw_curves
 
     with run.open("a") as more:
         more.write(line(1, 150, staleness=7))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncddp.cli.doctor.check_result import CheckResult
-from asyncddp.launch.available_cpus import cores
+from asyncddp.launch.machine_limits import cores
 from asyncddp.rank_list_text import list_ranks
 
 _SHM = Path("/dev/shm")

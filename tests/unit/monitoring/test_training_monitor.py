@@ -19,8 +19,7 @@ import asyncddp as bf
 from asyncddp.monitoring.random_projection import RandomProjection, distances
 from asyncddp.monitoring.rank_record import Record
 from asyncddp.monitoring.report_collector import RankStepReport, ReportCollector
-from asyncddp.monitoring.sinks.console_sink import ConsoleSink
-from asyncddp.monitoring.sinks.sink_factory import JsonLinesSink
+from asyncddp.monitoring.sinks import ConsoleSink, JsonLinesSink
 from tests.support import RUN_LIMIT
 from tests.support.processes import warm_server
 

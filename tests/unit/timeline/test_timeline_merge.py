@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncddp.errors import ArgumentError
-from asyncddp.timeline.merge.clock_alignment import ClockAlignment
-from asyncddp.timeline.merge.merged_trace import FlowArrowMatcher, open_traces, write_merged_trace
+from asyncddp.timeline.merged_trace import (
+    ClockAlignment,
+    FlowArrowMatcher,
+    open_traces,
+    write_merged_trace,
+)
 from asyncddp.timeline.trace_files import find_trace_files, is_merged, read_events, scan_trace
 
 from .timeline_files import Rank, straggling

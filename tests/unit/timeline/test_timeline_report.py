@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncddp.errors import ArgumentError, EnvironmentProblem
-from asyncddp.timeline.merge.merged_trace import open_traces
+from asyncddp.timeline.merged_trace import open_traces
 from asyncddp.timeline.report.intervals import intersection, length_within, union
 from asyncddp.timeline.report.timeline_plot import draw_timeline, find_typical_steps
 from asyncddp.timeline.report.timeline_report import build_report

@@ -9,7 +9,7 @@ import torch
 
 import asyncddp as bf
 from asyncddp import topology
-from asyncddp.timeline.merge.merged_trace import open_traces
+from asyncddp.timeline.merged_trace import open_traces
 from asyncddp.timeline.report.timeline_report import build_report
 from asyncddp.timeline.report.trace_spans import collect_spans
 

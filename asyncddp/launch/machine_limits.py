@@ -1,10 +1,13 @@
-"""Counts the CPU cores that this process may use, by affinity and container quota."""
+"""Limits of this machine for a run: the CPU cores that it may use, and the files it may open."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from pathlib import Path
+
+from asyncddp.errors import EnvironmentProblem
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -26,3 +29,22 @@ def cores() -> int:
 def threads_per_rank(ranks: int) -> int:
     """Return OpenMP threads per rank when so many share this machine: cores / ranks, at least 1."""
     return max(1, cores() // max(1, ranks))
+
+
+_LEAST = 64  # a launcher of two ranks has 25 open, each of them 24
+_EACH = 8  # more for every further rank
+
+
+def ensure_open_files(ranks: int) -> None:
+    """Raise the soft limit as far as so many ranks need it; an error where even few are refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _LEAST + _EACH * ranks
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < _LEAST:
+        raise EnvironmentProblem(
+            f"a process may open {hard} files here, and a run needs at least {_LEAST}. "
+            "Raise the limit, as by ulimit -n 1024 in the shell that starts it"
+        )

@@ -1,1 +1,0 @@
-"""Merging of the ranks' trace files into one trace on rank 0's clock."""
