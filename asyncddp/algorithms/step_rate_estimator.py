@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -75,4 +76,9 @@ class StepRateEstimator:
         left = self._departures.look(CONCLUDED - 1, every)
         gone = {*left} - {self._context.rank}
         found = [rate for rank, rate in enumerate(rates.tolist()) if rank not in gone]
-        self.scale = min(sum(found) / len(found), _LARGEST * min(found))
+        self.scale = step_scale(found)
+
+
+def step_scale(rates: Sequence[float]) -> float:
+    """Return the factor for a rank's updates, by the steps that ranks make per step of its own."""
+    return min(sum(rates) / len(rates), _LARGEST * min(rates))

@@ -10,6 +10,7 @@ import torch
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, ReceivedAverage
 from asyncddp.algorithms.method_traits import CommunicationTiming
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
+from asyncddp.algorithms.step_rate_estimator import step_scale
 from asyncddp.optim.distributed_optimizer_arguments import checked_scale_steps, checked_staleness
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.simulate.asynchronous_exchange import EXCHANGES
@@ -19,12 +20,11 @@ from asyncddp.simulate.method_checks import (
     check_asynchronous,
     checked_topology,
 )
+from asyncddp.simulate.method_run import round_counter
 from asyncddp.simulate.record import SimulatedRanks
 from asyncddp.simulate.scenario import Scenario
 from asyncddp.simulate.stacked_model import ParameterCopies, Scale
 from asyncddp.tensors.allocation import detached_copy, make_tensor
-
-_LARGEST = 4.0  # the largest factor by which an update is scaled, as on real ranks
 
 
 class AsynchronousRun:
@@ -61,7 +61,7 @@ class AsynchronousRun:
         self._compute = scenario.compute_seconds(ranks).tolist()
         self._departures = scenario.departures
         self._bound = checked_staleness(settings.max_staleness, method)
-        self._interval = settings.steps_per_round(method)
+        self._counters = [round_counter(settings, method) for _ in range(ranks)]
         scaled = checked_scale_steps(settings.scale_steps, method)
         self._scales = self._step_scales() if scaled else [1.0] * ranks
         self.queue = EventQueue()
@@ -82,7 +82,6 @@ class AsynchronousRun:
         )
         self._exchange.tells_all = self._bound is not None
         self.steps, self._rounds = simulated.steps_made(begun), [0] * ranks
-        self._warm_up = list(self.steps)
         self._published = [False] * ranks
         self._waiting: set[int] = set()
         self._limit = sum(min(steps, scenario.departures.get(rank, steps)) for rank in range(ranks))
@@ -123,8 +122,7 @@ class AsynchronousRun:
     def _step_scales(self) -> list[float]:
         """Return by what updates are scaled, so that ranks of different speed count alike."""
         seconds = self._compute
-        rates = [[own / other for other in seconds] for own in seconds]
-        return [min(sum(row) / len(row), _LARGEST * min(row)) for row in rates]
+        return [step_scale([own / other for other in seconds]) for own in seconds]
 
     # the steps of a rank
 
@@ -132,8 +130,7 @@ class AsynchronousRun:
         """Make a rank's steps; yield the seconds that it computes, None until something arrives."""
         when = self._method.when
         while self.steps[rank] < self._departures.get(rank, self._limit):
-            made = self.steps[rank] - self._warm_up[rank]
-            due = made % self._interval == self._interval - 1
+            due = self._counters[rank].due()
             through = when is CommunicationTiming.THROUGH_STEP and not self._published[rank]
             if through or (due and when is CommunicationTiming.BEFORE_FORWARD):
                 self.copies.take(rank)
@@ -149,6 +146,7 @@ class AsynchronousRun:
                 if due and when is CommunicationTiming.AFTER_BIASED_STEP:
                     self._publish(rank)
                 yield from self._mix_if(due, rank)
+            self._counters[rank].end(averaged=due)
             self._end(rank)
         self._exchange.departed = {**self._exchange.departed, rank: self._rounds[rank]}
         for waiting in list(self._waiting):

@@ -14,6 +14,7 @@ import torch
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.method_traits import AveragedQuantity, CommunicationTiming
+from asyncddp.algorithms.phases.accumulation_counter import AccumulationCounter
 from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes
 from asyncddp.compression import Compressor
 from asyncddp.optim.method_settings import MethodSettings
@@ -56,10 +57,8 @@ class MethodRun:
         self._parts = _STEPS[method.when]
         self._hidden = method.when in _HIDDEN or method.delay > 0
         self._bucket_bytes = checked_bucket_bytes(settings.bucket_size_in_mb)
-        self._interval = settings.steps_per_round(method)
         self._local = scenario.ranks_per_machine
-        first = method.communication_interval is not None and method.averages_first_step
-        self._due_at = 0 if first else self._interval - 1
+        self._counter = round_counter(settings, method)
         schedule = None
         if issubclass(kind, NeighborAveraging):
             local = self._local
@@ -72,7 +71,7 @@ class MethodRun:
         self._copies, self._copied = ParameterCopies(model, method), False
         places = [] if self._idle else self._places()
         self.buckets = [self._bucket(place, compressor) for place in places]
-        self._steps = self._rounds = 0
+        self._rounds = 0
         self._active: Mask = np.ones(model.ranks, dtype=bool)
         self._averaged = self._active  # which ranks took part in the last round
         self._traffic: Traffic | None = None
@@ -109,7 +108,7 @@ class MethodRun:
         self._batch = ranks.batches.of(range(count), [step - 1] * count)
         gone = np.flatnonzero(~active).tolist()
         before = [flat[gone] for flat in self.model.flats] if gone else []
-        self._due = self._steps % self._interval == self._due_at
+        self._due = self._counter.due()
         for part in self._parts:
             part(self)
         if not self._idle:
@@ -119,7 +118,7 @@ class MethodRun:
         for flat, old in zip(self.model.flats, before, strict=bool(gone)):
             flat[gone] = old
         self.optimizer.end_step()
-        self._steps += 1
+        self._counter.end(averaged=self._due)
         ranks.clocks.advance(self._traffic, active, hidden=self._hidden)
         ranks.recorder.add_losses(self._losses[np.flatnonzero(active).tolist()])
 
@@ -217,6 +216,14 @@ _STEPS: dict[CommunicationTiming, Sequence[Callable[[MethodRun], None]]] = {
 }
 """The parts of a step in their order; gradients that are averaged are so in each step."""
 _HIDDEN = {CommunicationTiming.BEFORE_FORWARD, CommunicationTiming.THROUGH_STEP}
+
+
+def round_counter(settings: MethodSettings, method: Algorithm) -> AccumulationCounter:
+    """Make the counter of steps that real ranks have, which says in which of them they average."""
+    counter = AccumulationCounter(settings.steps_per_round(method), counts_steps=True)
+    if method.communication_interval is not None and method.averages_first_step:
+        counter.carried_passes = counter.passes_per_round - 1
+    return counter
 
 
 def gradient_places(
