@@ -19,11 +19,11 @@ from asyncddp.cli.options import (
     rank_value,
 )
 from asyncddp.cli.topology_options import (
+    FAMILY_OPTIONS,
+    LINK_OPTIONS,
     build_topology,
     check_options,
-    family_options,
     find_builder,
-    link_options,
 )
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ _SCENARIO_OPTIONS = (
 @click.command("compare")
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD…")
 @click.option("--topology", "graph_name", metavar="NAME", help="See asyncddp topology [default].")
-@add_options(*_PROBLEM_OPTIONS, *_SCENARIO_OPTIONS)
-@link_options
-@family_options
+@add_options(*_PROBLEM_OPTIONS, *_SCENARIO_OPTIONS, *LINK_OPTIONS, *FAMILY_OPTIONS)
 @click.option("--plot", type=_FILE, metavar="FILE", help="Write the curves: compare.png, .svg.")
 @click.option("--csv", "table_file", type=_FILE, metavar="FILE", help="Write all records.")
 def compare_command(

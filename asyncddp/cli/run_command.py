@@ -119,21 +119,14 @@ def _run_supervised(
         command.arguments,
         {**environment, **command.environment, "PATH": path},
         found.launcher,
-        report_directory=report_directory,
-        output_filters=(stdout if output_patterns.on_stdout else None, stderr),
-        timeout=options.timeout,
-        grace_period=options.grace_period,
-        started=started,
+        report_directory,
+        (stdout if output_patterns.on_stdout else None, stderr),
+        options,
+        started,
     )
     launcher_lines = [*stderr.launcher_lines, *stdout.launcher_lines]
-    diagnosis = diagnose(
-        outcome,
-        found.launcher,
-        "\n".join(launcher_lines),
-        report_directory,
-        timeout=options.timeout,
-        grace_period=options.grace_period,
-    )
+    said = "\n".join(launcher_lines)
+    diagnosis = diagnose(outcome, found.launcher, said, report_directory, options)
     if diagnosis.lines and not stderr.at_line_start:
         click.echo(err=True)  # a rank's unfinished line, as of a progress bar
     if diagnosis.lines:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from asyncddp.cli.console import make_console, make_table, writing
-from asyncddp.cli.options import IntegerParamType, NumberParamType
+from asyncddp.cli.options import IntegerParamType, NumberParamType, add_options
 from asyncddp.cli.topology_options import (
+    FAMILY_OPTIONS,
+    LINK_OPTIONS,
     build_topology,
     check_options,
-    family_options,
     find_builder,
-    link_options,
 )
 
 if TYPE_CHECKING:
@@ -28,22 +28,16 @@ if TYPE_CHECKING:
 
 @click.command("topology")
 @click.argument("names", nargs=-1, metavar="[NAME]…")
-@click.option(
-    "-n",
-    "--ranks",
-    type=IntegerParamType(least=None),
-    metavar="N",
-    default=8,
-    help="Number of ranks [8].",
-)
-@click.option(
-    "--draw", type=click.Path(path_type=Path), metavar="FILE", help="Write a picture: graph.png."
-)
-@family_options
-@click.option(
-    "--megabytes", type=NumberParamType(), metavar="MB", default=100.0, help="Model size [100]."
-)
-@link_options
+@add_options(
+    click.option("-n", "--ranks", type=IntegerParamType(least=None), metavar="N", default=8,
+                 help="Number of ranks [8]."),
+    click.option("--draw", type=click.Path(path_type=Path), metavar="FILE",
+                 help="Write a picture: graph.png."),
+    *FAMILY_OPTIONS,
+    click.option("--megabytes", type=NumberParamType(), metavar="MB", default=100.0,
+                 help="Model size [100]."),
+    *LINK_OPTIONS,
+)  # fmt: skip
 def topology_command(
     names: tuple[str, ...],
     ranks: int,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from asyncddp.cli.options import LINK, IntegerParamType, NumberParamType, add_options
+from asyncddp.cli.options import LINK, IntegerParamType, NumberParamType
 from asyncddp.registry import nearest
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _COUNT, _NATURAL = IntegerParamType(), IntegerParamType(least=0)
 _ANY, _REAL = IntegerParamType(least=None), NumberParamType()
-_FAMILY_OPTIONS = (
+FAMILY_OPTIONS = (
     click.option("--shape", metavar="RxC", help="Rows and columns of a grid: 4x8."),
     click.option("--degree", type=_COUNT, metavar="N", help="Neighbours in random graphs [4]."),
     click.option("--base", type=_ANY, metavar="N", help="Exponential graphs: powers of it."),
@@ -28,12 +28,12 @@ _FAMILY_OPTIONS = (
     click.option("--graph", metavar="NAME", help="What one_peer_of, matcha … thin out [ring]."),
     click.option("--center", type=_NATURAL, metavar="RANK", help="Middle of a star."),
     click.option("--style", metavar="STYLE", help="ring: both, left or right."),
-    click.option(
-        "--undirected", "directed", flag_value=False, default=None, help="equi_*: symmetric."
-    ),
+    click.option("--undirected", "directed", flag_value=False, default=None,
+                 help="equi_*: symmetric."),
     click.option("--eta", type=_REAL, metavar="X", help="equi_dynamic: how much it mixes [0.5]."),
-)
-_LINK_OPTIONS = (
+)  # fmt: skip
+"""Parameters of graphs and schedules, as options of a command."""
+LINK_OPTIONS = (
     click.option("--link", type=LINK, metavar="RATE,LATENCY", default="10Gbit,50us",
                  help="Between machines [10Gbit,50us]."),
     click.option("--ranks-per-machine", type=_COUNT, metavar="N", default=1,
@@ -41,11 +41,7 @@ _LINK_OPTIONS = (
     click.option("--link-inside", type=LINK, metavar="RATE,LATENCY",
                  default="80Gbit,2us", help="Of a rank, inside its machine [80Gbit,2us]."),
 )  # fmt: skip
-
-family_options = add_options(*_FAMILY_OPTIONS)
-"""Adds the parameters of graphs and schedules to a click command."""
-link_options = add_options(*_LINK_OPTIONS)
-"""Adds the links between ranks to a click command."""
+"""Links between ranks, as options of a command."""
 
 
 def find_builder(name: str, parameter: str) -> Builder:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launchers import FailedRank, Launcher
 from asyncddp.launch.supervisor import RunOutcome
 from asyncddp.rank_list_text import list_ranks
@@ -114,9 +115,7 @@ def diagnose(
     launcher: Launcher,
     output: str,
     report_directory: Path,
-    *,
-    timeout: float | None = None,
-    grace_period: float = 0.0,
+    options: RunOptions,
 ) -> Diagnosis:
     """Determine why a run ended, and its exit code.
 
@@ -124,14 +123,14 @@ def diagnose(
     itself, exit codes that the launcher names, reports of ranks that failed because others had.
     """
     if outcome.timed_out:
-        return Diagnosis(_TIMED_OUT, (f"ended after {timeout:g} s, the limit set by --timeout",))
+        limit = f"ended after {options.timeout:g} s, the limit set by --timeout"
+        return Diagnosis(_TIMED_OUT, (limit,))
     rank_exit, reports = launcher.parse_rank_exit(output), read_failure_reports(report_directory)
     if outcome.signal is not None and not _ended_by_themselves(outcome, rank_exit, reports):
         line = f"ended by {_signal_name(outcome.signal)}"
         if outcome.signal == signal.SIGTERM and outcome.killed:
-            line += (
-                f"; ranks that were not done {grace_period:g} s later (--grace-period) were killed"
-            )
+            late = f"{options.grace_period:g} s later (--grace-period)"
+            line += f"; ranks that were not done {late} were killed"
         return Diagnosis(128 + outcome.signal, (line,))
     if outcome.waiting_in_init:
         lines = (_describe_wait_in_init(outcome), *_describe_others(reports))

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter
 from asyncddp.launch.launchers import Launcher
 from asyncddp.launch.rank_processes import (
@@ -144,11 +145,9 @@ def supervise(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     launcher: Launcher,
-    *,
     report_directory: Path,
     output_filters: tuple[LauncherMessageFilter | None, LauncherMessageFilter],
-    timeout: float | None = None,
-    grace_period: float = 0.0,
+    options: RunOptions,
     started: Callable[[int], None] = lambda process: None,
 ) -> RunOutcome:
     """Run a launcher until it ends, and kill what is left of its processes.
@@ -161,14 +160,14 @@ def supervise(
     """
     stdout, stderr = output_filters
     tracker = RankTracker(report_directory)
-    run = _Run(launcher, tracker, grace_period, f"{REPORT_DIR}={report_directory}")
+    run = _Run(launcher, tracker, options.grace_period, f"{REPORT_DIR}={report_directory}")
     piped = None if stdout is None else subprocess.PIPE
     with run.start("launcher", arguments, environment, piped, subprocess.PIPE) as child:
         started(child.pid)
         pipes = [_LauncherOutputPipe(child.stderr, 2, stderr)] if child.stderr is not None else []
         if child.stdout is not None and stdout is not None:
             pipes.append(_LauncherOutputPipe(child.stdout, 1, stdout))
-        ends = math.inf if timeout is None else time.monotonic() + timeout
+        ends = math.inf if options.timeout is None else time.monotonic() + options.timeout
         with (
             signal_handler(run.on_signal, TERMINATION_SIGNALS | FORWARDED_SIGNALS),
             _wakeup_socket() as wakeups,

@@ -10,6 +10,7 @@ import pytest
 
 from asyncddp.launch import supervisor
 from asyncddp.launch.diagnosis import diagnose, group_by_failure, read_failure_reports
+from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter
 from asyncddp.launch.launchers import LAUNCHERS
 from asyncddp.launch.rank_tracker import RankTracker, record_end, record_start
@@ -37,7 +38,7 @@ def ending(code, **given):
 
 
 def diagnosed(folder, end, said="", vendor="open_mpi_5", **given):
-    found = diagnose(end, LAUNCHERS[vendor], said, folder, **given)
+    found = diagnose(end, LAUNCHERS[vendor], said, folder, RunOptions(**given))
     return found.code, *found.lines
 
 
@@ -111,7 +112,7 @@ def test_an_exit_code_without_a_reason_is_not_dressed_up(tmp_path):
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (-11, 139)])
 def test_what_cannot_be_explained_is_said_to_be_so(tmp_path, code, expected):
     """Without report or message nothing is explained; a signal's exit code is 128 + number."""
-    found = diagnose(ending(code), LAUNCHERS["open_mpi_5"], "", tmp_path)
+    found = diagnose(ending(code), LAUNCHERS["open_mpi_5"], "", tmp_path, RunOptions())
     assert (found.code, found.explained) == (expected, False)
 
 
@@ -121,7 +122,7 @@ def test_a_lost_host_is_a_failure_even_where_the_launcher_calls_it_a_success(
 ):
     """Open MPI 5.0 exits with 0 when the daemon of a host has gone."""
     said = recorded.OPEN_MPI_5_HOST_LOST
-    found = diagnose(ending(code), LAUNCHERS["open_mpi_5"], said, tmp_path)
+    found = diagnose(ending(code), LAUNCHERS["open_mpi_5"], said, tmp_path, RunOptions())
     assert found.code == expected
     assert found.lines == ("host h2 was lost, or could not be reached",)
     assert not found.explained, "so the launcher's own words are shown"
@@ -327,9 +328,9 @@ def test_a_launcher_that_stays_after_its_ranks_were_lost_is_ended(tmp_path, monk
         command,
         dict(os.environ),
         LAUNCHERS["mpich"],
-        report_directory=tmp_path,
-        output_filters=filters,
-        timeout=60,
+        tmp_path,
+        filters,
+        RunOptions(timeout=60, grace_period=0.0),
     )
     assert outcome == ending(-signal.SIGTERM, lost=(0,))
 
