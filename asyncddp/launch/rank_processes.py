@@ -81,6 +81,19 @@ def kill_processes(marker: str) -> None:
         time.sleep(0.05)
 
 
+def end_process(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Ask a process to end, and kill it some seconds later; False where it had to be killed."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return False
+    return True
+
+
 def parent_death_setter(number: int = signal.SIGTERM) -> Callable[[], object]:
     """Return a function that makes a process get a signal when its parent dies."""
     prctl = ctypes.CDLL(None).prctl

@@ -27,7 +27,7 @@ import asyncddp
 from asyncddp.environments.rank_marker import environment_of_children
 from asyncddp.launch.job_options import Job
 from asyncddp.launch.launcher_discovery import LOCAL_NAME, find_launcher
-from asyncddp.launch.rank_processes import RankProcesses
+from asyncddp.launch.rank_processes import RankProcesses, end_process
 from asyncddp.testing.outcome import Outcome
 from asyncddp.testing.rank_function_call import RankFunctionCall
 from asyncddp.transport import TRANSPORTS
@@ -208,13 +208,7 @@ def session_processes(session: int) -> list[psutil.Process]:
 
 def end_session(process: subprocess.Popen[bytes], grace: float = 3.0) -> None:
     """End a process that was started in a new session, and all processes of the session."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)  # lets a launcher take its ranks along
-        try:
-            process.wait(grace)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    end_process(process, grace)  # SIGTERM lets a launcher take its ranks along
     for process_left in session_processes(process.pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             process_left.kill()
-    process.wait()

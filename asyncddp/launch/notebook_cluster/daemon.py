@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection, wait
@@ -25,7 +24,7 @@ from asyncddp.launch.notebook_cluster.cluster_spec import (
     ClusterSpec,
 )
 from asyncddp.launch.notebook_cluster.profile_directory import ClusterRecord, ProfileDirectory
-from asyncddp.launch.rank_processes import RankProcesses
+from asyncddp.launch.rank_processes import RankProcesses, end_process
 
 _POLL_INTERVAL = 0.1  # seconds between two checks of the children
 _CONTROLLER_TIMEOUT = 60.0  # seconds for the controller to write its connection files
@@ -135,14 +134,9 @@ class ClusterDaemon:
 
     def _close(self) -> None:
         """Terminate the engines first, so that the controller notices, then the controller."""
-        children = list(self._processes.running.values())
-        for child in reversed(children):  # the controller was started first
-            child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_SHUTDOWN_TIMEOUT)
+        for child in reversed(self._processes.running.values()):  # the controller came first
+            end_process(child, _SHUTDOWN_TIMEOUT)
         self._processes.kill_descendants()
-        for child in children:
-            child.wait()
         if self._private:
             shutil.rmtree(self._profile_directory.path, ignore_errors=True)
 

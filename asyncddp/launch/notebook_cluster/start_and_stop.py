@@ -23,7 +23,7 @@ from asyncddp.launch.notebook_cluster.profile_directory import (
     ProfileDirectory,
     import_ipyparallel,
 )
-from asyncddp.launch.rank_processes import kill_processes
+from asyncddp.launch.rank_processes import end_process, kill_processes
 
 _DAEMON = "asyncddp.launch.notebook_cluster.daemon"
 _STOP_TIMEOUT = 20.0  # seconds for a cluster to end when asked
@@ -96,14 +96,8 @@ class StartedCluster:
 
     def stop(self) -> None:
         """Stop the cluster and wait until no process is left; harmless when called twice."""
-        if self._daemon.poll() is None:
-            self._daemon.terminate()
-            try:
-                self._daemon.wait(_STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                self._daemon.kill()
-                self._daemon.wait()
-                kill_processes(self.profile_directory.environment_marker)
+        if not end_process(self._daemon, _STOP_TIMEOUT):
+            kill_processes(self.profile_directory.environment_marker)
         self._pipe.close()
         if self._private:
             shutil.rmtree(self.profile_directory.path, ignore_errors=True)
