@@ -59,6 +59,10 @@ class BackwardPass:
         """Return whether a parameter got a gradient in this pass."""
         return index in self._counts
 
+    def counted(self) -> list[int]:
+        """Return the parameters that got gradients in this pass, in the order of their first."""
+        return list(self._counts)
+
     def is_last(self, index: int) -> bool:
         """Return whether a parameter has as many gradients as it got in earlier passes, at most."""
         return self._counts[index] == self._most.get(index)

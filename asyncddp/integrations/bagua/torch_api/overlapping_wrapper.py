@@ -1,21 +1,94 @@
-"""``OverlappingWrapper`` of the old API: the hooks by which a reducer works in backward passes."""
+"""``OverlappingWrapper`` of the old API: a reducer that works in backward passes, by hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
-from asyncddp.algorithms.gradient_hooks import claim_parameters, hook_gradients, remove_hooks
+from asyncddp.integrations.bagua.torch_api.algorithms.base import (
+    Algorithm,
+    AlgorithmImpl,
+    BackwardHook,
+    PostBackwardHook,
+    WrappedModel,
+)
+from asyncddp.integrations.bagua.torch_api.data_parallel.bagua_distributed import (
+    BaguaDistributedDataParallel,
+)
 from asyncddp.integrations.bagua.torch_api.distributed_define import BucketType
 from asyncddp.integrations.bagua.torch_api.distributed_module import DistributedModule
-from asyncddp.integrations.bagua.torch_api.ready_gradients import ReadyGradients
+from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
 from asyncddp.integrations.bagua.torch_api.reducer import Reducer
 from asyncddp.parallel.module_wrapper import TransparentModuleWrapper
 
 __all__ = ["OverlappingWrapper"]
+
+
+class _ReducerHooks(Algorithm, AlgorithmImpl):
+    """Algorithm whose hooks work a reducer, which builds its buckets after the first pass."""
+
+    def __init__(self, reducer: Reducer, *, delay: bool) -> None:
+        self._reducer, self._delays = reducer, delay
+        self._sent = self._due = False
+
+    @override
+    def reify(self, process_group: BaguaProcessGroup) -> AlgorithmImpl:
+        return self
+
+    @override
+    def init_tensors(self, bagua_ddp: WrappedModel) -> list[torch.Tensor]:
+        self._reducer.backend = bagua_ddp._bagua_backend
+        return []
+
+    @override
+    def init_backward_hook(self, bagua_ddp: WrappedModel) -> BackwardHook:
+        return self._on_gradient
+
+    @override
+    def init_post_backward_hook(self, bagua_ddp: WrappedModel) -> PostBackwardHook:
+        return self._on_backward_end
+
+    def begin_iteration(self) -> None:
+        """Let weights be sent once more."""
+        self._sent = False
+
+    def _on_gradient(self, name: str, parameter: torch.nn.Parameter) -> None:
+        reducer, overlaps = self._reducer, not self._delays
+        if reducer.decentralize_reduce:
+            first, self._sent = not self._sent, True
+            self._due |= first
+            if first and overlaps and reducer.bucket_initialized:
+                reducer.mark_all()
+            return
+        self._due = True
+        if not reducer.bucket_initialized:
+            reducer.add_param(parameter)
+        elif overlaps:
+            reducer.mark_tensor_ready(parameter)
+
+    def _on_backward_end(self) -> None:
+        reducer, due = self._reducer, self._due
+        self._due = False
+        if not due:
+            return
+        begins = not reducer.bucket_initialized
+        if begins:
+            reducer.initialize_buckets()
+        if begins and reducer.decentralize_reduce:
+            return  # the first iteration sends nothing
+        if begins or self._delays:
+            reducer.mark_all()
+        reducer.mark_on_complete()
+
+
+class _ReducedModule(BaguaDistributedDataParallel):
+    """Wrapper of a module whose ranks are as they are: the old API makes them equal elsewhere."""
+
+    @override
+    def _synchronize(self, before: BaguaDistributedDataParallel | None) -> None: ...
 
 
 class OverlappingWrapper(TransparentModuleWrapper):
@@ -41,7 +114,6 @@ class OverlappingWrapper(TransparentModuleWrapper):
 
     module: DistributedModule
     reducer: Reducer
-    averager = None
 
     def __init__(
         self,
@@ -67,9 +139,7 @@ class OverlappingWrapper(TransparentModuleWrapper):
             "fusion": fusion,
         }
         self._options |= {"decentralize_reduce": decentralize_reduce, **kwargs}
-        self._hooks: list[RemovableHandle] = []
-        self._backward_pass, self._sent = ReadyGradients(self._on_backward_end), False
-        self._at_end: Callable[[], None] | None = None
+        self._wrapper: BaguaDistributedDataParallel | None = None
         self.reset_reducer()
 
     def reset_reducer(
@@ -99,86 +169,15 @@ class OverlappingWrapper(TransparentModuleWrapper):
 
     def create_hooks(self) -> None:
         """Hook the gradients of all parameters that are sent."""
-        self._named = list(self.reducer.param_dict.items())
-        parameters = [parameter for _, parameter in self._named]
-        claim_parameters(parameters, self)
-        self._backward_pass.forget_counts()
-        self._hooks += hook_gradients(parameters, self._on_gradient)
+        self._hooks = _ReducerHooks(self.reducer, delay=self.delay_reduce)
+        self._wrapper = _ReducedModule(self.module, [], self._hooks)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, and get ready for its backward pass."""
-        if self._backward_pass.forget_failed():
-            self.reducer.backend.forget_ready_tensors()
-        self._sent = False
-        result = self.module(*inputs, **kwargs)
-        if torch.is_grad_enabled():
-            self._backward_pass.hook(result)
-        return result
-
-    # a backward pass
-
-    def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        if self.decentralize_reduce:
-            self._backward_pass.begin()
-            self._send_weights_once()
-        elif not self.reducer.bucket_initialized:
-            self._backward_pass.count(index)
-            self.reducer.add_param(parameter)
-            self._at_end = self._initialize_and_reduce
-        elif self.delay_reduce:
-            self._backward_pass.begin()
-            self._at_end = self._reduce_all
-        else:
-            if self._backward_pass.is_ready(index, self._named[index][0]):
-                self.reducer.mark_tensor_ready(parameter)
-            self._at_end = self._mark_rest
-
-    def _send_weights_once(self) -> None:
-        """Send the weights with the first gradient of an iteration, but for the very first."""
-        if self._sent:
-            return
-        self._sent = True
-        if not self.reducer.bucket_initialized:
-            self._at_end = self._initialize
-        elif self.delay_reduce:
-            self._at_end = self._reduce_all
-        else:
-            self._mark_all()
-            self._at_end = self.reducer.mark_on_complete
-
-    def _on_backward_end(self) -> None:
-        action, self._at_end = self._at_end, None
-        if action is not None:
-            action()
-
-    def _initialize(self) -> None:
-        self.reducer.initialize_buckets()
-
-    def _initialize_and_reduce(self) -> None:
-        self.reducer.initialize_buckets()
-        self._reduce_all()
-
-    def _reduce_all(self) -> None:
-        self._mark_all()
-        self.reducer.mark_on_complete()
-
-    def _mark_rest(self) -> None:
-        for index in self._backward_pass.not_marked():
-            self.reducer.mark_tensor_ready(self._named[index][1])
-        self.reducer.mark_on_complete()
-
-    def _mark_all(self) -> None:
-        for number, bucket in enumerate(self.reducer.param_buckets):
-            self.reducer.mark_bucket_ready(bucket, number)
-
-    # around iterations
-
-    def wait_for_reads(self) -> None:
-        """Wait until no operation reads a parameter any more."""
-        self.reducer.backend.wait_pending_comm_ops()
+        self._hooks.begin_iteration()
+        return self.module(*inputs, **kwargs)
 
     def detach(self) -> None:
         """Wait until all operations have ended, and remove all hooks."""
-        if self._hooks:
-            self.wait_for_reads()
-        remove_hooks(self._hooks)
+        if self._wrapper is not None:
+            self._wrapper.end()

@@ -222,6 +222,11 @@ class Reducer:
             )
         param.bagua_mark_communication_ready()  # type: ignore[attr-defined]
 
+    def mark_all(self) -> None:
+        """Say that all parameters of all buckets are ready."""
+        for number, bucket in enumerate(self.param_buckets):
+            self.mark_bucket_ready(bucket, number)
+
     def mark_bucket_ready(
         self, bucket: Sequence[torch.nn.Parameter], bucket_idx: int | None = None
     ) -> None:

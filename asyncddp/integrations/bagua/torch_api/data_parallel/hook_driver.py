@@ -10,6 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from asyncddp.algorithms.backward_pass import BackwardPass
 from asyncddp.algorithms.gradient_hooks import (
     WeakMethodHook,
     claim_parameters,
@@ -27,7 +28,6 @@ from asyncddp.integrations.bagua.torch_api.bucket_scheduler import (
 from asyncddp.integrations.bagua.torch_api.data_parallel.optimizer_routing import Closure, route_of
 from asyncddp.integrations.bagua.torch_api.data_parallel.training_driver import TrainingDriver
 from asyncddp.integrations.bagua.torch_api.env import get_default_bucket_size
-from asyncddp.integrations.bagua.torch_api.ready_gradients import ReadyGradients
 
 
 class HookDriver(TrainingDriver):
@@ -51,7 +51,8 @@ class HookDriver(TrainingDriver):
         self.scheduler = BucketScheduler(next_label(context, "with_bagua"))
         self._buckets: list[BaguaBucket] = []
         self._named: list[tuple[str, torch.nn.Parameter]] = []
-        self._backward_pass, self._paused = ReadyGradients(self._on_backward_end), False
+        self._backward_pass, self._paused = BackwardPass(self._on_backward_end), False
+        self._marked: set[int] = set()  # parameters marked ready in this pass
         self._gradient_hooks: list[RemovableHandle] = []
         self._model_hooks: list[RemovableHandle] = []
         self._targets: list[_HookedSteps] = []
@@ -94,6 +95,7 @@ class HookDriver(TrainingDriver):
     @override
     def before_forward(self, inputs: Any) -> None:
         if self._backward_pass.forget_failed():
+            self._marked.clear()
             self.scheduler.forget_ready_tensors()
         if self._paused:
             return
@@ -107,14 +109,27 @@ class HookDriver(TrainingDriver):
             self._backward_pass.hook(output)
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        if not self._paused and self._backward_pass.is_ready(index, self._named[index][0]):
-            self._backward(*self._named[index])
-
-    def _on_backward_end(self) -> None:
         if self._paused:
             return
-        for index in self._backward_pass.not_marked():
-            self._backward(*self._named[index])
+        self._backward_pass.count(index)
+        name, own = self._named[index]
+        if index in self._marked:
+            raise UsageError(
+                f"parameter {name} got another gradient in a backward pass, after the one before "
+                "had been marked ready, which it did not in passes before; use "
+                "checkpoint(..., use_reentrant=False)"
+            )
+        if self._backward_pass.is_last(index):
+            self._marked.add(index)
+            self._backward(name, own)
+
+    def _on_backward_end(self) -> None:
+        marked, self._marked = self._marked, set()
+        if self._paused:
+            return
+        for index in self._backward_pass.counted():
+            if index not in marked:
+                self._backward(*self._named[index])
         if self._find_unused:
             for index, (name, parameter) in enumerate(self._named):
                 if not self._backward_pass.reached(index):
