@@ -12,12 +12,12 @@ from asyncddp.compression import Compressor
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.integrations.bagua.torch_api.bucket_operations import (
     BucketOperation,
-    CentralizedOperation,
-    PythonOperation,
+    OperatedBucket,
+    reduced,
 )
 from asyncddp.integrations.bagua.torch_api.decentralized_operations import (
     DecentralizedOperation,
-    LowPrecisionDecentralizedOperation,
+    compressed_differences,
 )
 from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
 from asyncddp.integrations.bagua.torch_api.tensor import CommunicatedTensor, record_of
@@ -168,7 +168,11 @@ class BaguaBucket:
         self, python_function: Callable[[str], Any], group: BaguaProcessGroup | None = None
     ) -> BaguaBucket:
         """Append a function that is called with the bucket's name; ``group`` has no effect."""
-        self.operations.append(PythonOperation(python_function))
+
+        def operation(bucket: OperatedBucket) -> None:
+            python_function(bucket.name)
+
+        self.operations.append(operation)
         return self
 
     def append_centralized_synchronous_op(
@@ -189,7 +193,7 @@ class BaguaBucket:
             group: The group; all ranks by default.
         """
         self.operations.append(
-            CentralizedOperation(
+            reduced(
                 group,
                 hierarchical=hierarchical,
                 average=average,
@@ -255,12 +259,10 @@ class BaguaBucket:
             compression: ``"MinMaxUInt8"`` or a name of ``asyncddp.compression``.
             group: The group; all ranks by default.
         """
+        copies = weight, left_peer_weight, right_peer_weight
         self.operations.append(
-            LowPrecisionDecentralizedOperation(
-                group,
-                (weight, left_peer_weight, right_peer_weight),
-                hierarchical=hierarchical,
-                compression=compression,
+            compressed_differences(
+                group, copies, hierarchical=hierarchical, compression=compression
             )
         )
         return self
@@ -278,7 +280,7 @@ class BaguaBucket:
     def execute(self) -> Iterator[None]:
         """Run the operations; yields where one is under way, to be waited for when resumed."""
         for operation in list(self.operations):
-            finish = operation.start(self)
+            finish = operation(self)
             if finish is not None:
                 yield
                 finish()

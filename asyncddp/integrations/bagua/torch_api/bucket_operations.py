@@ -1,13 +1,11 @@
-"""Operations on buckets by the library's verbs: base classes, Python functions, averages."""
+"""Operations on buckets by the library's verbs: sums and averages over the ranks of a group."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
-from typing_extensions import override
 
 from asyncddp.compression import Compressor, compressor_for
 from asyncddp.context import Context
@@ -19,8 +17,6 @@ from asyncddp.ops.allreduce import allreduce_nonblocking
 from asyncddp.ops.hierarchical_allreduce import hierarchical_allreduce_nonblocking
 from asyncddp.ops.reduce_scatter import reduce_scatter_nonblocking
 from asyncddp.tensors.allocation import zeros
-
-Finish: TypeAlias = Callable[[], None]
 
 _NAMES = {"MinMaxUInt8": "minmax_uint8"}
 """Bagua's names of compressors."""
@@ -39,6 +35,14 @@ class OperatedBucket(Protocol):
         """Write a flat tensor back."""
 
 
+Finish: TypeAlias = Callable[[], None]
+BucketOperation: TypeAlias = Callable[[OperatedBucket], Finish | None]
+"""Starts on a bucket whose tensors are ready; gives what waits for it and writes its result.
+
+None if it is complete.
+"""
+
+
 def compressor_by_name(caller: str, name: str | Compressor | None) -> Compressor | None:
     """Return a compressor by Bagua's name or the library's; None for None."""
     if name is None:
@@ -46,74 +50,41 @@ def compressor_by_name(caller: str, name: str | Compressor | None) -> Compressor
     return compressor_for(caller, _NAMES.get(name, name) if isinstance(name, str) else name)
 
 
-class BucketOperation(ABC):
-    """Operation on a bucket (base class)."""
+def among(
+    group: BaguaProcessGroup | None, start: Callable[[Context, OperatedBucket], Finish]
+) -> BucketOperation:
+    """Make an operation of the ranks of a group, which does nothing on others."""
+    context = group_or_default(group).context
 
-    @abstractmethod
-    def start(self, bucket: OperatedBucket) -> Finish | None:
-        """Start it on a bucket whose tensors are ready.
-
-        Returns:
-            What waits for it and writes its result; None if it is complete.
-        """
-
-
-class PythonOperation(BucketOperation):
-    """Call of a Python function with the bucket's name."""
-
-    def __init__(self, function: Callable[[str], Any]) -> None:
-        self._function = function
-
-    @override
-    def start(self, bucket: OperatedBucket) -> None:
-        self._function(bucket.name)
-
-
-class GroupOperation(BucketOperation):
-    """Operation among the ranks of a group (base class)."""
-
-    def __init__(self, group: BaguaProcessGroup | None) -> None:
-        self._context = group_or_default(group).context
-
-    @override
-    def start(self, bucket: OperatedBucket) -> Finish | None:
-        if self._context is None:  # not a member
+    def operation(bucket: OperatedBucket) -> Finish | None:
+        if context is None:  # not a member
             return None
-        with use(self._context), torch.no_grad():
-            return self._start(self._context, bucket)
+        with use(context), torch.no_grad():
+            return start(context, bucket)
 
-    @abstractmethod
-    def _start(self, context: Context, bucket: OperatedBucket) -> Finish: ...
+    return operation
 
 
-class CentralizedOperation(GroupOperation):
-    """Sum or average over a group; see ``BaguaBucket.append_centralized_synchronous_op``."""
+def reduced(
+    group: BaguaProcessGroup | None,
+    *,
+    hierarchical: bool,
+    average: bool,
+    scattergather: bool,
+    compression: str | Compressor | None,
+) -> BucketOperation:
+    """Make a sum or average; see ``BaguaBucket.append_centralized_synchronous_op``."""
+    compressor = compressor_by_name("append_centralized_synchronous_op", compression)
+    in_parts = scattergather and not hierarchical and compressor is None
+    verb: Callable[..., Handle[torch.Tensor]] = allreduce_nonblocking
+    if hierarchical:
+        verb = hierarchical_allreduce_nonblocking
 
-    def __init__(
-        self,
-        group: BaguaProcessGroup | None,
-        *,
-        hierarchical: bool,
-        average: bool,
-        scattergather: bool,
-        compression: str | Compressor | None,
-    ) -> None:
-        super().__init__(group)
-        self._hierarchical, self._average = hierarchical, average
-        self._compression = compressor_by_name("append_centralized_synchronous_op", compression)
-        self._scattergather = scattergather and not hierarchical and self._compression is None
-
-    @override
-    def _start(self, context: Context, bucket: OperatedBucket) -> Finish:
+    def start(context: Context, bucket: OperatedBucket) -> Finish:
         flat = bucket.gather()
-        if self._scattergather:
-            return self._scatter_gather(context, bucket, flat)
-        verb: Callable[..., Handle[torch.Tensor]] = allreduce_nonblocking
-        if self._hierarchical:
-            verb = hierarchical_allreduce_nonblocking
-        handle = verb(
-            flat, self._average, name=bucket.label, compression=self._compression, out=flat
-        )
+        if in_parts:
+            return _reduce_in_parts(context, bucket, flat, average=average)
+        handle = verb(flat, average, name=bucket.label, compression=compressor, out=flat)
 
         def finish() -> None:
             handle.wait()
@@ -121,19 +92,22 @@ class CentralizedOperation(GroupOperation):
 
         return finish
 
-    def _scatter_gather(
-        self, context: Context, bucket: OperatedBucket, flat: torch.Tensor
-    ) -> Finish:
-        """Start to reduce a part on each rank; all ranks get all parts afterwards."""
-        n, numel = context.size, flat.numel()
-        rows = zeros((n, -(-numel // n)), flat.dtype, flat.device)
-        rows.view(-1)[:numel].copy_(flat)
-        handle = reduce_scatter_nonblocking(rows, self._average, name=bucket.label)
+    return among(group, start)
 
-        def finish() -> None:
-            with use(context), torch.no_grad():
-                whole = allgather(handle.wait(), name=bucket.label)
-                flat.copy_(whole.view(-1)[:numel])
-            bucket.scatter(flat)
 
-        return finish
+def _reduce_in_parts(
+    context: Context, bucket: OperatedBucket, flat: torch.Tensor, *, average: bool
+) -> Finish:
+    """Start to reduce a part on each rank; all ranks get all parts afterwards."""
+    n, numel = context.size, flat.numel()
+    rows = zeros((n, -(-numel // n)), flat.dtype, flat.device)
+    rows.view(-1)[:numel].copy_(flat)
+    handle = reduce_scatter_nonblocking(rows, average, name=bucket.label)
+
+    def finish() -> None:
+        with use(context), torch.no_grad():
+            whole = allgather(handle.wait(), name=bucket.label)
+            flat.copy_(whole.view(-1)[:numel])
+        bucket.scatter(flat)
+
+    return finish

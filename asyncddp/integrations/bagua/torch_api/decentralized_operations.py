@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from typing_extensions import override
 
 from asyncddp.compression import Compressor
 from asyncddp.compression.tensor_compressor import TensorCompressor
@@ -14,9 +13,10 @@ from asyncddp.context import Context
 from asyncddp.engine import Handle
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bagua.torch_api.bucket_operations import (
+    BucketOperation,
     Finish,
-    GroupOperation,
     OperatedBucket,
+    among,
     compressor_by_name,
 )
 from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGroup
@@ -32,7 +32,7 @@ from asyncddp.topology import shift_one
 _LOW_PRECISION = "append_low_precision_decentralized_synchronous_op"
 
 
-class DecentralizedOperation(GroupOperation):
+class DecentralizedOperation:
     """Average with all or one peer; see ``BaguaBucket.append_decentralized_synchronous_op``.
 
     Attributes:
@@ -48,7 +48,6 @@ class DecentralizedOperation(GroupOperation):
         mode: str,
         hierarchical: bool,
     ) -> None:
-        super().__init__(group)
         if mode not in ("all", "shift_one"):
             raise ArgumentError(
                 "append_decentralized_synchronous_op: argument peer_selection_mode: expected 'all' "
@@ -56,8 +55,12 @@ class DecentralizedOperation(GroupOperation):
             )
         self.peer_weight, self.step = peer_weight, 0
         self._mode, self._hierarchical = mode, hierarchical
+        self._start_among = among(group, self._start)
 
-    @override
+    def __call__(self, bucket: OperatedBucket) -> Finish | None:
+        """Start the average of a bucket."""
+        return self._start_among(bucket)
+
     def _start(self, context: Context, bucket: OperatedBucket) -> Finish:
         flat, out = bucket.gather(), self.peer_weight.detach().view(-1)
         if out.numel() != flat.numel():
@@ -68,11 +71,7 @@ class DecentralizedOperation(GroupOperation):
             )
         handle = self._verb(context)(flat, name=bucket.label, out=out)
         self.step += 1
-
-        def finish() -> None:
-            handle.wait()
-
-        return finish
+        return partial(_wait, handle)
 
     def _verb(self, context: Context) -> Callable[..., Handle[torch.Tensor]]:
         if self._mode == "all":
@@ -97,8 +96,18 @@ class DecentralizedOperation(GroupOperation):
         bucket.scatter(flat)
 
 
-class LowPrecisionDecentralizedOperation(GroupOperation):
-    r"""Exchange of compressed differences with the neighbours on the ring.
+def _wait(handle: Handle[torch.Tensor]) -> None:
+    handle.wait()
+
+
+def compressed_differences(
+    group: BaguaProcessGroup | None,
+    copies: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    hierarchical: bool,
+    compression: str | Compressor,
+) -> BucketOperation:
+    r"""Make an exchange of compressed differences with the neighbours on the ring.
 
     .. math:: q = Q\Big(\tfrac13 (w + l + r) - w + (x - w)\Big), \qquad w \leftarrow w + q, \quad
               l \leftarrow l + q_l, \quad r \leftarrow r + q_r, \quad x \leftarrow w
@@ -107,40 +116,22 @@ class LowPrecisionDecentralizedOperation(GroupOperation):
     ring is one of nodes, each rank exchanges with those of its own number there, so that all ranks
     of a node compute the same.
     """
+    compressor = compressor_by_name(_LOW_PRECISION, compression)
+    if compressor is None:
+        raise ArgumentError(f"{_LOW_PRECISION}: argument compression: expected a name, got None")
+    codec = TensorCompressor(compressor)
 
-    def __init__(
-        self,
-        group: BaguaProcessGroup | None,
-        copies: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        *,
-        hierarchical: bool,
-        compression: str | Compressor,
-    ) -> None:
-        super().__init__(group)
-        self._copies, self._hierarchical = copies, hierarchical
-        compressor = compressor_by_name(_LOW_PRECISION, compression)
-        if compressor is None:
-            raise ArgumentError(
-                f"{_LOW_PRECISION}: argument compression: expected a name, got None"
-            )
-        self._codec = TensorCompressor(compressor)
-
-    @override
-    def _start(self, context: Context, bucket: OperatedBucket) -> Finish:
+    def start(context: Context, bucket: OperatedBucket) -> Finish:
         flat = bucket.gather()
-        own, left, right = (copy.detach().view(-1) for copy in self._copies)
-        if self._hierarchical:
+        own, left, right = (copy.detach().view(-1) for copy in copies)
+        if hierarchical:
             local_allreduce_(flat, name=bucket.label)
-        before, after = self._ring_neighbors(context)
-        row = WeightRow(
-            1.0, dict.fromkeys([before, after], 1.0), dict.fromkeys([before, after], 1.0)
-        )
-        if before == context.rank:
-            row = WeightRow(1.0, {}, {})
+        before, after = _ring_neighbors(context, hierarchical=hierarchical)
+        others = dict.fromkeys({before, after} - {context.rank}, 1.0)
         difference = detached_copy(flat).add_(left, alpha=1 / 3).add_(right, alpha=1 / 3)
         difference.add_(own, alpha=-5 / 3)
         handle = exchange_with_neighbors_nonblocking(
-            difference, row, self._codec, name=f"{bucket.label}.differences"
+            difference, WeightRow(1.0, others, others), codec, name=f"{bucket.label}.differences"
         )
 
         def finish() -> None:
@@ -148,22 +139,25 @@ class LowPrecisionDecentralizedOperation(GroupOperation):
             messages = {context.rank: exchanged.sent, **exchanged.received}
             with torch.no_grad():
                 for rank, copy in ((context.rank, own), (before, left), (after, right)):
-                    self._codec.decode_add(messages[rank], copy.view(1, -1), 1.0, copy.dtype)
+                    codec.decode_add(messages[rank], copy.view(1, -1), 1.0, copy.dtype)
                 flat.copy_(own)
             bucket.scatter(flat)
 
         return finish
 
-    def _ring_neighbors(self, context: Context) -> tuple[int, int]:
-        """Return the ranks before and after this one on the ring of ranks, or of nodes."""
-        if not self._hierarchical:
-            return (context.rank - 1) % context.size, (context.rank + 1) % context.size
-        machines = context.machines.members
-        if not context.machines.homogeneous:
-            raise ArgumentError(
-                f"{_LOW_PRECISION}: argument hierarchical: expected nodes with equally many ranks, "
-                f"got {[len(one) for one in machines]}; give False"
-            )
-        place, local = context.machine_rank, context.local_rank
-        before = machines[(place - 1) % len(machines)][local]
-        return before, machines[(place + 1) % len(machines)][local]
+    return among(group, start)
+
+
+def _ring_neighbors(context: Context, *, hierarchical: bool) -> tuple[int, int]:
+    """Return the ranks before and after this one on the ring of ranks, or of nodes."""
+    if not hierarchical:
+        return (context.rank - 1) % context.size, (context.rank + 1) % context.size
+    machines = context.machines.members
+    if not context.machines.homogeneous:
+        raise ArgumentError(
+            f"{_LOW_PRECISION}: argument hierarchical: expected nodes with equally many ranks, "
+            f"got {[len(one) for one in machines]}; give False"
+        )
+    place, local = context.machine_rank, context.local_rank
+    before = machines[(place - 1) % len(machines)][local]
+    return before, machines[(place + 1) % len(machines)][local]

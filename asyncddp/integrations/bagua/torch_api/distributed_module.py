@@ -12,7 +12,6 @@ from asyncddp.compression import Compressor as LibraryCompressor
 from asyncddp.errors import ArgumentError
 from asyncddp.integrations.bagua.torch_api.bucket import BaguaBucket
 from asyncddp.integrations.bagua.torch_api.bucket_operations import (
-    BucketOperation,
     Finish,
     OperatedBucket,
     compressor_by_name,
@@ -147,18 +146,18 @@ class DecentralizedReducer(DistributedModule):
                 gated.operation.copy_back_peer_weight(bucket)
 
 
-class _Gated(BucketOperation):
+class _Gated:
     """Operation that runs in each n-th execution, of which the first is one."""
 
     def __init__(self, operation: DecentralizedOperation, interval: int) -> None:
         self.operation, self._interval = operation, interval
         self._executions, self.has_run = 0, False
 
-    @override
-    def start(self, bucket: OperatedBucket) -> Finish | None:
+    def __call__(self, bucket: OperatedBucket) -> Finish | None:
+        """Start the operation, where this is the turn."""
         self.has_run = self._executions % self._interval == 0
         self._executions += 1
-        return self.operation.start(bucket) if self.has_run else None
+        return self.operation(bucket) if self.has_run else None
 
 
 def _checked_op(reduce_op: Any) -> ReduceOp:

@@ -26,7 +26,6 @@ from asyncddp.integrations.bagua.torch_api.data_parallel.method_driver import (
     MethodDriver,
     require_dense_gradients,
 )
-from asyncddp.integrations.bagua.torch_api.data_parallel.training_driver import TrainingDriver
 from asyncddp.integrations.bagua.torch_api.model_state import (
     average_state,
     broadcast_optimizer,
@@ -115,7 +114,9 @@ class BaguaDistributedDataParallel:
         for optimizer in self.optimizers:
             broadcast_optimizer(self._context, optimizer)
 
-    def _driver_of(self, reified: Any, *, find_unused_parameters: bool) -> TrainingDriver:
+    def _driver_of(
+        self, reified: Any, *, find_unused_parameters: bool
+    ) -> HookDriver | MethodDriver:
         if isinstance(reified, LibraryMethod):
             return MethodDriver(self, reified)
         if not isinstance(reified, AlgorithmImpl):

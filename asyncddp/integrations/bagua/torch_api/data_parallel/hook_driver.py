@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
-from typing_extensions import override
 
 from asyncddp.algorithms.backward_pass import BackwardPass
 from asyncddp.algorithms.gradient_hooks import (
@@ -26,11 +25,10 @@ from asyncddp.integrations.bagua.torch_api.bucket_scheduler import (
     suggested_groups,
 )
 from asyncddp.integrations.bagua.torch_api.data_parallel.optimizer_routing import Closure, route_of
-from asyncddp.integrations.bagua.torch_api.data_parallel.training_driver import TrainingDriver
 from asyncddp.integrations.bagua.torch_api.env import get_default_bucket_size
 
 
-class HookDriver(TrainingDriver):
+class HookDriver:
     """Driver of a model's training by an algorithm's hooks.
 
     Args:
@@ -86,14 +84,14 @@ class HookDriver(TrainingDriver):
         self._gradient_hooks += hook_gradients(parameters, self._on_gradient)
 
     @property
-    @override
     def buckets(self) -> list[Any]:
+        """The buckets, in the order in which they are sent."""
         return list(self._buckets)
 
     # a step
 
-    @override
     def before_forward(self, inputs: Any) -> None:
+        """Prepare for a forward pass in training mode."""
         if self._backward_pass.forget_failed():
             self._marked.clear()
             self.scheduler.forget_ready_tensors()
@@ -146,8 +144,8 @@ class HookDriver(TrainingDriver):
             )
 
     @contextmanager
-    @override
     def no_sync(self) -> Iterator[None]:
+        """Let gradients accumulate in a ``with`` block, in which nothing is communicated."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -155,6 +153,11 @@ class HookDriver(TrainingDriver):
             self._paused = before
 
     # around steps
+
+    def abort(self) -> None:
+        """Do nothing: nothing goes on by the clock."""
+
+    resume = abort
 
     def wait_for_reads(self) -> None:
         """Wait until no operation reads a parameter any more."""
@@ -165,8 +168,8 @@ class HookDriver(TrainingDriver):
         remove_hooks(self._gradient_hooks)
         remove_hooks(self._model_hooks)
 
-    @override
     def end(self) -> None:
+        """End what is under way, and leave the model and its optimizers as they were."""
         self.scheduler.register_ordered_buckets([])
         self.detach()
         for target in self._targets:

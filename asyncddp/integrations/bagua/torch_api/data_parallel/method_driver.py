@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from typing_extensions import override
 
 from asyncddp.algorithms import ALGORITHMS, AveragedQuantity
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
@@ -20,7 +19,6 @@ from asyncddp.integrations.bagua.torch_api.data_parallel.optimizer_routing impor
     RoutedOptimizer,
     route_of,
 )
-from asyncddp.integrations.bagua.torch_api.data_parallel.training_driver import TrainingDriver
 from asyncddp.integrations.bagua.torch_api.env import (
     get_autotune_level,
     get_default_bucket_size,
@@ -66,7 +64,7 @@ class BucketView:
         return detached_copy(self.backend_tensor)
 
 
-class MethodDriver(TrainingDriver):
+class MethodDriver:
     """Driver of a model's training by a method: one distributed optimizer for each optimizer.
 
     Parameters that belong to no optimizer are held by one that makes no step, where gradients are
@@ -121,32 +119,35 @@ class MethodDriver(TrainingDriver):
         route_of(optimizer.wrapped).target = distributed
         self._distributed.append(distributed)
 
+    def before_forward(self, inputs: Any) -> None:
+        """Do nothing: the optimizers have hooks of their own."""
+
     @property
-    @override
     def buckets(self) -> list[Any]:
+        """The buckets, in the order in which they are sent."""
         every = [bucket for one in self._distributed for bucket in one.buckets]
         return [BucketView(str(number), bucket) for number, bucket in enumerate(every)]
 
     @contextmanager
-    @override
     def no_sync(self) -> Iterator[None]:
+        """Let gradients accumulate in a ``with`` block, in which nothing is communicated."""
         with ExitStack() as stack:
             for distributed in self._distributed:
                 stack.enter_context(distributed.no_sync())
             yield
 
-    @override
     def abort(self) -> None:
+        """End averaging that goes on by the clock; collective."""
         for distributed in self._distributed:
             distributed.abort()
 
-    @override
     def resume(self) -> None:
+        """Let it go on."""
         for distributed in self._distributed:
             distributed.resume()
 
-    @override
     def end(self) -> None:
+        """End what is under way, and leave the model and its optimizers as they were."""
         for optimizer, distributed in zip(self._optimizers, self._distributed, strict=True):
             distributed.close()
             route_of(optimizer).target = None
