@@ -17,7 +17,12 @@ from asyncddp.device.cuda_streams import private_stream
 from asyncddp.engine import Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.hooks.process_group_exchanges import PendingBucketExchange, ProcessGroupExchanges
-from asyncddp.hooks.registration import USER_ERRORS, agree, check_device, require_ddp
+from asyncddp.hooks.registration import (
+    USER_ERRORS,
+    agree_on_settings,
+    check_device,
+    require_ddp,
+)
 
 logger = logging.getLogger("asyncddp")
 _OF_THIS_PROCESS = ("_group", "_device", "_positions", "_exchanges", "_stream")
@@ -68,7 +73,8 @@ class HookState(ABC):
             self._check(dist.get_world_size(group))
         except USER_ERRORS as error:
             mistake = error
-        agree(group, device, f"{name}({self._settings()})" if mistake is None else "", mistake)
+        settings = f"{name}({self._settings()})" if mistake is None else ""
+        agree_on_settings(group, device, settings, mistake)
         self._group: dist.ProcessGroup | None = group
         self._device = device
         self._positions = {id(p): place for place, p in enumerate(parameters)}

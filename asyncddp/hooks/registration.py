@@ -10,14 +10,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from asyncddp.errors import ArgumentError, AsyncDDPError, MismatchError
-from asyncddp.tensors.allocation import empty
+from asyncddp.agreement import Gather, T, agree
+from asyncddp.errors import ArgumentError, AsyncDDPError
+from asyncddp.serialization import pack, unpack
+from asyncddp.tensors.allocation import empty, make_tensor
 from asyncddp.tensors.byte_views import from_bytes
 from asyncddp.topology import TopologyError
 
-_BYTES = 1024
 _DEVICES = ("cpu", "cuda")
-_AGREED, _MISTAKE = 0, 1
+_CLAIM = "the hook's settings differ: expected the same on all ranks of the process group"
 
 
 def require_ddp(caller: str, module: object) -> DistributedDataParallel:
@@ -72,7 +73,7 @@ def check_device(caller: str, group: dist.ProcessGroup, device: torch.device) ->
     )
 
 
-def agree(
+def agree_on_settings(
     group: dist.ProcessGroup, device: torch.device, settings: str, mistake: Exception | None
 ) -> None:
     """Compare settings among all ranks of a group, and raise any rank's mistake on all of them.
@@ -86,30 +87,33 @@ def agree(
     Raises:
         MismatchError: Another rank has other settings, or found a mistake.
     """
-    own = mistake and f"{type(mistake).__name__}: {mistake}"
-    texts = _gather_texts(group, device, own or settings, _MISTAKE if own else _AGREED)
-    if mistake is not None:
-        raise mistake
-    for rank, (status, text) in enumerate(texts):
-        if status == _MISTAKE:
-            raise MismatchError(f"rank {rank} of the process group could not register: {text}")
-        if text != texts[0][1]:
-            raise MismatchError(
-                "the hook's settings differ: expected the same on all ranks of the process group, "
-                f"got {texts[0][1]} on rank 0 and {text} on rank {rank}; give the same on all"
-            )
+    own = mistake and f"a mistake: {type(mistake).__name__}: {mistake}"
+    try:
+        agree(_gather_over(group, device), [own or settings], _CLAIM, "; give the same on all")
+    finally:
+        if mistake is not None:
+            raise mistake
 
 
-def _gather_texts(
-    group: dist.ProcessGroup, device: torch.device, text: str, status: int
-) -> list[tuple[int, str]]:
-    """Return every rank's status and text, of which only so many bytes travel."""
-    data = bytes([status]) + text.encode()[: _BYTES - 1]
-    row = from_bytes(data.ljust(_BYTES, b"\0"), torch.uint8, (_BYTES,))
-    rows = [empty((_BYTES,), torch.uint8, device) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, row.to(device), group=group)
-    found = [bytes(one.tolist()) for one in rows]
-    return [(one[0], one[1:].rstrip(b"\0").decode(errors="replace")) for one in found]
+def _gather_over(group: dist.ProcessGroup, device: torch.device) -> Gather:
+    """Return a function that gathers a record from every rank of a group."""
+
+    def gather_tensors(mine: torch.Tensor) -> list[torch.Tensor]:
+        rows = [empty(mine.shape, mine.dtype, device) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(rows, mine.to(device), group=group)
+        return rows
+
+    def gather(mine: T, kind: type[T]) -> list[T]:
+        packed = pack(mine)
+        sizes = [int(one) for one in gather_tensors(make_tensor([len(packed)], torch.int64))]
+        whole = packed.ljust(max(sizes), b"\0")
+        rows = gather_tensors(from_bytes(whole, torch.uint8, (len(whole),)))
+        return [
+            unpack(bytes(row.tolist()[:size]), kind, f"what rank {rank} of the process group says")
+            for rank, (size, row) in enumerate(zip(sizes, rows, strict=True))
+        ]
+
+    return gather
 
 
 USER_ERRORS = (AsyncDDPError, TopologyError)
