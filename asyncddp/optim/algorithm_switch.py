@@ -23,10 +23,24 @@ from asyncddp.optim.rounds_warning import RoundsWarning
 from asyncddp.topology import TopologyError
 
 WRAPPER = "DistributedOptimizer"
+_SWITCH_AT = "argument switch_at", "step", 1, "{1000: 'decentralized'} from steps to algorithms"
 SwitchSchedule = Mapping[
     int, str | type[Algorithm] | tuple[str | type[Algorithm], Mapping[str, Any]]
 ]
 """By the number of completed steps: the algorithm to switch to, or that and its arguments."""
+
+
+def schedule_entries(
+    argument: str, unit: str, least: int, example: str, given: Any
+) -> dict[int, tuple[str | type[Algorithm], dict[str, Any]]]:
+    """Check a schedule of algorithms, and return each with its arguments, by step or epoch."""
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"{argument}: expected a mapping such as {example}, got {given!r}")
+    found = {}
+    for key, entry in given.items():
+        algorithm, arguments = entry if isinstance(entry, tuple) else (entry, {})
+        found[checked_integer(f"{argument}: {unit}", key, least)] = algorithm, dict(arguments)
+    return found
 
 
 class AlgorithmSwitcher:
@@ -72,17 +86,11 @@ class AlgorithmSwitcher:
     ) -> dict[int, MethodSettings]:
         """Check the argument switch_at, and return the settings by step."""
         found: dict[int, MethodSettings] = {}
-        if schedule is not None and not isinstance(schedule, Mapping):
-            raise ArgumentError(
-                "argument switch_at: expected a mapping such as {1000: 'decentralized'} from steps "
-                f"to algorithms, got {schedule!r}"
-            )
-        for step, entry in (schedule or {}).items():
-            number = checked_integer("argument switch_at: step", step, 1)
-            algorithm, arguments = entry if isinstance(entry, tuple) else (entry, {})
-            found[number] = inherited(settings, algorithm, arguments)
-            _refuse_search(found[number])
-            found[number].check(self._context, self._optimizer)
+        entries = {} if schedule is None else schedule_entries(*_SWITCH_AT, schedule)
+        for step, (algorithm, arguments) in entries.items():
+            found[step] = inherited(settings, algorithm, arguments)
+            _refuse_search(found[step])
+            found[step].check(self._context, self._optimizer)
         if found and settings.autotune is not None:
             raise ArgumentError(
                 "argument autotune: the search is for the settings of one algorithm, which "

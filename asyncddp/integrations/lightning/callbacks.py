@@ -7,9 +7,9 @@ from typing import Any
 
 import asyncddp
 from asyncddp.algorithms import ALGORITHMS
-from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.context.user_activities import timeline_end_activity, timeline_start_activity
-from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.errors import UsageError
+from asyncddp.optim.algorithm_switch import schedule_entries
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 
 _NOT_SCALARS = ("rank", "step", "time", "consensus_error", "departed")
@@ -65,18 +65,11 @@ class SwitchAlgorithmMixin:
     """
 
     def __init__(self, at_epoch: Mapping[int, Any], replicas: str = "average") -> None:
-        if not isinstance(at_epoch, Mapping):
-            raise ArgumentError(
-                "SwitchAlgorithm: argument at_epoch: expected a mapping such as "
-                f"{{5: 'decentralized'}}, got {at_epoch!r}"
-            )
-        self._entries: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for epoch, entry in at_epoch.items():
-            number = checked_integer("SwitchAlgorithm: argument at_epoch: epoch", epoch, 0)
-            algorithm, arguments = entry if isinstance(entry, tuple) else (entry, {})
+        where = "SwitchAlgorithm: argument at_epoch"
+        self._entries = schedule_entries(where, "epoch", 0, "{5: 'decentralized'}", at_epoch)
+        for algorithm, _ in self._entries.values():
             if isinstance(algorithm, str):
-                _ = ALGORITHMS[algorithm]
-            self._entries[number] = algorithm, dict(arguments)
+                ALGORITHMS.location_of(algorithm)
         self._replicas, self._made = replicas, -1
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

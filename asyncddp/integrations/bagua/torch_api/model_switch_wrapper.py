@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,14 @@ logger = logging.getLogger("asyncddp")
 _REPORT_INTERVAL = 100  # training iterations
 _REDUCER_OPTIONS = ("align_bytes", "fusion", "priority", "buckets")
 _PEER_OPTIONS = ("peer_selection_mode", "communication_interval")
-_OPTIONS = ("reduce_op", "compressor", *_PEER_OPTIONS, *_REDUCER_OPTIONS)
+_OPTIONS = ("reduce_op", "compressor")
+_EVERY_OPTION = (*_OPTIONS, *_PEER_OPTIONS, *_REDUCER_OPTIONS)
+_MODULES: dict[DistributedAlgorithm, Callable[..., DistributedModule]] = {
+    DistributedAlgorithm.GradientAllReduce: Allreducer,
+    DistributedAlgorithm.ScatterGatherAllReduce: ScatterGatherAllreducer,
+    DistributedAlgorithm.Decentralize: DecentralizedReducer,
+    DistributedAlgorithm.QuantizeAllReduce: ScatterGatherAllreducer,
+}
 
 
 def broadcast_parameters(module: torch.nn.Module, broadcast_buffers: bool = True) -> None:
@@ -136,10 +143,10 @@ class ModelSwitchWrapper(TransparentModuleWrapper):
                 f"communicates with other nodes; expected 0, got {intra_comm_root_rank}"
             )
         for name in kwargs:
-            if name not in _OPTIONS:
+            if name not in _EVERY_OPTION:
                 raise ArgumentError(
                     f"bagua_init: argument {name}: there is no such option; known are: "
-                    f"{', '.join(_OPTIONS)}.{nearest(name, _OPTIONS)}"
+                    f"{', '.join(_EVERY_OPTION)}.{nearest(name, _EVERY_OPTION)}"
                 )
         default_group()
         super().__init__(wrapped)
@@ -183,29 +190,24 @@ class ModelSwitchWrapper(TransparentModuleWrapper):
         return self
 
     def _distributed(self, algorithm: DistributedAlgorithm) -> OverlappingWrapper:
-        options = {k: v for k, v in self.kwargs.items() if k not in _REDUCER_OPTIONS}
-        others = {k: v for k, v in self.kwargs.items() if k in _REDUCER_OPTIONS}
-        decentralized = algorithm is DistributedAlgorithm.Decentralize
-        if not decentralized:
-            options = {k: v for k, v in options.items() if k not in _PEER_OPTIONS}
-        chunking = algorithm in (
-            DistributedAlgorithm.ScatterGatherAllReduce,
-            DistributedAlgorithm.QuantizeAllReduce,
-        )
+        kind = _MODULES[algorithm]
+        decentralized = kind is DecentralizedReducer
+        known = (*_OPTIONS, *_PEER_OPTIONS) if decentralized else _OPTIONS
+        options = {name: self.kwargs[name] for name in known if name in self.kwargs}
+        others = {name: self.kwargs[name] for name in _REDUCER_OPTIONS if name in self.kwargs}
         if algorithm is DistributedAlgorithm.QuantizeAllReduce:
             options["compressor"] = Compressor.Uint8Compressor
-        kind: type[DistributedModule] = ScatterGatherAllreducer if chunking else Allreducer
         hierarchical = self.hierarchical_reduce
         if hierarchical is None:
             hierarchical = algorithm is not DistributedAlgorithm.GradientAllReduce
         return OverlappingWrapper(
-            (DecentralizedReducer if decentralized else kind)(self.module, **options),
+            kind(self.module, **options),
             self.optimizers,
             delay_reduce=self.delay_reduce,
             bucket_type=BucketType.Weight if decentralized else BucketType.Gradient,
             hierarchical_reduce=hierarchical,
             decentralize_reduce=decentralized,
-            chunking=chunking,
+            chunking=kind is ScatterGatherAllreducer,
             message_size=self.message_size,
             **others,
         )

@@ -87,11 +87,8 @@ class Reducer:
             )
         self._context: Context = default_group().require_member("Reducer")
         self.module, self.optimizers, self.bucket_type = module, list(optimizers), bucket_type
-        self.hierarchical_reduce, self.decentralize_reduce = (
-            hierarchical_reduce,
-            decentralize_reduce,
-        )
-        self.chunking, self.fusion = chunking, fusion
+        self.hierarchical_reduce, self.chunking, self.fusion = hierarchical_reduce, chunking, fusion
+        self.decentralize_reduce = decentralize_reduce
         self.align_bytes = self._checked_alignment(align_bytes)
         self.message_size = checked_integer("argument message_size", message_size, 1)
         self.priority = priority

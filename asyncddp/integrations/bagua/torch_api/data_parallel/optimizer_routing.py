@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -51,9 +52,9 @@ class OptimizerRoute:
         self._load = optimizer.load_state_dict
         self._fused_step: Callable[..., Any] | None = None
         self._update: Callable[..., Any] | None = None  # under way
-        for function in (_step, _zero_grad, _load_state_dict):
-            name = function.__name__[1:]
-            setattr(optimizer, name, MethodType(function, optimizer))
+        replaced: Any = optimizer
+        replaced.step = MethodType(_step, optimizer)  # schedulers bind its function anew
+        replaced.zero_grad, replaced.load_state_dict = self.zero_grad, self.load_state_dict
         self._route_fused_step()
 
     def _route_fused_step(self) -> bool:
@@ -62,7 +63,7 @@ class OptimizerRoute:
         if self._fused_step is not None or "fuse_step" not in vars(optimizer):
             return False
         self._fused_step = optimizer.fuse_step
-        optimizer.fuse_step = MethodType(_fuse_step, optimizer)
+        optimizer.fuse_step = partial(self.step, fused=True)
         return True
 
     def own_step(self, closure: Closure | None = None) -> Any:
@@ -140,18 +141,6 @@ def route_of(optimizer: torch.optim.Optimizer) -> OptimizerRoute:
 
 def _step(optimizer: torch.optim.Optimizer, closure: Closure | None = None) -> Any:
     return route_of(optimizer).step(closure)
-
-
-def _fuse_step(optimizer: torch.optim.Optimizer, closure: Closure | None = None) -> Any:
-    return route_of(optimizer).step(closure, fused=True)
-
-
-def _zero_grad(optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-    route_of(optimizer).zero_grad(set_to_none)
-
-
-def _load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    route_of(optimizer).load_state_dict(state_dict)
 
 
 class RoutedOptimizer(TransparentOptimizerWrapper):
