@@ -255,7 +255,10 @@ def bagua_init(
     module: torch.nn.Module,
     optimizer: Any,
     distributed_algorithm: DistributedAlgorithm | str = DistributedAlgorithm.GradientAllReduce,
-    *args: Any,
+    broadcast_buffers: bool = True,
+    delay_reduce: bool = False,
+    hierarchical_reduce: bool | None = None,
+    message_size: int = 10_000_000,
     **kwargs: Any,
 ) -> tuple[ModelSwitchWrapper, Any]:
     """Wrap a model that is trained by an algorithm, and return it with the optimizer; collective.
@@ -266,5 +269,13 @@ def bagua_init(
     Returns:
         The wrapper, and the optimizer or optimizers as they were given.
     """
-    wrapper = ModelSwitchWrapper(module, optimizer, *args, **kwargs)
+    wrapper = ModelSwitchWrapper(
+        module,
+        optimizer,
+        broadcast_buffers=broadcast_buffers,
+        delay_reduce=delay_reduce,
+        hierarchical_reduce=hierarchical_reduce,
+        message_size=message_size,
+        **kwargs,
+    )
     return wrapper.switch_to(distributed_algorithm), optimizer
