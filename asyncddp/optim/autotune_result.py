@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -22,11 +20,7 @@ from asyncddp.ops.joint_action import together
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.optim.autotune_candidates import Setting
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 logger = logging.getLogger("asyncddp")
-_WIDTH = 120
 
 
 class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,37 +178,22 @@ def brief(setting: Setting) -> str:
 
 def text_of(tried: list[TriedSetting], chosen: int | None, title: str) -> str:
     """Write a table of what was tried, the chosen one first, then those that were kept longest."""
-    from rich.console import Console
-
-    text = io.StringIO()
-    Console(file=text, width=_WIDTH, highlight=False).print(_table(tried, chosen))
-    return f"{title}\n{text.getvalue()}"
-
-
-def _table(tried: list[TriedSetting], chosen: int | None) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     shown = [
         name
         for name in tried[0].setting
         if len({repr(one.setting[name]) for one in tried}) > 1 or name == "bucket_size_in_mb"
     ]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in (*shown, "ms a step", "of the chosen", "trials", ""):
-        table.add_column(header, justify="right", no_wrap=True)
-    ratios = [None if chosen is None else _ratio(one, tried[chosen]) for one in tried]
-    order = sorted(range(len(tried)), key=lambda k: (k != chosen, -len(tried[k].seconds), k))
-    for index in order:
-        one, ratio = tried[index], ratios[index]
-        table.add_row(
-            *(_cell(one.setting[name]) for name in shown),
-            f"{1e3 * fmean(one.seconds):.3g}" if one.seconds else "-",
-            "-" if ratio is None else f"{ratio:.2f}",
-            f"{len(one.seconds) / 2:g}",
-            "chosen" if index == chosen else "",
-        )
-    return table
+    rows = [[*shown, "ms a step", "of the chosen", "trials", ""]]
+    for index in sorted(range(len(tried)), key=lambda k: (k != chosen, -len(tried[k].seconds), k)):
+        one = tried[index]
+        ratio = None if chosen is None else _ratio(one, tried[chosen])
+        figures = f"{1e3 * fmean(one.seconds):.3g}" if one.seconds else "-"
+        cells = [figures, "-" if ratio is None else f"{ratio:.2f}", f"{len(one.seconds) / 2:g}"]
+        mark = "chosen" if index == chosen else ""
+        rows.append([*(_cell(one.setting[name]) for name in shown), *cells, mark])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [" " + "  ".join(map(str.rjust, row, widths)) for row in rows]
+    return "\n".join([title, "", lines[0], f" {'─' * (len(lines[0]) - 1)}", *lines[1:], "", ""])
 
 
 def _ratio(one: TriedSetting, chosen: TriedSetting) -> float | None:

@@ -212,7 +212,7 @@ class Autotuner:
         return {
             "place": msgspec.to_builtins(self._place),
             "candidates": self._settings,
-            "search": self._search.state_dict(),
+            "search": {"seconds": [list(one) for one in self._search.seconds]},
             "origin": None if self.result is None else self.result.origin,
             "chosen": self._index,
         }
@@ -228,7 +228,8 @@ class Autotuner:
         if (reason := self._place.differences(place)) or saved["candidates"] != self._settings:
             self._inform("the saved search does not count: %s", reason or "it had other candidates")
             return
-        self._search.load_state_dict(saved["search"])
+        self._search = SuccessiveHalving(len(self._candidates))
+        self._search.replay(saved["search"]["seconds"])
         self.result = None
         if saved["origin"] is not None:
             self._end(saved["chosen"], saved["origin"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 
 def trials_of(candidates: int) -> int:
@@ -81,12 +80,8 @@ class SuccessiveHalving:
     def _mean(self, candidate: int) -> float:
         return fmean(self.seconds[candidate])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was measured and what is left to do, as lists of numbers."""
-        seconds = [list(one) for one in self.seconds]
-        return {"seconds": seconds, "left": list(self._left), "queue": list(self._queue)}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave."""
-        self.seconds = [list(one) for one in saved["seconds"]]
-        self._left, self._queue = list(saved["left"]), list(saved["queue"])
+    def replay(self, seconds: Sequence[Sequence[float]]) -> None:
+        """Record once more what a search of as many candidates has measured, its ``seconds``."""
+        left = [list(one) for one in seconds]
+        while self.current is not None and left[self.current]:
+            self.record(left[self.current].pop(0))

@@ -51,14 +51,14 @@ def test_each_sweep_is_followed_by_its_reverse():
 
 
 @pytest.mark.parametrize("stop", range(11))
-def test_a_search_goes_on_from_its_state(stop):
+def test_a_search_goes_on_from_its_measurements(stop):
     """At any time, through JSON: the same candidates in the same order, and the same winner."""
     whole, first = SuccessiveHalving(3), SuccessiveHalving(3)
     order = run(whole, lambda one, k: 1.0 + (one + k) % 3)
     for k in range(min(stop, len(order))):
         first.record(1.0 + (order[k] + k + 1) % 3)
     second = SuccessiveHalving(3)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.replay(json.loads(json.dumps(first.seconds)))
     done = second.measurements
     rest = run(second, lambda one, k: 1.0 + (one + k + done) % 3)
     assert (order[:done] + rest, second.best, second.seconds) == (order, whole.best, whole.seconds)
