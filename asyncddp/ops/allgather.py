@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -13,15 +12,12 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import (
     OperationExchanges,
     OperationSpec,
-    SlotCall,
-    SlotExchange,
     StartedCollective,
     Steps,
-    run_collective,
 )
 from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
 from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import ProcessGroup, members_of
+from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of
 from asyncddp.ops.validation import (
     can_write_result,
     check_tensor,
@@ -31,7 +27,7 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import nonblocking, of_tensors
-from asyncddp.tensors.allocation import empty, make_tensor
+from asyncddp.tensors.allocation import make_tensor
 from asyncddp.torch_modes import normal_mode
 from asyncddp.transport import Transport
 
@@ -97,36 +93,24 @@ def plan_allgather(
     title = "allgather" + (f" {name!r}" if name else "")
     if rows is not None:
         title += f" of {list(rows)} rows" if len(set(rows)) > 1 else f" of {rows[0]} rows each"
-    form, base = (
-        signature_of(title, tensor, ragged=True),
-        members.transport or members.context.transport,
-    )
+    form = signature_of(title, tensor, ragged=True)
     known = None if rows is None else [make_tensor(list(rows), torch.int64)]
 
     def start(
-        rows: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
+        counts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> StartedCollective[torch.Tensor]:
-        return _start_gathering(base, given, known or rows, out)
+        every = [count for part in known or counts for count in part.tolist()]
+        return start_gathering(members.transport, given, every, out)
 
-    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        if members.transport is None:
-            own, _ = prepare_for_transport(base, tensor)
-            parts = yield from exchange_all_gather(op, members.ranks, form, own)
-            return write_result(concatenate(parts), tensor, out)
-        if known is None:
-            return (yield from gather_over_group(op, members.ranks, base, tensor, title))
-        begin = partial(start, known, tensor, out)
-        return (yield from run_collective(op, members.ranks, form, begin))
+    def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[torch.Tensor]:
+        parts = yield from exchange_all_gather(op, members.ranks, form, own)
+        return write_result(concatenate(parts), tensor, out)
 
-    call = None
     # a tensor without elements does not tell its rows by its bytes
-    if 0 not in tensor.shape[1:] and tensor.nbytes <= _SLOT_BYTES:
-        call = members.slot_call(form, tensor, concatenated, out)
-    if call is None and members.transport is not None:
-        counts = make_tensor([tensor.shape[0]], torch.int64) if known is None else None
-        exchange = SlotExchange(form, dtype=torch.int64, start=start, counts=counts)
-        call = SlotCall(exchange, tensor, out)
-    return members.operation("allgather", steps, name, tensor, out, check=check, slot_call=call)
+    small = 0 not in tensor.shape[1:] and tensor.nbytes <= _SLOT_BYTES
+    counts = make_tensor([tensor.shape[0]], torch.int64) if known is None else None
+    ways = CollectiveWays(concatenated if small else None, start, counts)
+    return members.collective("allgather", form, (tensor, out), messages, ways, name, check)
 
 
 def concatenated(
@@ -141,34 +125,18 @@ def concatenated(
         return rows if out is None else write_result(rows, given, out)
 
 
-def gather_over_group(
-    op: OperationExchanges,
-    group: Sequence[int],
-    transport: Transport,
+def start_gathering(
+    transport: Transport | None,
     tensor: torch.Tensor,
-    title: str,
-) -> Steps[torch.Tensor]:
-    """Gather tensors over a group of ranks: first the numbers of rows, then the rows."""
-    rows, ones = empty((len(group),), torch.int64), [1] * len(group)
-    mine = make_tensor([tensor.shape[0]], torch.int64)
-    form = signature_of(title, tensor, ragged=True)
-    yield from op.collective(group, form, lambda: transport.iallgather(mine, rows, ones))
-    start = partial(_start_gathering, transport, tensor, [rows])
-    return (yield from run_collective(op, group, form, start))
-
-
-def _start_gathering(
-    transport: Transport,
-    tensor: torch.Tensor,
-    rows: Sequence[torch.Tensor],
+    rows: Sequence[int],
     out: torch.Tensor | None = None,
 ) -> StartedCollective[torch.Tensor]:
     """Start to gather tensors, of which each has as many rows as ``rows`` says, in all."""
+    assert transport is not None
     own, transport = prepare_for_transport(transport, tensor)
-    sizes = [count for part in rows for count in part.tolist()]
     width = math.prod(own.shape[1:])
-    shape = sum(sizes), *own.shape[1:]
+    shape = sum(rows), *own.shape[1:]
     writes = can_write_result(out, out) if out is not None else False
     whole = out if writes and out is not None else empty_on(streams_of(tensor), shape, own.dtype)
-    request = transport.iallgather(own, whole.view(-1), [count * width for count in sizes])
+    request = transport.iallgather(own, whole.view(-1), [count * width for count in rows])
     return StartedCollective(request, lambda: write_result(whole, tensor, out))

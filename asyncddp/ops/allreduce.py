@@ -13,8 +13,6 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import (
     OperationExchanges,
     OperationSpec,
-    SlotCall,
-    SlotExchange,
     StartedCollective,
     Steps,
     run_collective,
@@ -28,7 +26,7 @@ from asyncddp.ops.encoded_exchange import (
 )
 from asyncddp.ops.group_reduction import reduce_over_group
 from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import ProcessGroup, members_of, ranks_of_machine
+from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of, ranks_of_machine
 from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
 from asyncddp.ops.validation import (
     can_write_result,
@@ -140,48 +138,33 @@ def plan_allreduce(
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
     """Plan a reduction over a group whose arguments have been checked."""
-    ranks, transport = group.ranks, group.transport
-    title = f"{verb}({reduction.name})" + (f" {name!r}" if name else "")
-    divisor = reduction.divisor(len(ranks))
-    summed_in = reduction.summed_in(tensor.dtype)
+    ranks, title = group.ranks, f"{verb}({reduction.name})" + (f" {name!r}" if name else "")
     if compression is not None and not reduction.is_sum:
         raise ArgumentError(
             f"{verb}: arguments op, compression: expected a sum or an average of what travels "
             f"encoded, got op={reduction.name!r}; leave compression= away"
         )
 
-    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        messages = compression is not None or transport is None or not reduction.is_sum
-        op.next_may_start = messages  # which are matched by key
+    def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[torch.Tensor]:
         if compression is not None and len(ranks) > 1 and tensor.numel():
-            codec = bound_to(op, compression)
-            total = yield from sum_encoded_over_group(op, ranks, tensor, codec, title, divisor or 1)
-        elif transport is not None and reduction.is_sum:
-            total = yield from sum_over_group(
-                op, ranks, transport, tensor, summed_in, title, divisor, out
-            )
+            codec, divisor = bound_to(op, compression), reduction.divisor(len(ranks)) or 1
+            total = yield from sum_encoded_over_group(op, ranks, own, codec, title, divisor)
         else:
-            own, _ = prepare_for_transport(group.context.transport, tensor)
             total = yield from reduce_over_group(op, ranks, own, reduction, title)
         return write_result(total, tensor, out)
 
-    call = None
+    form, ways = signature_of(title, tensor), CollectiveWays[torch.Tensor](overlaps=True)
     if compression is None:
-        call = reduction_in_slots(group, tensor, reduction, title, out)
-    return group.operation(
-        verb, steps, name, tensor, out, check=check, slot_call=call, overlaps=True
-    )
+        ways = ways_of_reduction(group, tensor, reduction)
+    return group.collective(verb, form, (tensor, out), messages, ways, name, check)
 
 
-def reduction_in_slots(
-    group: ProcessGroup,
-    tensor: torch.Tensor,
-    reduction: Reduction,
-    title: str,
-    out: torch.Tensor | None,
-) -> SlotCall[torch.Tensor] | None:
-    """Return how slots reduce a tensor over a group, or agree on the sum of a large one."""
-    form, transport = signature_of(title, tensor), group.transport
+def ways_of_reduction(
+    group: ProcessGroup, tensor: torch.Tensor, reduction: Reduction
+) -> CollectiveWays[torch.Tensor]:
+    """Return how slots reduce a tensor over a group, and how the transport sums it, if it does."""
+    transport = group.transport
+    divisor, summed_in = reduction.divisor(group.size), reduction.summed_in(tensor.dtype)
 
     def combine(
         terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
@@ -189,18 +172,15 @@ def reduction_in_slots(
         into = direct_out(out, reduction.dtype, given.shape)
         return write_result(reduction.of(terms, into), given, out)
 
-    found = group.slot_call(form, tensor, combine, out, dtype=reduction.dtype)
-    if found is not None or transport is None or not reduction.is_sum:
-        return found
-    divisor, summed_in = reduction.divisor(group.size), reduction.summed_in(tensor.dtype)
-
     def start(
         _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> StartedCollective[torch.Tensor]:
+        assert transport is not None
         started = _start_sum(transport, given, summed_in, divisor, out)
         return started.then(lambda total: write_result(total, given, out))
 
-    return SlotCall(SlotExchange(form, start=start), tensor, out)
+    sums = start if reduction.is_sum else None
+    return CollectiveWays(combine, sums, dtype=reduction.dtype, overlaps=True)
 
 
 def sum_over_group(

@@ -12,12 +12,11 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.engine.messages import mismatch_found_by
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_exchange import concatenate, exchange_all_to_all
-from asyncddp.ops.process_group import ProcessGroup, members_of
+from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of
 from asyncddp.ops.row_splits import check_shape_of_out, checked_splits, equal_splits
 from asyncddp.ops.validation import (
     can_receive,
     check_tensor,
-    prepare_for_transport,
     signature_of,
     write_result,
 )
@@ -113,8 +112,7 @@ def plan_alltoall(
     """Plan an exchange of so many rows with each rank of a group; arguments have been checked."""
     title = _NAME + (f" {name!r}" if name else "")
 
-    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        own, _ = prepare_for_transport(members.context.transport, tensor)
+    def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[torch.Tensor]:
         form, given = signature_of(title, own, ragged=True), torch.split(own, list(sent))
         if awaited is None:
             parts = yield from exchange_all_to_all(op, members.ranks, form, given)
@@ -131,8 +129,7 @@ def plan_alltoall(
                 into.copy_(part)
         return write_result(whole, tensor, out)
 
-    number = members.size
-    share = tensor.shape[0] // number
+    share = tensor.shape[0] // members.size
     first = share * members.ranks.index(members.context.rank)
 
     def combine(
@@ -141,10 +138,9 @@ def plan_alltoall(
         found = concatenate([part[first : first + share] for part in parts])
         return write_result(found, given, out)
 
-    call = None
-    if sent is awaited:  # equal shares
-        call = members.slot_call(signature_of(title, tensor), tensor, combine, out)
-    return members.operation(_NAME, steps, name, tensor, out, check=check, slot_call=call)
+    form = signature_of(title, tensor)
+    ways = CollectiveWays(combine if sent is awaited else None)  # equal shares
+    return members.collective(_NAME, form, (tensor, out), messages, ways, name, check)
 
 
 def require_rows(

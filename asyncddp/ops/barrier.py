@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from asyncddp.engine import (
     ExchangeSignature,
     OperationExchanges,
     OperationSpec,
-    SlotCall,
-    SlotExchange,
+    StartedCollective,
     Steps,
 )
 from asyncddp.ops.group_exchange import signal_in_ring, wait_in_ring
-from asyncddp.ops.process_group import ProcessGroup, members_of
+from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of
 from asyncddp.ops.variants import collective, nonblocking
+from asyncddp.tensors.allocation import empty
 
 
 @collective
@@ -45,17 +47,18 @@ barrier_nonblocking = nonblocking(barrier)
 
 def plan_barrier(members: ProcessGroup, name: str | None = None) -> OperationSpec[None]:
     """Plan a barrier of a group."""
-    ranks, transport = members.ranks, members.transport
-    form = ExchangeSignature("barrier" + (f" {name!r}" if name else ""), "uint8", ())
+    title, transport = "barrier" + (f" {name!r}" if name else ""), members.transport
 
-    def steps(op: OperationExchanges) -> Steps[None]:
-        if transport is None:
-            yield from _meet(op, ranks, form.verb)
-        else:
-            yield from op.collective(ranks, form, transport.ibarrier)
+    def messages(op: OperationExchanges, _: torch.Tensor) -> Steps[None]:
+        return (yield from _meet(op, members.ranks, title))
 
-    call = SlotCall(SlotExchange(form, lambda parts, given, out: None))
-    return members.operation("barrier", steps, name, slot_call=call)
+    def start(*_: object) -> StartedCollective[None]:
+        assert transport is not None
+        return StartedCollective(transport.ibarrier(), lambda: None)
+
+    form, nothing = ExchangeSignature(title, "uint8", (None,)), empty((0,), torch.uint8)
+    ways = CollectiveWays(lambda *_: None, start)
+    return members.collective("barrier", form, (nothing, None), messages, ways, name)
 
 
 def _meet(op: OperationExchanges, group: Sequence[int], verb: str) -> Steps[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -12,11 +11,8 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import (
     OperationExchanges,
     OperationSpec,
-    SlotCall,
-    SlotExchange,
     StartedCollective,
     Steps,
-    run_collective,
 )
 from asyncddp.ops.group_exchange import (
     exchange_from_root,
@@ -25,7 +21,7 @@ from asyncddp.ops.group_exchange import (
     signature_of_parts,
 )
 from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
+from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, check_member, members_of
 from asyncddp.ops.validation import (
     can_write_result,
     check_tensor,
@@ -101,19 +97,17 @@ def plan_broadcast(
     """Plan a broadcast in a group, whose arguments have been checked."""
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
     form, place = signature_of(title, tensor), members.ranks.index(root)
-    base, gives = members.transport or members.context.transport, members.context.rank == root
+    gives = members.context.rank == root
 
-    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        if members.transport is None:
-            own, _ = prepare_for_transport(base, tensor)
-            value = yield from _broadcast_in_group(op, members.ranks, root, own, title)
-            return write_result(value, tensor, out)
-        return (yield from run_collective(op, members.ranks, form, partial(start, (), tensor, out)))
+    def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[torch.Tensor]:
+        value = yield from broadcast_in_group(op, members.ranks, root, own, title)
+        return write_result(value, tensor, out)
 
     def start(
         _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> StartedCollective[torch.Tensor]:
-        own, transport = prepare_for_transport(base, given)
+        assert members.transport is not None
+        own, transport = prepare_for_transport(members.transport, given)
         if gives:
             request = transport.ibroadcast(own, place)
             return StartedCollective(request, lambda: _result_of_root(own, given, out))
@@ -130,10 +124,8 @@ def plan_broadcast(
         value = parts[place]
         return write_result(detached_copy(value) if out is None else value, given, out)
 
-    call = members.slot_call(form, tensor, combine, out, gives=gives)
-    if call is None and members.transport is not None:
-        call = SlotCall(SlotExchange(form, start=start), tensor, out)
-    return members.operation("broadcast", steps, name, tensor, out, check=check, slot_call=call)
+    ways = CollectiveWays(combine, start, gives=gives)
+    return members.collective("broadcast", form, (tensor, out), messages, ways, name, check)
 
 
 def _result_of_root(
@@ -147,19 +139,7 @@ def _result_of_root(
     return write_result(own, given, out)
 
 
-def broadcast_over_group(
-    op: OperationExchanges, group: ProcessGroup, root: int, own: torch.Tensor, title: str
-) -> Steps[torch.Tensor]:
-    """Broadcast a rank's contiguous tensor on the host, whose shape all know, over a group."""
-    transport = group.transport
-    if transport is None:
-        return (yield from _broadcast_in_group(op, group.ranks, root, own, title))
-    form, place = signature_of(title, own), group.ranks.index(root)
-    yield from op.collective(group.ranks, form, lambda: transport.ibroadcast(own, place))
-    return own
-
-
-def _broadcast_in_group(
+def broadcast_in_group(
     op: OperationExchanges, group: Sequence[int], root: int, own: torch.Tensor, title: str
 ) -> Steps[torch.Tensor]:
     """Send the root's contiguous tensor to a group: a large one in parts, which go on to all."""

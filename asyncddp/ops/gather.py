@@ -10,8 +10,8 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.allgather import concatenated
 from asyncddp.ops.group_exchange import concatenate, exchange_to_root
 from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
-from asyncddp.ops.validation import check_tensor, prepare_for_transport, signature_of, write_result
+from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, check_member, members_of
+from asyncddp.ops.validation import check_tensor, signature_of, write_result
 from asyncddp.ops.variants import nonblocking, of_tensors
 
 
@@ -57,24 +57,20 @@ def gather(
     root = check_member("gather", "root_rank", root_rank, members)
     title = f"gather(root_rank={root})" + (f" {name!r}" if name else "")
 
-    def steps(op: OperationExchanges) -> Steps[torch.Tensor | None]:
-        own, _ = prepare_for_transport(members.context.transport, tensor)
-        form = signature_of(title, own, ragged=True)
+    form, here = signature_of(title, tensor, ragged=True), members.context.rank == root
+
+    def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[torch.Tensor | None]:
         parts = yield from exchange_to_root(op, members.ranks, root, form, own)
         return None if parts is None else write_result(concatenate(parts), tensor, None)
-
-    here = members.context.rank == root
 
     def combine(
         parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | None:
         return concatenated(parts, given, out) if here else None
 
-    call = None
-    if 0 not in tensor.shape[1:]:  # else bytes do not tell the number of rows
-        form = signature_of(title, tensor, ragged=True)
-        call = members.slot_call(form, tensor, combine)
-    return members.operation("gather", steps, name, tensor, check=check, slot_call=call)
+    # a tensor without elements does not tell its rows by its bytes
+    ways = CollectiveWays(combine if 0 not in tensor.shape[1:] else None)
+    return members.collective("gather", form, (tensor, None), messages, ways, name, check)
 
 
 gather_nonblocking = nonblocking(gather)

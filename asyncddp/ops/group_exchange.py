@@ -16,7 +16,7 @@ from asyncddp.engine import ExchangeSignature, OperationExchanges, PeerExchanges
 from asyncddp.engine.exchange_request import ExchangeRequest
 from asyncddp.ops.validation import signature_of
 from asyncddp.tensors.allocation import zeros
-from asyncddp.transport.base import SHORT_BYTES
+from asyncddp.transport.base import is_short
 
 
 def exchange_tensors(
@@ -192,4 +192,4 @@ def signature_of_parts(title: str, whole: torch.Tensor) -> ExchangeSignature:
 
 def goes_directly(group: Sequence[int], tensor: torch.Tensor) -> bool:
     """Return True if a tensor had better go to each rank whole than in parts by way of others."""
-    return len(group) <= 2 or tensor.nbytes <= SHORT_BYTES
+    return len(group) <= 2 or is_short(tensor.nbytes)

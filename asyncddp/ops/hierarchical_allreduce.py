@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
-from asyncddp.ops.allreduce import reduction_in_slots, sum_over_group
+from asyncddp.ops.allreduce import sum_over_group, ways_of_reduction
 from asyncddp.ops.encoded_exchange import (
     Compression,
     bound_to,
@@ -114,7 +114,8 @@ def hierarchical_allreduce(
     call = None
     if compression is None:  # where all ranks share memory, machines make no difference
         op = ReduceOp.AVERAGE if average else ReduceOp.SUM
-        call = reduction_in_slots(members, tensor, Reduction(op, dtype), title, out)
+        ways = ways_of_reduction(members, tensor, Reduction(op, dtype))
+        call = members.slot_call(signature_of(title, tensor), tensor, out, ways)
     return members.operation(_VERB, steps, name, tensor, out, check=check, slot_call=call)
 
 

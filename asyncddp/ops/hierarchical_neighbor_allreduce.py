@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
+from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps, run_collective
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.allgather import gather_over_group
-from asyncddp.ops.allreduce import reduction_in_slots, sum_over_group
+from asyncddp.ops.allgather import start_gathering
+from asyncddp.ops.allreduce import sum_over_group, ways_of_reduction
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import members_of
 from asyncddp.ops.reduce_op import ReduceOp, Reduction
-from asyncddp.ops.validation import accumulation_dtype, single_output, write_result
+from asyncddp.ops.validation import accumulation_dtype, signature_of, single_output, write_result
 from asyncddp.ops.variants import in_place, nonblocking, of_tensors
 from asyncddp.ops.weight_resolver import WeightResolver, Weights
 from asyncddp.ops.weighted_exchange import exchange_and_average
@@ -128,16 +129,20 @@ def _operation(
         row = to_rank_row(context, row_at(op.round_number))
         group, transport = context.local_ranks, context.local_transport
         total = yield from sum_over_group(op, group, transport, tensor, dtype, _VERB, len(group))
-        share = total.reshape(-1).tensor_split(len(group))[context.local_rank]
+        shares = total.reshape(-1).tensor_split(len(group))
+        share = shares[context.local_rank]
         averaged = yield from exchange_and_average(op, share, row, dtype, None, codec)
-        whole = yield from gather_over_group(op, group, transport, averaged.reshape(-1), _VERB)
+        flat, sizes = averaged.reshape(-1), [len(one) for one in shares]
+        gather = partial(start_gathering, transport, flat, sizes)
+        form = signature_of(_VERB, flat, ragged=True)
+        whole = yield from run_collective(op, group, form, gather)
         return write_result(whole.view(total.shape), tensor, out)
 
     members, call = members_of(_VERB, None), None
     if context.machine_size == 1 and codec is None and not weighted:
         title = _VERB + (f" {name!r}" if name else "")
-        average = Reduction(ReduceOp.AVERAGE, dtype)
-        call = reduction_in_slots(members, tensor, average, title, out)
+        ways = ways_of_reduction(members, tensor, Reduction(ReduceOp.AVERAGE, dtype))
+        call = members.slot_call(signature_of(title, tensor), tensor, out, ways)
     return members.operation(_VERB, steps, name, tensor, out, check=check, slot_call=call)
 
 

@@ -15,15 +15,14 @@ from asyncddp.engine import (
     ExchangeSignature,
     OperationExchanges,
     OperationSpec,
-    SlotCall,
-    SlotExchange,
+    StartedCollective,
     Steps,
 )
-from asyncddp.ops.broadcast import broadcast_over_group
+from asyncddp.ops.allgather import start_gathering
+from asyncddp.ops.broadcast import broadcast_in_group
 from asyncddp.ops.group_exchange import exchange_all_gather
-from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
+from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, check_member, members_of
 from asyncddp.ops.slot_fast_path import run_in_slots
-from asyncddp.ops.validation import signature_of
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty, make_tensor
@@ -66,22 +65,29 @@ def broadcast_object(
     members = members_of("broadcast_object", group)
     root = check_member("broadcast_object", "root_rank", root_rank, members)
     title = f"broadcast_object(root_rank={root})" + (f" {name!r}" if name else "")
-    form = ExchangeSignature(title, "uint8", ())
     here, place = members.context.rank == root, members.ranks.index(root)
     data = _pickled(obj) if here else empty((0,), torch.uint8)
+    size = make_tensor([data.numel()], torch.int64)
 
-    def steps(op: OperationExchanges) -> Steps[Any]:
-        mine = make_tensor([data.numel()], torch.int64)
-        length = yield from broadcast_over_group(op, members, root, mine, title)
-        value = data if here else empty((int(length),), torch.uint8)
-        value = yield from broadcast_over_group(op, members, root, value, title)
+    def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[Any]:
+        length = yield from broadcast_in_group(op, members.ranks, root, size, title)
+        value = own if here else empty((int(length),), torch.uint8)
+        value = yield from broadcast_in_group(op, members.ranks, root, value, title)
         return obj if here else _unpickled(value)
+
+    def start(sizes: Sequence[torch.Tensor], *_: object) -> StartedCollective[Any]:
+        assert members.transport is not None
+        length = torch.cat(list(sizes))[place]
+        value = data if here else empty((int(length),), torch.uint8)
+        request = members.transport.ibroadcast(value, place)
+        return StartedCollective(request, lambda: obj if here else _unpickled(value))
 
     def combine(parts: Sequence[torch.Tensor], *_: object) -> Any:
         return obj if here else _unpickled(parts[place])
 
-    exchange = SlotExchange(form, combine if _slots_take(members, data) else None, gives=here)
-    return members.operation("broadcast_object", steps, name, slot_call=SlotCall(exchange, data))
+    form = ExchangeSignature(title, "uint8", (None,))
+    ways = CollectiveWays(combine, start, size, gives=here)
+    return members.collective("broadcast_object", form, (data, None), messages, ways, name)
 
 
 @blocking
@@ -144,32 +150,22 @@ def _gathering(
     read: Callable[[int, torch.Tensor], T],
 ) -> OperationSpec[list[T]]:
     """Build the operation that gathers the sizes of all ranks' bytes, then the bytes."""
-    title = verb + (f" {name!r}" if name else "")
     ranks, transport = members.ranks, members.transport
+    form = ExchangeSignature(verb + (f" {name!r}" if name else ""), "uint8", (None,))
 
-    def steps(op: OperationExchanges) -> Steps[list[T]]:
-        if transport is None:
-            ragged = signature_of(title, data, ragged=True)
-            return combine((yield from exchange_all_gather(op, ranks, ragged, data)))
-        lengths = empty((len(ranks),), torch.int64)
-        mine, ones = make_tensor([data.numel()], torch.int64), [1] * len(ranks)
-        yield from op.collective(ranks, form, lambda: transport.iallgather(mine, lengths, ones))
-        counts = lengths.tolist()
-        whole = empty((sum(counts),), torch.uint8)
-        yield from op.collective(ranks, form, lambda: transport.iallgather(data, whole, counts))
-        return combine(torch.split(whole, counts))
+    def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[list[T]]:
+        return combine((yield from exchange_all_gather(op, ranks, form, own)))
+
+    def start(sizes: Sequence[torch.Tensor], *_: object) -> StartedCollective[list[T]]:
+        lengths = torch.cat(list(sizes)).tolist()
+        started = start_gathering(transport, data, lengths)
+        return started.then(lambda whole: combine(torch.split(whole, lengths)))
 
     def combine(parts: Sequence[torch.Tensor], *_: object) -> list[T]:
         return [read(peer, part) for peer, part in zip(ranks, parts, strict=True)]
 
-    form = ExchangeSignature(title, "uint8", (None,))
-    exchange = SlotExchange(form, combine if _slots_take(members, data) else None)
-    return members.operation(verb, steps, name, slot_call=SlotCall(exchange, data))
-
-
-def _slots_take(members: ProcessGroup, data: torch.Tensor) -> bool:
-    slots = members.context.engine.matcher.slots.get(members.match_name)
-    return slots is not None and data.nbytes <= slots.capacity
+    ways = CollectiveWays(combine, start, make_tensor([data.numel()], torch.int64))
+    return members.collective(verb, form, (data, None), messages, ways, name)
 
 
 broadcast_object_nonblocking = nonblocking(broadcast_object)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -17,18 +18,41 @@ from asyncddp.engine import (
     SlotCall,
     SlotExchange,
     Steps,
+    run_collective,
 )
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE
-from asyncddp.engine.slot_exchange import Combine
+from asyncddp.engine.slot_exchange import Combine, Start
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.validation import check_rank
+from asyncddp.ops.validation import check_rank, prepare_for_transport
 from asyncddp.rank_list_text import list_ranks
+from asyncddp.tensors.allocation import empty
 from asyncddp.transport import Transport
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_from_config
 
 R = TypeVar("R")
 
 _ALL, _MACHINE = "process group of all ranks", "process group of the machine"
+
+
+@dataclass(frozen=True)
+class CollectiveWays(Generic[R]):
+    """Ways of doing a collective, other than point to point; None where there is no such way.
+
+    Attributes:
+        combine: Makes the result of what all ranks have given to slots of shared memory.
+        start: Starts the collective of the group's transport.
+        counts: A number of this rank that ``start`` gets of all, such as its rows.
+        dtype: In which ranks give their tensors to slots; None for the tensor's own.
+        gives: Whether this rank gives anything to slots.
+        overlaps: Whether the next collective may start before this one has ended.
+    """
+
+    combine: Combine[R] | None = None
+    start: Start[R] | None = None
+    counts: torch.Tensor | None = None
+    dtype: torch.dtype | None = None
+    gives: bool = True
+    overlaps: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,33 +118,66 @@ class ProcessGroup:
             slot_call=slot_call,
         )
 
-    def slot_call(
+    def collective(
         self,
-        signature: ExchangeSignature,
-        tensor: torch.Tensor,
-        combine: Combine[R],
-        out: torch.Tensor | None = None,
-        *,
-        dtype: torch.dtype | None = None,
-        gives: bool = True,
-    ) -> SlotCall[R] | None:
-        """Return how slots of shared memory do a collective, if they can.
+        verb: str,
+        form: ExchangeSignature,
+        given: tuple[torch.Tensor, torch.Tensor | None],
+        messages: Callable[[OperationExchanges, torch.Tensor], Steps[R]],
+        ways: CollectiveWays[R],
+        name: str | None = None,
+        check: bool = False,
+    ) -> OperationSpec[R]:
+        """Return the specification of a collective: in slots, by the transport, or point to point.
 
         Args:
-            signature: What must be the same on all ranks.
-            tensor: What this rank gives.
-            combine: Makes the result of what all ranks give, of ``tensor``, and of ``out``.
-            out: Tensor into which the result goes, or None.
-            dtype: In which they give it; None for the tensor's own.
-            gives: Whether this rank gives anything.
+            verb: Type of the operation.
+            form: What must be the same on all ranks.
+            given: What this rank gives, and the tensor into which the result goes, or None.
+            messages: Does it point to point, with the tensor's values, where the group has no
+                transport or this collective no ``start``.
+            ways: How slots and the transport do it.
+            name: For messages.
+            check: Compare the signature with the other ranks before anything is sent.
         """
-        dtype, slots = dtype or tensor.dtype, self.context.engine.matcher.slots.get(self.match_name)
-        if slots is None or signature.device != "cpu":
+        base, ranks, start, counts = self.transport, self.ranks, ways.start, ways.counts
+
+        def steps(op: OperationExchanges) -> Steps[R]:
+            if base is None or start is None:
+                op.next_may_start = ways.overlaps  # messages are matched by key
+                own, _ = prepare_for_transport(self.context.transport, given[0])
+                return (yield from messages(op, own))
+            every: list[torch.Tensor] = []
+            if counts is not None:
+                every, ones = [empty((len(ranks),), counts.dtype)], [1] * len(ranks)
+                gather = partial(base.iallgather, counts, every[0], ones)
+                yield from op.collective(ranks, form, gather)
+            return (yield from run_collective(op, ranks, form, partial(start, every, *given)))
+
+        call = self.slot_call(form, *given, ways)
+        return self.operation(
+            verb, steps, name, *given, check=check, slot_call=call, overlaps=ways.overlaps
+        )
+
+    def slot_call(
+        self,
+        form: ExchangeSignature,
+        tensor: torch.Tensor,
+        out: torch.Tensor | None,
+        ways: CollectiveWays[R],
+    ) -> SlotCall[R] | None:
+        """Return how slots of shared memory do a collective, or agree on the transport's."""
+        slots = self.context.engine.matcher.slots.get(self.match_name)
+        dtype, start = ways.dtype or tensor.dtype, ways.start
+        small = slots is not None and tensor.numel() * dtype.itemsize <= slots.capacity
+        if small and form.device == "cpu" and ways.combine is not None:
+            shape = tuple([-1 if size is None else size for size in form.shape])
+            exchange = SlotExchange(form, ways.combine, dtype, shape, ways.gives)
+        elif start is not None and self.transport is not None:
+            exchange = SlotExchange(form, dtype=torch.int64, start=start, counts=ways.counts)
+        else:
             return None
-        if tensor.numel() * dtype.itemsize > slots.capacity:
-            return None
-        shape = tuple([-1 if size is None else size for size in signature.shape])
-        return SlotCall(SlotExchange(signature, combine, dtype, shape, gives), tensor, out)
+        return SlotCall(exchange, tensor, out)
 
     def __contains__(self, rank: object) -> bool:
         return rank in self.ranks

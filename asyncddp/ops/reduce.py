@@ -9,11 +9,10 @@ import torch
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.group_reduction import reduce_to_root
 from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
+from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, check_member, members_of
 from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
 from asyncddp.ops.validation import (
     direct_out,
-    prepare_for_transport,
     signature_of,
     single_output,
     write_result,
@@ -91,12 +90,11 @@ def plan_reduce(
     """Plan a reduction for one rank of a group, whose arguments have been checked."""
     title = f"reduce({reduction.name}, root_rank={root})" + (f" {name!r}" if name else "")
 
-    def steps(op: OperationExchanges) -> Steps[torch.Tensor | None]:
-        own, _ = prepare_for_transport(members.context.transport, tensor)
+    form, here = signature_of(title, tensor), members.context.rank == root
+
+    def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[torch.Tensor | None]:
         total = yield from reduce_to_root(op, members.ranks, root, own, reduction, title)
         return out if total is None else write_result(total, tensor, out)
-
-    here = members.context.rank == root
 
     def combine(
         terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
@@ -106,5 +104,5 @@ def plan_reduce(
         into = direct_out(out, reduction.dtype, given.shape)
         return write_result(reduction.of(terms, into), given, out)
 
-    call = members.slot_call(signature_of(title, tensor), tensor, combine, out)
-    return members.operation("reduce", steps, name, tensor, out, check=check, slot_call=call)
+    ways = CollectiveWays(combine)
+    return members.collective("reduce", form, (tensor, out), messages, ways, name, check)

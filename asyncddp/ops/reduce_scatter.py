@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -12,16 +11,13 @@ from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import (
     OperationExchanges,
     OperationSpec,
-    SlotCall,
-    SlotExchange,
     StartedCollective,
     Steps,
-    run_collective,
 )
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_reduction import reduce_scatter_over_group
 from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import ProcessGroup, members_of
+from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of
 from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
 from asyncddp.ops.validation import (
     can_write_result,
@@ -115,19 +111,17 @@ def plan_reduce_scatter(
     ranks, dtype = members.ranks, reduction.dtype
     summed_in = reduction.summed_in(tensor.dtype)
     title = f"{_NAME}({reduction.name})" + (f" {name!r}" if name else "")
-    divisor = reduction.divisor(len(ranks))
+    divisor, first = reduction.divisor(len(ranks)), shape[0] * ranks.index(members.context.rank)
 
-    def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        if not starts:
-            own, _ = prepare_for_transport(members.context.transport, tensor)
-            part = yield from reduce_scatter_over_group(op, ranks, own, reduction, title)
-            return write_result(part.view(shape), tensor, out)
-        return (yield from run_collective(op, ranks, form, partial(start, (), tensor, out)))
+    def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[torch.Tensor]:
+        part = yield from reduce_scatter_over_group(op, ranks, own, reduction, title)
+        return write_result(part.view(shape), tensor, out)
 
     def start(
         _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> StartedCollective[torch.Tensor]:
-        own, transport = prepare_for_transport(members.transport or base, given)
+        assert members.transport is not None
+        own, transport = prepare_for_transport(members.transport, given)
         own = own.to(summed_in)
         part = own[: shape[0]]
         if can_write_result(out, part) and not is_same_memory(out, part):
@@ -137,9 +131,6 @@ def plan_reduce_scatter(
         request = transport.ireduce_scatter(own.view(-1), into.view(-1), divisor)
         return StartedCollective(request, lambda: write_result(total, given, out))
 
-    base, starts = members.context.transport, members.transport is not None and reduction.is_sum
-    form, first = signature_of(title, tensor), shape[0] * members.ranks.index(members.context.rank)
-
     def combine(
         terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor:
@@ -147,10 +138,9 @@ def plan_reduce_scatter(
         total = reduction.of(parts, direct_out(out, dtype, shape))
         return write_result(total, given, out)
 
-    call = members.slot_call(form, tensor, combine, out, dtype=dtype)
-    if call is None and starts:
-        call = SlotCall(SlotExchange(form, start=start), tensor, out)
-    return members.operation(_NAME, steps, name, tensor, out, check=check, slot_call=call)
+    form = signature_of(title, tensor)
+    ways = CollectiveWays(combine, start if reduction.is_sum else None, dtype=dtype)
+    return members.collective(_NAME, form, (tensor, out), messages, ways, name, check)
 
 
 def _part_shape(tensor: torch.Tensor, size: int, out: torch.Tensor | None) -> tuple[int, ...]:

@@ -41,9 +41,17 @@ class Request(Protocol):
 
 
 SHORT_BYTES = 1 << 14
-"""Bytes of a tensor up to which it costs latency rather than bandwidth: it goes whole to all."""
+"""Bytes of a tensor up to which it costs latency rather than bandwidth."""
 TRANSFER_ERRORS = (RuntimeError, OSError, MemoryError)
 """Exceptions of a transfer: a PeerError, an error of a device's library, lack of memory."""
+
+
+def is_short(nbytes: int, parts: int = 1) -> bool:
+    """Tell whether a collective takes few messages in a row, of whole tensors, rather than parts.
+
+    ``parts`` tells of how many ranks' tensors the bytes are.
+    """
+    return nbytes <= SHORT_BYTES * parts
 
 
 def has_ended(request: Request) -> bool:

@@ -21,7 +21,7 @@ import torch
 
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.means import add, rounds, scaled, split_divisor, sum_of
-from asyncddp.transport.base import SHORT_BYTES, Request
+from asyncddp.transport.base import Request, is_short
 
 
 class PointToPointRequest(Request, Protocol):
@@ -185,7 +185,7 @@ def allreduce(
     exchange: CollectiveExchange, tensor: torch.Tensor, out: torch.Tensor, divisor: float | None
 ) -> Steps:
     """Sum flat tensors of all ranks into ``out``, and divide the sum."""
-    if tensor.nbytes <= SHORT_BYTES:
+    if is_short(tensor.nbytes):
         every = empty((exchange.size, tensor.numel()), tensor.dtype)
         every[exchange.rank].copy_(tensor)
         yield from allgather(exchange, list(every), directly=True)

@@ -15,7 +15,7 @@ import torch
 from asyncddp.tensors.allocation import empty, zeros
 from asyncddp.tensors.means import first_divisor, rounds
 from asyncddp.transport import collective_algorithms as algorithms
-from asyncddp.transport.base import SHORT_BYTES, Request
+from asyncddp.transport.base import Request, is_short
 from asyncddp.transport.collective_algorithms import CollectiveExchange, PointToPoint, Steps
 from asyncddp.transport.collective_request import CollectiveRequest, RunningCollectives
 from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
@@ -139,7 +139,7 @@ class MessageCollectives:
         """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``."""
         parts = list(torch.split(out.detach().view(-1), list(counts)))
         parts[self._rank].copy_(tensor.detach().view(-1))
-        short = out.nbytes <= SHORT_BYTES * len(self._ring)
+        short = is_short(out.nbytes, len(self._ring))
         lane = next(self._lanes(self._ring))
         ordered = [parts[member] for member in self._ring]
         directly = short or lane.few

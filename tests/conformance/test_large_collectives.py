@@ -69,12 +69,12 @@ def test_collectives_of_large_tensors(world: World, count: int) -> None:
 
 def reads_memory() -> bool:
     transport: Any = bf.current().transport
-    return bool(transport._shared._buffers.reads_private_memory)
+    return bool(transport._shared.reads_private_memory)
 
 
 def all_verbs_by_messages(count: int) -> None:
     transport: Any = bf.current().transport
-    buffers = transport._shared._buffers
+    buffers = transport._shared
     able, buffers.reads_private_memory = buffers.reads_private_memory, False
     try:
         all_verbs(count)

@@ -30,10 +30,10 @@ from asyncddp.transport.c10d.socket_mesh import SocketMesh
 from asyncddp.transport.collective_request import RunningCollectives
 from asyncddp.transport.message_collectives import MessageCollectives
 from asyncddp.transport.polling_pause import PollingPause, outnumber_cores
+from asyncddp.transport.process_transport import Collectives, ProcessTransport
 from asyncddp.transport.record_gathering import gather_records
 from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
 from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
-from asyncddp.transport.shared_memory.shared_memory_collectives import SharedMemoryCollectives
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class MeshGroup(NamedTuple):
     shared_memory: SharedMemoryGroup | None = None
 
 
-class C10dTransport(Transport):
+class C10dTransport(ProcessTransport):
     """Transport of one rank over the sockets of a mesh, and shared memory inside a machine.
 
     Without a group it joins the world that the environment announces, or that
@@ -75,7 +75,7 @@ class C10dTransport(Transport):
         if group is None:
             mesh = meet(startup or StartupDeadline.for_single_process())
             group = MeshGroup(mesh, mesh.world.name, range(mesh.size))
-        self._mesh, self._group = group.mesh, group
+        self._mesh, self._group, self._lock = group.mesh, group, group.mesh.lock
         self.rank, self.size = group.members.index(group.mesh.rank), len(group.members)
         self._messages = MessageEndpoint(self._mesh, _number(group.name), group.members)
         self._tensors = MessageEndpoint(self._mesh, _number(f"{group.name}/t"), group.members)
@@ -94,11 +94,10 @@ class C10dTransport(Transport):
         self.cores_shared = outnumber_cores(self._mesh.world.records[rank].cores for rank in here)
         self._pause = PollingPause(cores_shared=self.cores_shared, sleep=self._sleep)
         self.shared_memory_group = group.shared_memory
-        self._shared: SharedMemoryCollectives | None = None
         if self._world:
             self._share_memory(machines)
         else:
-            self._share_collectives(self._open_buffers(self, range(self.size)))
+            self._shared = self._open_buffers(self, range(self.size))
         self.collective_slots = open_slots(
             self.shared_memory_group,
             self.size,
@@ -125,7 +124,7 @@ class C10dTransport(Transport):
         self.shared_memory_group = self._form_group(part, here)
         buffers = self._open_buffers(part, here)
         if len(machines) == 1:
-            self._share_collectives(buffers)
+            self._shared = buffers
         elif all(gather_records(self, buffers is not None, bool, _TIMEOUT)):
             self._collectives.sum_by_machines(buffers)
 
@@ -155,10 +154,6 @@ class C10dTransport(Transport):
             lambda mine, kind: gather_records(part, mine, kind, _TIMEOUT),
             self.break_collectives,
         )
-
-    def _share_collectives(self, buffers: SharedCollectiveBuffers | None) -> None:
-        if buffers is not None:
-            self._shared = SharedMemoryCollectives(self, buffers)
 
     def _progress(self) -> None:
         with self._mesh.lock:
@@ -200,47 +195,8 @@ class C10dTransport(Transport):
     # collectives
 
     @override
-    def iallreduce(
-        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
-    ) -> Request:
-        into = tensor if out is None else out
-        with self._mesh.lock:
-            self.require_collectives()
-            if shared := self._shared and self._shared.iallreduce(tensor, out, divisor):
-                return shared
-            return self._collectives.allreduce(tensor, into, divisor)
-
-    @override
-    def ireduce_scatter(
-        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
-    ) -> Request:
-        with self._mesh.lock:
-            self.require_collectives()
-            if shared := self._shared and self._shared.ireduce_scatter(tensor, out, divisor):
-                return shared
-            return self._collectives.reduce_scatter(tensor, out, divisor)
-
-    @override
-    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        with self._mesh.lock:
-            self.require_collectives()
-            if shared := self._shared and self._shared.ibroadcast(tensor, root):
-                return shared
-            return self._collectives.broadcast(tensor, root)
-
-    @override
-    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        with self._mesh.lock:
-            self.require_collectives()
-            if shared := self._shared and self._shared.iallgather(tensor, out, counts):
-                return shared
-            return self._collectives.allgather(tensor, out, counts)
-
-    @override
-    def ibarrier(self) -> Request:
-        with self._mesh.lock:
-            self.require_collectives()
-            return self._collectives.barrier()
+    def _collectives_of(self, verb: str, nbytes: int) -> Collectives:
+        return self._collectives
 
     @override
     def probe(self, tag: int) -> int | None:

@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from typing_extensions import override
 
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.transport.base import SHORT_BYTES, Request, Transport, has_ended
+from asyncddp.transport.base import Request, Transport, has_ended, is_short
 from asyncddp.transport.collective_algorithms import FEW_RANKS
 from asyncddp.transport.collective_request import RunningCollectives
 from asyncddp.transport.message_collectives import MessageCollectives
@@ -26,6 +26,7 @@ from asyncddp.transport.mpi.point_to_point import MPIPointToPoint
 from asyncddp.transport.mpi.runtime import MPI, is_process_failure, translate_mpi_errors
 from asyncddp.transport.mpi.startup import start_and_synchronize
 from asyncddp.transport.polling_pause import SLEEP_SECONDS, PollingPause, outnumber_cores
+from asyncddp.transport.process_transport import Collectives, ProcessTransport
 from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
 from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.tcp_send_queue import TCPSendQueueLimit, listening_ports
@@ -45,7 +46,7 @@ class _NetworkRecord(NamedTuple):
     shares_memory: bool
 
 
-class MPITransport(Transport):
+class MPITransport(ProcessTransport):
     """Transport over MPI between the ranks of one communicator.
 
     Without communicators it waits for the other ranks, and takes duplicates of ``COMM_WORLD``; it
@@ -150,46 +151,20 @@ class MPITransport(Transport):
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
         return self._tensors.irecv(out, peer, tag)
 
-    def _collectives_of(self, tensor: torch.Tensor) -> MessageCollectives | MPICollectives:
+    @override
+    def _collectives_of(self, verb: str, nbytes: int) -> Collectives:
         """Choose sends and receives of many pieces at once, over TCP, or MPI's own collectives.
 
         With many ranks MPI takes fewer messages for a small one, though more of them in a row.
         """
-        self.require_collectives()
-        few_messages = tensor.nbytes <= SHORT_BYTES and self.size > FEW_RANKS
-        return self._of_mpi if few_messages else self._collectives or self._of_mpi
+        few_messages = is_short(nbytes) and self.size > FEW_RANKS
+        by_pieces = verb not in ("broadcast", "barrier") and not few_messages
+        return (self._collectives if by_pieces else None) or self._of_mpi
 
     @override
     @translate_mpi_errors
-    def iallreduce(
-        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
-    ) -> Request:
-        into = tensor if out is None else out
-        return self._collectives_of(tensor).allreduce(tensor, into, divisor)
-
-    @override
-    @translate_mpi_errors
-    def ireduce_scatter(
-        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
-    ) -> Request:
-        return self._collectives_of(tensor).reduce_scatter(tensor, out, divisor)
-
-    @override
-    @translate_mpi_errors
-    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        self.require_collectives()
-        return self._of_mpi.broadcast(tensor, root)
-
-    @override
-    @translate_mpi_errors
-    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        return self._collectives_of(out).allgather(tensor, out, counts)
-
-    @override
-    @translate_mpi_errors
-    def ibarrier(self) -> Request:
-        self.require_collectives()
-        return self._of_mpi.barrier()
+    def _start(self, verb: str, nbytes: int, *given: Any) -> Request:
+        return super()._start(verb, nbytes, *given)
 
     @override
     def split(self, color: int, key: int) -> Transport:

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypeVar
 
-import torch
-from typing_extensions import override
-
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.transport.base import Request, Scope, SharedMemoryGroup, Transport
+from asyncddp.transport.base import Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, allgather_records
 from asyncddp.transport.mpi.mpi_transport import MPITransport
 from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
 from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
-from asyncddp.transport.shared_memory.shared_memory_collectives import SharedMemoryCollectives
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 T = TypeVar("T")
@@ -55,7 +51,6 @@ class SharedMemoryTransport(MPITransport):
                 )
             if problem is not None and self._pair.machine.rank == 0:
                 logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
-        self._shared: SharedMemoryCollectives | None = None
         self._open_buffers()
         gather = partial(allgather_records, self._comm)
         self.collective_slots = open_slots(self.shared_memory_group, self.size, self.rank, gather)
@@ -88,32 +83,8 @@ class SharedMemoryTransport(MPITransport):
         )
         if len(members) != self.size:
             self._machine_buffers = buffers
-        elif buffers is not None:
-            self._shared = SharedMemoryCollectives(self, buffers)
-
-    @override
-    def iallreduce(
-        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
-    ) -> Request:
-        shared = self._shared and self._shared.iallreduce(tensor, out, divisor)
-        return shared or super().iallreduce(tensor, out, divisor)
-
-    @override
-    def ireduce_scatter(
-        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
-    ) -> Request:
-        shared = self._shared and self._shared.ireduce_scatter(tensor, out, divisor)
-        return shared or super().ireduce_scatter(tensor, out, divisor)
-
-    @override
-    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        shared = self._shared and self._shared.ibroadcast(tensor, root)
-        return shared or super().ibroadcast(tensor, root)
-
-    @override
-    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        shared = self._shared and self._shared.iallgather(tensor, out, counts)
-        return shared or super().iallgather(tensor, out, counts)
+        else:
+            self._shared = buffers
 
     def close(self) -> None:
         """Wait until posted messages are sent, and free shared memory that no tensor uses."""

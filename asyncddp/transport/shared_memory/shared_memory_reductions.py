@@ -130,3 +130,15 @@ class SharedMemoryReduceScatterRequest(SlotCollectiveRequest):
             for peer in range(len(self._buffers.ranks))
         ]
         sum_of(terms, self._divisor, self._out[number])
+
+
+def allreduce_request(
+    buffers: SharedCollectiveBuffers,
+    tensor: torch.Tensor,
+    out: torch.Tensor,
+    divisor: int | None,
+) -> SharedMemoryAllreduceRequest:
+    """Start an allreduce."""
+    two = len(buffers.ranks) == 2
+    request = SharedMemoryAllreduceRequest if two else SharedMemoryPartwiseAllreduceRequest
+    return request(buffers, tensor, out, divisor)

@@ -1,0 +1,113 @@
+"""Transport between processes: its collectives, by shared memory, MPI, or sends and receives."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from typing_extensions import override
+
+from asyncddp.transport.base import Request, Transport
+from asyncddp.transport.shared_memory.collective_buffers import MIN_BYTES, SharedCollectiveBuffers
+from asyncddp.transport.shared_memory.shared_memory_copies import (
+    allgather_request,
+    broadcast_request,
+)
+from asyncddp.transport.shared_memory.shared_memory_reductions import (
+    SharedMemoryReduceScatterRequest,
+    allreduce_request,
+)
+
+_Start: TypeAlias = Callable[..., Request]
+_REDUCTIONS: dict[str, _Start] = {
+    "allreduce": allreduce_request,
+    "reduce_scatter": SharedMemoryReduceScatterRequest,
+}
+_COPIES: dict[str, _Start] = {"broadcast": broadcast_request, "allgather": allgather_request}
+
+
+class Collectives(Protocol):
+    """Collectives of a transport's ranks; what they do is said of :class:`Transport`."""
+
+    def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
+        """Start to sum a tensor of all ranks into another, and to divide the sum."""
+        ...
+
+    def reduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
+    ) -> Request:
+        """Start to sum a tensor of all ranks, of which this one keeps its part."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        """Start to replace a tensor by the root's."""
+        ...
+
+    def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``."""
+        ...
+
+    def barrier(self) -> Request:
+        """Start a barrier."""
+        ...
+
+
+class ProcessTransport(Transport):
+    """Transport between processes, of which those that share memory run large collectives there."""
+
+    _shared: SharedCollectiveBuffers | None = None  # of all its ranks
+    _lock: AbstractContextManager[object] = nullcontext()  # held while a collective starts
+
+    @abstractmethod
+    def _collectives_of(self, verb: str, nbytes: int) -> Collectives:
+        """Choose who runs a collective that does not go through shared memory."""
+
+    def _start(self, verb: str, nbytes: int, *given: Any) -> Request:
+        """Start a collective of so many bytes, the same on all ranks, the quickest way."""
+        with self._lock:
+            self.require_collectives()
+            request = (
+                None if self._shared is None else _in_memory(self._shared, verb, nbytes, given)
+            )
+            if request is None:
+                request = getattr(self._collectives_of(verb, nbytes), verb)(*given)
+            return request
+
+    @override
+    def iallreduce(
+        self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
+    ) -> Request:
+        into = tensor if out is None else out
+        return self._start("allreduce", tensor.nbytes, tensor, into, divisor)
+
+    @override
+    def ireduce_scatter(
+        self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
+    ) -> Request:
+        return self._start("reduce_scatter", tensor.nbytes, tensor, out, divisor)
+
+    @override
+    def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
+        return self._start("broadcast", tensor.nbytes, tensor, root)
+
+    @override
+    def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
+        return self._start("allgather", out.nbytes, tensor, out, counts)
+
+    @override
+    def ibarrier(self) -> Request:
+        return self._start("barrier", 0)
+
+
+def _in_memory(
+    buffers: SharedCollectiveBuffers, verb: str, nbytes: int, given: Sequence[Any]
+) -> Request | None:
+    """Start a collective through shared memory; None where messages are quicker."""
+    if verb in _REDUCTIONS and buffers.take(given[0]):
+        return _REDUCTIONS[verb](buffers, *given)
+    if verb in _COPIES and nbytes >= MIN_BYTES and buffers.reads_private_memory:
+        return _COPIES[verb](buffers, *given)
+    return None
