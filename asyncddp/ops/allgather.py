@@ -16,8 +16,8 @@ from asyncddp.engine import (
     Steps,
 )
 from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
-from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of
+from asyncddp.ops.process_group import CollectiveWays, Output, ProcessGroup, Tensors, members_of
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
     can_write_result,
     check_tensor,
@@ -96,9 +96,7 @@ def plan_allgather(
     form = signature_of(title, tensor, ragged=True)
     known = None if rows is None else [make_tensor(list(rows), torch.int64)]
 
-    def start(
-        counts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> StartedCollective[torch.Tensor]:
+    def start(counts: Tensors, given: torch.Tensor, out: Output) -> StartedCollective[torch.Tensor]:
         every = [count for part in known or counts for count in part.tolist()]
         return start_gathering(members.transport, given, every, out)
 
@@ -113,9 +111,7 @@ def plan_allgather(
     return members.collective("allgather", form, (tensor, out), messages, ways, name, check)
 
 
-def concatenated(
-    parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-) -> torch.Tensor:
+def concatenated(parts: Tensors, given: torch.Tensor, out: Output) -> torch.Tensor:
     """Concatenate what all ranks have given to slots."""
     with normal_mode():
         into = direct_out(out, given.dtype, out.shape) if out is not None else None

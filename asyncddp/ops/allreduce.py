@@ -24,10 +24,17 @@ from asyncddp.ops.encoded_exchange import (
     checked_compression,
     sum_encoded_over_group,
 )
-from asyncddp.ops.group_reduction import reduce_over_group
-from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of, ranks_of_machine
+from asyncddp.ops.group_exchange import reduce_over_group
+from asyncddp.ops.process_group import (
+    CollectiveWays,
+    Output,
+    ProcessGroup,
+    Tensors,
+    members_of,
+    ranks_of_machine,
+)
 from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
     can_write_result,
     direct_out,
@@ -166,15 +173,11 @@ def ways_of_reduction(
     transport = group.transport
     divisor, summed_in = reduction.divisor(group.size), reduction.summed_in(tensor.dtype)
 
-    def combine(
-        terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor:
+    def combine(terms: Tensors, given: torch.Tensor, out: Output) -> torch.Tensor:
         into = direct_out(out, reduction.dtype, given.shape)
         return write_result(reduction.of(terms, into), given, out)
 
-    def start(
-        _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> StartedCollective[torch.Tensor]:
+    def start(_: Tensors, given: torch.Tensor, out: Output) -> StartedCollective[torch.Tensor]:
         assert transport is not None
         started = _start_sum(transport, given, summed_in, divisor, out)
         return started.then(lambda total: write_result(total, given, out))

@@ -12,11 +12,13 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.engine.messages import mismatch_found_by
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_exchange import concatenate, exchange_all_to_all
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of
-from asyncddp.ops.row_splits import check_shape_of_out, checked_splits, equal_splits
+from asyncddp.ops.process_group import CollectiveWays, Output, ProcessGroup, Tensors, members_of
 from asyncddp.ops.validation import (
     can_receive,
+    check_shape_of_out,
     check_tensor,
+    checked_splits,
+    equal_splits,
     signature_of,
     write_result,
 )
@@ -132,9 +134,7 @@ def plan_alltoall(
     share = tensor.shape[0] // members.size
     first = share * members.ranks.index(members.context.rank)
 
-    def combine(
-        parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor:
+    def combine(parts: Tensors, given: torch.Tensor, out: Output) -> torch.Tensor:
         found = concatenate([part[first : first + share] for part in parts])
         return write_result(found, given, out)
 

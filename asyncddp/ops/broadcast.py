@@ -20,8 +20,15 @@ from asyncddp.ops.group_exchange import (
     goes_directly,
     signature_of_parts,
 )
-from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, check_member, members_of
+from asyncddp.ops.process_group import (
+    CollectiveWays,
+    Output,
+    ProcessGroup,
+    Tensors,
+    check_member,
+    members_of,
+)
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
     can_write_result,
     check_tensor,
@@ -103,9 +110,7 @@ def plan_broadcast(
         value = yield from broadcast_in_group(op, members.ranks, root, own, title)
         return write_result(value, tensor, out)
 
-    def start(
-        _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> StartedCollective[torch.Tensor]:
+    def start(_: Tensors, given: torch.Tensor, out: Output) -> StartedCollective[torch.Tensor]:
         assert members.transport is not None
         own, transport = prepare_for_transport(members.transport, given)
         if gives:
@@ -118,9 +123,7 @@ def plan_broadcast(
         request = transport.ibroadcast(value.detach(), place)
         return StartedCollective(request, lambda: write_result(value, given, out))
 
-    def combine(
-        parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor:
+    def combine(parts: Tensors, given: torch.Tensor, out: Output) -> torch.Tensor:
         value = parts[place]
         return write_result(detached_copy(value) if out is None else value, given, out)
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.allgather import concatenated
 from asyncddp.ops.group_exchange import concatenate, exchange_to_root
-from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, check_member, members_of
+from asyncddp.ops.process_group import (
+    CollectiveWays,
+    Output,
+    ProcessGroup,
+    Tensors,
+    check_member,
+    members_of,
+)
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import check_tensor, signature_of, write_result
 from asyncddp.ops.variants import nonblocking, of_tensors
 
@@ -63,9 +68,7 @@ def gather(
         parts = yield from exchange_to_root(op, members.ranks, root, form, own)
         return None if parts is None else write_result(concatenate(parts), tensor, None)
 
-    def combine(
-        parts: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    def combine(parts: Tensors, given: torch.Tensor, out: Output) -> torch.Tensor | None:
         return concatenated(parts, given, out) if here else None
 
     # a tensor without elements does not tell its rows by its bytes

@@ -14,7 +14,8 @@ from asyncddp.device.stream_interfaces import empty_on
 from asyncddp.device.stream_registry import streams_of
 from asyncddp.engine import ExchangeSignature, OperationExchanges, PeerExchanges, Steps
 from asyncddp.engine.exchange_request import ExchangeRequest
-from asyncddp.ops.validation import signature_of
+from asyncddp.ops.reduce_op import Reduction
+from asyncddp.ops.validation import signature_of, write_result
 from asyncddp.tensors.allocation import zeros
 from asyncddp.transport.base import is_short
 
@@ -193,3 +194,63 @@ def signature_of_parts(title: str, whole: torch.Tensor) -> ExchangeSignature:
 def goes_directly(group: Sequence[int], tensor: torch.Tensor) -> bool:
     """Return True if a tensor had better go to each rank whole than in parts by way of others."""
     return len(group) <= 2 or is_short(tensor.nbytes)
+
+
+def reduce_over_group(
+    op: OperationExchanges,
+    group: Sequence[int],
+    own: torch.Tensor,
+    reduction: Reduction,
+    title: str,
+) -> Steps[torch.Tensor]:
+    """Reduce a contiguous tensor over a group, on all its ranks; the result has the same bits.
+
+    Small ones go whole to all ranks. Of others each rank reduces a part and sends it to all.
+    """
+    if goes_directly(group, own):
+        terms = yield from exchange_all_gather(op, group, signature_of(title, own), own)
+        return reduction.of(terms)
+    part = yield from _reduce_own_part(op, group, own, reduction, title)
+    return (yield from gather_parts(op, group, signature_of_parts(title, own), part, own.shape))
+
+
+def reduce_to_root(
+    op: OperationExchanges,
+    group: Sequence[int],
+    root: int,
+    own: torch.Tensor,
+    reduction: Reduction,
+    title: str,
+) -> Steps[torch.Tensor | None]:
+    """Reduce a contiguous tensor over a group, on the root; None elsewhere."""
+    if goes_directly(group, own):
+        terms = yield from exchange_to_root(op, group, root, signature_of(title, own), own)
+        return None if terms is None else reduction.of(terms)
+    part = yield from _reduce_own_part(op, group, own, reduction, title)
+    parts = yield from exchange_to_root(op, group, root, signature_of_parts(title, own), part)
+    return None if parts is None else concatenate(parts).view(own.shape)
+
+
+def reduce_scatter_over_group(
+    op: OperationExchanges,
+    group: Sequence[int],
+    own: torch.Tensor,
+    reduction: Reduction,
+    title: str,
+) -> Steps[torch.Tensor]:
+    """Reduce a contiguous tensor over a group; each rank gets its equal share of the rows, flat."""
+    form = signature_of_parts(title, own)
+    terms = yield from exchange_all_to_all(op, group, form, own.view(-1).tensor_split(len(group)))
+    return reduction.of(terms)
+
+
+def _reduce_own_part(
+    op: OperationExchanges,
+    group: Sequence[int],
+    own: torch.Tensor,
+    reduction: Reduction,
+    title: str,
+) -> Steps[torch.Tensor]:
+    """Reduce this rank's part of a tensor, and return it in the tensor's dtype."""
+    part = yield from reduce_scatter_over_group(op, group, own, reduction, title)
+    return write_result(part, own, None)

@@ -12,9 +12,9 @@ from asyncddp.ops.encoded_exchange import (
     checked_compression,
     sum_encoded_over_group,
 )
-from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import members_of
 from asyncddp.ops.reduce_op import ReduceOp, Reduction
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
     accumulation_dtype,
     prepare_for_transport,

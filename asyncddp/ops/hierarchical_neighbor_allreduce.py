@@ -14,13 +14,12 @@ from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allgather import start_gathering
 from asyncddp.ops.allreduce import sum_over_group, ways_of_reduction
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
-from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.process_group import members_of
 from asyncddp.ops.reduce_op import ReduceOp, Reduction
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import accumulation_dtype, signature_of, single_output, write_result
 from asyncddp.ops.variants import in_place, nonblocking, of_tensors
-from asyncddp.ops.weight_resolver import WeightResolver, Weights
-from asyncddp.ops.weighted_exchange import exchange_and_average
+from asyncddp.ops.weighted_average import WeightResolver, Weights, exchange_and_average
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 from asyncddp.topology import Schedule, as_schedule, complete
 

@@ -15,7 +15,7 @@ from asyncddp.ops.gather_fast_path import (
     gather_on_host,
     register_gather_path,
 )
-from asyncddp.ops.list_calls import ListKind
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
     check_rank,
     check_tensor,

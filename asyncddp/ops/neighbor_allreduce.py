@@ -12,8 +12,8 @@ from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
-from asyncddp.ops.list_calls import ListKind
 from asyncddp.ops.shared_memory_fast_path import FastPath
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.traced_fast_path import TracedFastPath
 from asyncddp.ops.validation import (
     accumulation_dtype,
@@ -23,8 +23,12 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import FastCall, in_place, nonblocking, of_tensors
-from asyncddp.ops.weight_resolver import WeightResolver, Weights, refuse_scaling
-from asyncddp.ops.weighted_exchange import exchange_and_average
+from asyncddp.ops.weighted_average import (
+    WeightResolver,
+    Weights,
+    exchange_and_average,
+    refuse_scaling,
+)
 from asyncddp.tensors.byte_views import has_plain_memory
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.tensors.tensor_lists import TensorOrTensors
@@ -144,7 +148,7 @@ def neighbor_allreduce(
     """
     context = current()
     out = single_output(_VERB, out)
-    codec = checked_compression(_VERB, tensor, compression)
+    codec = None if compression is None else checked_compression(_VERB, tensor, compression)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers)
     if not DTYPES[tensor.dtype].averages:
         refuse_scaling(_VERB, "dst_weights", dst_weights, tensor.dtype)

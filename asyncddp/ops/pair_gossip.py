@@ -10,11 +10,10 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps, require_na
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
-from asyncddp.ops.list_calls import ListKind
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import accumulation_dtype, check_rank, single_output, write_result
 from asyncddp.ops.variants import in_place, nonblocking, of_tensors
-from asyncddp.ops.weight_resolver import require_finite
-from asyncddp.ops.weighted_exchange import exchange_and_average
+from asyncddp.ops.weighted_average import exchange_and_average, require_finite
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 
 

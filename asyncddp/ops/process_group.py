@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 
@@ -31,6 +31,9 @@ from asyncddp.transport.cuda.negotiation import close_device_transports, negotia
 
 R = TypeVar("R")
 
+Tensors: TypeAlias = Sequence[torch.Tensor]
+Output: TypeAlias = torch.Tensor | None
+"""Tensor into which a result goes, or None for a new one."""
 _ALL, _MACHINE = "process group of all ranks", "process group of the machine"
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
-from asyncddp.ops.group_reduction import reduce_to_root
-from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, check_member, members_of
+from asyncddp.ops.group_exchange import reduce_to_root
+from asyncddp.ops.process_group import (
+    CollectiveWays,
+    Output,
+    ProcessGroup,
+    Tensors,
+    check_member,
+    members_of,
+)
 from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
     direct_out,
     signature_of,
@@ -96,9 +101,7 @@ def plan_reduce(
         total = yield from reduce_to_root(op, members.ranks, root, own, reduction, title)
         return out if total is None else write_result(total, tensor, out)
 
-    def combine(
-        terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    def combine(terms: Tensors, given: torch.Tensor, out: Output) -> torch.Tensor | None:
         if not here:
             return out
         into = direct_out(out, reduction.dtype, given.shape)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from asyncddp.device.stream_interfaces import empty_on
@@ -15,10 +13,10 @@ from asyncddp.engine import (
     Steps,
 )
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.group_reduction import reduce_scatter_over_group
-from asyncddp.ops.list_calls import ListKind
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of
+from asyncddp.ops.group_exchange import reduce_scatter_over_group
+from asyncddp.ops.process_group import CollectiveWays, Output, ProcessGroup, Tensors, members_of
 from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
     can_write_result,
     direct_out,
@@ -117,9 +115,7 @@ def plan_reduce_scatter(
         part = yield from reduce_scatter_over_group(op, ranks, own, reduction, title)
         return write_result(part.view(shape), tensor, out)
 
-    def start(
-        _: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> StartedCollective[torch.Tensor]:
+    def start(_: Tensors, given: torch.Tensor, out: Output) -> StartedCollective[torch.Tensor]:
         assert members.transport is not None
         own, transport = prepare_for_transport(members.transport, given)
         own = own.to(summed_in)
@@ -131,9 +127,7 @@ def plan_reduce_scatter(
         request = transport.ireduce_scatter(own.view(-1), into.view(-1), divisor)
         return StartedCollective(request, lambda: write_result(total, given, out))
 
-    def combine(
-        terms: Sequence[torch.Tensor], given: torch.Tensor, out: torch.Tensor | None
-    ) -> torch.Tensor:
+    def combine(terms: Tensors, given: torch.Tensor, out: Output) -> torch.Tensor:
         parts = [term[first : first + shape[0]] for term in terms]
         total = reduction.of(parts, direct_out(out, dtype, shape))
         return write_result(total, given, out)

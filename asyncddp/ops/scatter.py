@@ -10,9 +10,11 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_exchange import exchange_from_root
 from asyncddp.ops.process_group import ProcessGroup, check_member, members_of
-from asyncddp.ops.row_splits import check_shape_of_out, checked_splits, equal_splits
 from asyncddp.ops.validation import (
+    check_shape_of_out,
     check_tensor,
+    checked_splits,
+    equal_splits,
     expected_by,
     prepare_for_transport,
     signature_of,

@@ -23,7 +23,7 @@ from asyncddp.errors import PeerError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.average_queue import AverageQueue
 from asyncddp.ops.deferred_average import DeferredAverageHandle, SentAverage, detached
-from asyncddp.ops.weighted_exchange import average_chunks, exchange_and_average
+from asyncddp.ops.weighted_average import average_chunks, exchange_and_average
 from asyncddp.shm.ring_buffer import SendRingBuffer
 from asyncddp.tensors.allocation import empty
 from asyncddp.timeline.profiler_range import ProfilerRange

@@ -14,7 +14,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import sum_over_group
 from asyncddp.ops.encoded_exchange import Compression, bound_to, sum_encoded_over_group
-from asyncddp.ops.list_calls import ListKind
+from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import accumulation_dtype, single_output, write_result
 from asyncddp.ops.variants import blocking, in_place, nonblocking, of_tensors
 from asyncddp.tensors.allocation import zeros_like

@@ -2,7 +2,8 @@
 
 A verb is written once, as a function from its arguments to a
 :class:`~asyncddp.engine.OperationSpec`; the decorators here make what users call. A :class:`Verb`
-says how. One of tensors is called on a list of them as well, by :mod:`asyncddp.ops.list_calls`.
+says how. One of tensors is called on a list of them as well, by a
+:class:`~asyncddp.ops.tensor_list_call.TensorListCall`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 import torch
@@ -18,9 +20,9 @@ import torch
 from asyncddp.context import current
 from asyncddp.engine import Handle, OperationSpec
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.list_calls import ListKind, TensorListCall, TensorListHandle, is_collection
 from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.slot_fast_path import run_in_slots, run_repeated
+from asyncddp.ops.tensor_list_call import ListKind, TensorListCall, TensorListHandle, is_collection
 from asyncddp.torch_modes import uncompiled
 
 P = ParamSpec("P")
@@ -83,7 +85,7 @@ class Verb:
         fast_path: Returns the fast path of a call outside the engine. It takes the verb's
             arguments, and ``members``, the description of the list whose flat tensor it is called
             on; it returns None where the engine must do it.
-        in_place_of: The verb of which this is the variant in place, if it is one.
+        in_place: True if the first argument is ``out`` as well.
     """
 
     plan: Callable[..., OperationSpec[Any]]
@@ -91,7 +93,7 @@ class Verb:
     collective: bool = False
     for_some: bool = False
     fast_path: Callable[..., FastCall | None] | None = None
-    in_place_of: Verb | None = None
+    in_place: bool = False
 
 
 _verbs: dict[Callable[..., Any], Verb] = {}
@@ -129,48 +131,74 @@ def collective(plan: Callable[P, OperationSpec[R]]) -> Callable[P, R]:
 def _blocking(verb: Verb) -> Callable[..., Any]:
     """Make the blocking variant of a verb."""
     plan, find, on_lists = verb.plan, verb.fast_path, verb.lists is not None
-    in_place = verb.in_place_of is not None
+    in_place = verb.in_place
+    repeated = partial(_plan_in_place, verb) if in_place else plan
 
     if verb.collective:
 
         def variant(*args: Any, **kwargs: Any) -> Any:
             given: Any = args[0] if args else kwargs.get("tensor")
-            if on_lists and is_collection(given):
-                return _run_on_list(verb, *args, **kwargs)
+            if on_lists and not isinstance(given, torch.Tensor) and is_collection(given):
+                return _run_on_list(verb, args, kwargs)
             out: Any = given if in_place else kwargs.get("out")
-            return run_repeated(current().engine, plan, args, kwargs, out)
+            return run_repeated(current().engine, repeated, args, kwargs, out)
 
     else:
 
         def variant(*args: Any, **kwargs: Any) -> Any:
+            if in_place:
+                _add_out(verb, args, kwargs)
             if find is not None and (call := find(*args, **kwargs)) is not None:
                 path, row, tensor, out = call
                 result = path.run(row, tensor, out)
                 if result is not None:
                     return result
-            if on_lists and is_collection(args[0] if args else kwargs.get("tensor")):
-                return _run_on_list(verb, *args, **kwargs)
-            return run_in_slots(current().engine, plan(*args, **kwargs), args)
+            given: Any = args[0] if args else kwargs.get("tensor")
+            if on_lists and not isinstance(given, torch.Tensor) and is_collection(given):
+                return _run_on_list(verb, args, kwargs)
+            return _run(plan(*args, **kwargs), args)
 
-    made = uncompiled(_documented(variant, plan, plan.__name__, plan.__doc__, _result_of(plan)))
+    name = plan.__name__ + "_" * in_place
+    doc = f":func:`{plan.__name__}` whose result replaces the tensor, which is returned."
+    made = uncompiled(_documented(variant, verb, name, doc if in_place else plan.__doc__))
     _verbs[made] = verb
     return made
 
 
-def _run_on_list(verb: Verb, *args: Any, **kwargs: Any) -> object:
+def _add_out(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Let the result of a call in place replace its first argument."""
+    if not args:
+        raise TypeError(f"{verb.plan.__name__}_() missing 1 required positional argument: 'tensor'")
+    if kwargs.setdefault("out", args[0]) is not args[0]:
+        raise TypeError(f"{verb.plan.__name__}_() got an unexpected keyword argument 'out'")
+
+
+def _plan_in_place(verb: Verb, *args: Any, **kwargs: Any) -> OperationSpec[Any]:
+    """Plan the operation of a verb whose result replaces its first argument."""
+    _add_out(verb, args, kwargs)
+    return verb.plan(*args, **kwargs)
+
+
+def _run(spec: OperationSpec[R], about: Sequence[object]) -> R:
+    """Run an operation on the calling thread, and return its result."""
+    engine = current().engine
+    return engine.run(spec, about) if spec.slot_call is None else run_in_slots(engine, spec, about)
+
+
+def _run_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Call a verb on a list of tensors and wait for its results."""
-    call, found = _list_call(verb, *args, **kwargs)
+    call, found = _list_call(verb, args, kwargs)
     if found is not None:
         path, row, tensor, out = found
         result = path.run(row, tensor, out)
         if result is not None:
             return call.finish(result)
-    return call.finish(run_in_slots(current().engine, call.operation(), call.about))
+    return call.finish(_run(call.operation(), call.about))
 
 
-def _start_on_list(verb: Verb, *args: Any, **kwargs: Any) -> Handle[object]:
+def _start_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle[object]:
     """Start a call of a verb on a list of tensors."""
-    call, found = _list_call(verb, *args, **kwargs)
+    call, found = _list_call(verb, args, kwargs)
     if found is not None:
         path, row, tensor, out = found
         handle = path.start(row, tensor, out)
@@ -180,19 +208,21 @@ def _start_on_list(verb: Verb, *args: Any, **kwargs: Any) -> Handle[object]:
     return TensorListHandle(handle, call.finish)
 
 
-def _list_call(verb: Verb, *args: Any, **kwargs: Any) -> tuple[TensorListCall, FastCall | None]:
+def _list_call(
+    verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[TensorListCall, FastCall | None]:
     """Return the call on a list's flat tensors, and its fast path if there is one."""
-    given = args[0] if args else kwargs.pop("tensor")
-    base = verb.in_place_of or verb
-    out = kwargs.pop("out", None) if base is verb else given
-    assert base.lists is not None
+    if verb.in_place:
+        _add_out(verb, args, kwargs)
+    given, out = args[0] if args else kwargs.pop("tensor"), kwargs.pop("out", None)
+    assert verb.lists is not None
     call = TensorListCall(
-        base.plan, base.lists, given, out, args[1:], kwargs, for_all=not base.for_some
+        verb.plan, verb.lists, given, out, args[1:], kwargs, for_all=not verb.for_some
     )
-    if base.fast_path is None or call.single is None or base.lists is not ListKind.ELEMENTWISE:
+    if verb.fast_path is None or call.single is None or verb.lists is not ListKind.ELEMENTWISE:
         return call, None
     flat, flat_out = call.single
-    return call, base.fast_path(flat, *args[1:], **kwargs, out=flat_out, members=call.members)
+    return call, verb.fast_path(flat, *args[1:], **kwargs, out=flat_out, members=call.members)
 
 
 @overload
@@ -203,22 +233,27 @@ def nonblocking(  # type: ignore[overload-overlap]  # the more exact type of the
 def nonblocking(variant: Callable[P, R]) -> Callable[P, Handle[R]]: ...
 def nonblocking(variant: Any) -> Any:
     """Make the non-blocking variant of a blocking one."""
-    verb, name = _verbs[variant], variant.__name__
+    verb = _verbs[variant]
     plan, find, on_lists = verb.plan, verb.fast_path, verb.lists is not None
+    in_place = verb.in_place
 
     def start(*args: Any, **kwargs: Any) -> Handle[Any]:
+        if in_place:
+            _add_out(verb, args, kwargs)
         if find is not None and (call := find(*args, **kwargs)) is not None:
             path, row, tensor, out = call
             handle: Handle[Any] | None = path.start(row, tensor, out)
             if handle is not None:
                 return handle
-        if on_lists and is_collection(args[0] if args else kwargs.get("tensor")):
-            return _start_on_list(verb, *args, **kwargs)
+        given: Any = args[0] if args else kwargs.get("tensor")
+        if on_lists and not isinstance(given, torch.Tensor) and is_collection(given):
+            return _start_on_list(verb, args, kwargs)
         return current().engine.submit(plan(*args, **kwargs), about=args)
 
-    doc = f"Start :func:`{name}` and give a handle; leave its tensors alone until that is done."
-    own_name = f"{name.removesuffix('_')}_nonblocking{'_' * name.endswith('_')}"
-    return uncompiled(_documented(start, plan, own_name, doc, "Handle"))
+    name, end = plan.__name__, "_" * in_place
+    doc = f":func:`{name}{end}`"
+    doc = f"Start {doc} and give a handle; leave its tensors alone until that is done."
+    return uncompiled(_documented(start, verb, f"{name}_nonblocking{end}", doc, "Handle"))
 
 
 @overload
@@ -229,35 +264,21 @@ def in_place(
 ) -> Callable[Concatenate[torch.Tensor, P], R]: ...
 def in_place(variant: Any) -> Any:
     """Make the variant whose result replaces its first argument; the verb takes an ``out``."""
-    verb, name = _verbs[variant], variant.__name__
-    plan, find = verb.plan, verb.fast_path
-
-    def inner(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> OperationSpec[Any]:
-        return plan(tensor, *args, **kwargs, out=tensor)
-
-    def find_in_place(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> FastCall | None:
-        return find and find(tensor, *args, **kwargs, out=tensor)
-
-    doc = f":func:`{name}` whose result replaces the tensor, which is returned."
-    _documented(inner, plan, f"{name}_", doc, inspect.signature(plan).return_annotation, but="out")
-    fast_path = None if find is None else find_in_place
-    return _blocking(replace(verb, plan=inner, fast_path=fast_path, in_place_of=verb))
-
-
-def _result_of(plan: Callable[..., Any]) -> str:
-    """Return the annotation of what an operation that a function plans returns."""
-    return str(inspect.signature(plan).return_annotation).removeprefix("OperationSpec[")[:-1]
+    return _blocking(replace(_verbs[variant], in_place=True))
 
 
 def _documented(
-    variant: F, like: Callable[..., Any], name: str, doc: str | None, returns: object, but: str = ""
+    variant: F, verb: Verb, name: str, doc: str | None, returns: str | None = None
 ) -> F:
-    """Give a variant the signature of a function, for readers, with a name and doc of its own."""
-    functools.update_wrapper(variant, like)
-    signature = inspect.signature(like)
-    kept = [item for item in signature.parameters.values() if item.name != but]
+    """Give a variant the signature of its verb, for readers, with a name and doc of its own."""
+    functools.update_wrapper(variant, verb.plan)
+    signature = inspect.signature(verb.plan)
+    if returns is None:  # what the planned operation returns
+        returns = str(signature.return_annotation).removeprefix("OperationSpec[")[:-1]
+    kept = [
+        item for item in signature.parameters.values() if not (verb.in_place and item.name == "out")
+    ]
     variant.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    variant.__doc__ = doc
     return set_metadata(variant, name, doc, returns)
 
 

@@ -138,7 +138,7 @@ def side_by_side(rank, padding=0):
 
 def seen_by(verb, monkeypatched, given, **more):
     """The addresses of the flat tensors that the verb itself was called on."""
-    from asyncddp.ops.list_calls import TensorListCall
+    from asyncddp.ops.tensor_list_call import TensorListCall
 
     seen = []
     plain = TensorListCall.finish

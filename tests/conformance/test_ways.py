@@ -1,4 +1,4 @@
-"""How many files a repeated average passes through, and how often its calls climb a layer."""
+"""How many files an average passes through, and how often its calls climb a layer."""
 
 from __future__ import annotations
 
@@ -51,6 +51,16 @@ def way_of(call):
     return files, climbs
 
 
+def first():
+    x, average = torch.ones(1000), bf.neighbor_allreduce  # which imports it
+    bf.barrier()
+    files, climbs = way_of(lambda: average(x, name="first"))
+    bf.barrier()
+    assert len(files) <= 38, sorted(files)
+    assert len(climbs) <= 2, climbs
+    assert len([file for file in files if file.startswith("ops/")]) <= 4, files
+
+
 def repeated():
     x = torch.ones(1000)
     ways = []
@@ -69,3 +79,9 @@ def repeated():
 def test_a_repeated_average_is_a_short_way(world):
     """At most 15 files, and at most two kinds of call from a lower layer to a higher one."""
     world.run(repeated)
+
+
+@on("loopback-2", "shared_memory-2")
+def test_a_first_average_passes_few_files_of_the_verbs(world):
+    """The engine does it by message: at most four files of ops, and at most two climbs."""
+    world.run(first)

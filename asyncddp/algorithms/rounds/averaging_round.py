@@ -24,7 +24,7 @@ from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
-from asyncddp.ops.weight_resolver import Weights
+from asyncddp.ops.weighted_average import Weights
 from asyncddp.topology import Schedule
 
 

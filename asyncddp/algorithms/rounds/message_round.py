@@ -35,7 +35,7 @@ from asyncddp.ops.hierarchical_allreduce import hierarchical_allreduce_nonblocki
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors_nonblocking
 from asyncddp.ops.uneven_inputs import average_active_ranks_nonblocking
 from asyncddp.ops.unordered_average import unordered_average_nonblocking
-from asyncddp.ops.weight_resolver import WeightResolver
+from asyncddp.ops.weighted_average import WeightResolver
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.topology import Schedule
 

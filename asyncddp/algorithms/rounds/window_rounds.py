@@ -12,7 +12,7 @@ from asyncddp.algorithms.rounds.bucket_windows import BucketWindow
 from asyncddp.algorithms.rounds.window_round import WindowRound
 from asyncddp.errors import ArgumentError, PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.weight_resolver import require_finite
+from asyncddp.ops.weighted_average import require_finite
 from asyncddp.ops.windows.get_and_update import win_get_nonblocking
 from asyncddp.ops.windows.locking import weights_by_rank
 from asyncddp.topology import Neighbors

@@ -8,7 +8,7 @@ import torch
 
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.weight_resolver import require_finite
+from asyncddp.ops.weighted_average import require_finite
 from asyncddp.ops.windows.locking import require_integer_weights, weights_by_rank
 from asyncddp.torch_modes import uncompiled
 from asyncddp.windows import windows_of

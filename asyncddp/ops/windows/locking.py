@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
-from asyncddp.ops.weight_resolver import require_finite
+from asyncddp.ops.weighted_average import require_finite
 from asyncddp.windows import Window, windows_of
 
 

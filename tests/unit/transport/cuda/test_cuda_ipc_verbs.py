@@ -17,7 +17,7 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.device.stream_interfaces import StreamRole
 from asyncddp.device.stream_registry import use_streams_on_cpu
-from asyncddp.ops import weighted_exchange
+from asyncddp.ops import weighted_average
 from asyncddp.transport.cuda.composite import CompositeTransport
 from asyncddp.transport.cuda.ipc import ipc_transport
 from asyncddp.transport.cuda.ipc.ipc_transport import CudaIPCTransport
@@ -41,12 +41,12 @@ def on_a_device(base, near=None, laziness=3):
         "cuda_staged",
     )
     base.device_transport_factory = whole.for_device
-    combine = weighted_exchange.weighted_sum_on_device
+    combine = weighted_average.weighted_sum_on_device
 
     def late(mixing, dtype, own, others, out):
         streams.later(StreamRole.COMPUTE, partial(combine, mixing, dtype, own, list(others), out))
 
-    weighted_exchange.weighted_sum_on_device = late
+    weighted_average.weighted_sum_on_device = late
     try:
         with use_streams_on_cpu(streams):
             context = Context(base, Config(**DEFAULT_SETTINGS))
@@ -54,7 +54,7 @@ def on_a_device(base, near=None, laziness=3):
                 yield streams, transport
             context.close("the case has ended")
     finally:
-        weighted_exchange.weighted_sum_on_device = combine
+        weighted_average.weighted_sum_on_device = combine
 
 
 def held(rank, step):

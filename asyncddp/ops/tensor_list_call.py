@@ -20,7 +20,7 @@ from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.engine import Handle, OperationSpec, SlotCall, in_sequence
 from asyncddp.errors import ArgumentError, AsyncDDPError, DtypeError
-from asyncddp.ops.list_groups import ElementwiseListCall, GatheringListCall, RowwiseListCall
+from asyncddp.ops.coalesced_tensors import ElementwiseListCall, GatheringListCall, RowwiseListCall
 from asyncddp.ops.process_group import members_of
 from asyncddp.ops.validation import check_tensor, require_writable
 from asyncddp.tensors.allocation import empty
