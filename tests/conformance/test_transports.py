@@ -363,6 +363,7 @@ def test_a_collective_that_was_given_up_never_makes_the_next_one_wrong(world, tm
 
 
 def sums(transport, dtype):
+    """Integers wrap as torch's do, bools are joined by or, floats agree bit by bit over ranks."""
     for length in (0, 1, 7, 10_000):
         x = noise(length, transport.rank, dtype)
         transport.allreduce(x, SECONDS)
@@ -376,14 +377,8 @@ def sums(transport, dtype):
         assert torch.equal(given, x.repeat(transport.size)), "ranks got different sums"
 
 
-@EVERY
-@pytest.mark.parametrize("dtype", TRANSPORT_DTYPES, ids=str)
-def test_allreduce_sums_on_all_ranks_alike(world, dtype):
-    """Integers wrap as torch's do, bools are joined by or, floats agree bit by bit over ranks."""
-    world.run_bare(sums, dtype)
-
-
 def scattered_sums(transport, dtype):
+    """Each rank gets its part of the sum, below and above what travels through shared memory."""
     for length in (0, 1, 7, 40_000):
         parts = [noise(length * transport.size, rank, dtype) for rank in range(transport.size)]
         given = parts[transport.rank].clone()
@@ -402,13 +397,8 @@ def scattered_sums(transport, dtype):
             torch.testing.assert_close(got, mean)
 
 
-@by_transport(WORLDS, dtype=TRANSPORT_DTYPES)
-def test_reduce_scatter_gives_each_rank_its_part_of_the_sum(world, dtype):
-    """Of parts both below and above what travels through shared memory."""
-    world.run_bare(scattered_sums, dtype)
-
-
 def means_of_huge(transport, dtype):
+    """The mean of equal huge values is that value: a transport divides where nothing overflows."""
     n, value = transport.size, -(2.0 ** (math.frexp(torch.finfo(dtype).max)[1] - 1))
     for length in (4, 6_000, 300_000):
         x = torch.full((n * length,), value, dtype=dtype)
@@ -423,16 +413,11 @@ def means_of_huge(transport, dtype):
             assert torch.equal(mean, x[: len(mean)])
 
 
-@by_transport(WORLDS, dtype=[torch.float32, torch.float64, torch.complex64])
-def test_the_mean_of_equal_huge_values_is_that_value(world, dtype):
-    """A transport divides where nothing overflows."""
-    world.run_bare(means_of_huge, dtype)
-
-
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
 def means_of_integers(transport, dtype):
+    """Means of integers are rounded half to even in float64, of narrow ones as of wide ones."""
     n = transport.size
     for length in (4, 6_000, 300_000):
         few = 4 if dtype != torch.int64 else 1 << 14  # bits that float64 has not
@@ -452,40 +437,50 @@ def means_of_integers(transport, dtype):
         assert torch.equal(part, out.view(n, length)[transport.rank])
 
 
-@by_transport(WORLDS, dtype=INTEGERS)
-def test_means_of_integers_are_rounded_half_to_even(world, dtype):
-    """In float64, of narrow ones as of wide ones."""
-    world.run_bare(means_of_integers, dtype)
-
-
-def broadcasts(transport):
-    for root in range(transport.size):
-        for dtype in DTYPES:
-            for length in (0, 1, 1000):
-                x = noise(length, transport.rank + 10, dtype)
-                transport.broadcast(x, root, SECONDS)
-                assert torch.equal(x, noise(length, root + 10, dtype))
-
-
-@EVERY
-def test_broadcast_gives_every_root_s_bytes_in_every_dtype(world):
+def broadcasts(transport, dtype):
     """After broadcast each tensor holds the root's values, for lengths of 0, 1 and 1000."""
-    world.run_bare(broadcasts)
+    for root in range(transport.size):
+        for length in (0, 1, 1000):
+            x = noise(length, transport.rank + 10, dtype)
+            transport.broadcast(x, root, SECONDS)
+            assert torch.equal(x, noise(length, root + 10, dtype))
 
 
-def gathers(transport):
+def gathers(transport, dtype):
+    """allgather joins parts of any length, also none, in the order of ranks."""
     for counts in ([3] * transport.size, list(range(transport.size)), [0] * transport.size):
-        for dtype in DTYPES:
-            parts = [noise(count, rank, dtype) for rank, count in enumerate(counts)]
-            got = transport.allgather(parts[transport.rank], counts, SECONDS)
-            assert got.dtype == dtype
-            assert torch.equal(got, torch.cat(parts))
+        parts = [noise(count, rank, dtype) for rank, count in enumerate(counts)]
+        got = transport.allgather(parts[transport.rank], counts, SECONDS)
+        assert got.dtype == dtype
+        assert torch.equal(got, torch.cat(parts))
+
+
+COLLECTIVES = {
+    sums: TRANSPORT_DTYPES,
+    scattered_sums: TRANSPORT_DTYPES,
+    means_of_huge: [torch.float32, torch.float64, torch.complex64],
+    means_of_integers: INTEGERS,
+    broadcasts: list(DTYPES),
+    gathers: list(DTYPES),
+}
+"""The laws of collectives, and the dtypes for which they hold."""
+
+
+def every_collective(transport):
+    failed = []
+    for law, dtypes in COLLECTIVES.items():
+        for dtype in dtypes:
+            try:
+                law(transport, dtype)
+            except AssertionError as error:
+                failed.append(f"{law.__doc__} Not so for {dtype}: {error}")
+    assert not failed, "\n".join(failed)
 
 
 @EVERY
-def test_allgather_joins_unequal_parts_in_the_order_of_ranks(world):
-    """allgather joins parts of any length, also none, and of every dtype."""
-    world.run_bare(gathers)
+def test_collectives_of_every_dtype(world):
+    """The table of collectives holds on every transport; what fails is listed by law and dtype."""
+    world.run_bare(every_collective)
 
 
 def meets(transport):
