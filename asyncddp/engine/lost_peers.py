@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.errors import PeerError, PeerLeftError
-from asyncddp.transport.exit_record import ExitRecord
+from asyncddp.transport.base import ExitRecord
 
 _GRACE = 0.5  # seconds for messages that a rank sent before its exit
 _RAISED = "it raised "  # begins the reason of a rank that has failed

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from math import inf
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -24,7 +24,6 @@ from asyncddp.errors import EnvironmentProblem, PeerError, WaitTimeoutError
 from asyncddp.shm.arena import Arena
 from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.tensors.allocation import empty
-from asyncddp.transport.exit_record import ExitRecord
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 
@@ -92,6 +91,15 @@ class SharedMemoryGroup:
     def ranks(self) -> tuple[int, ...]:
         """The ranks, ascending."""
         return tuple(sorted(self.processes))
+
+
+class ExitRecord(NamedTuple):
+    """Record of a rank that has exited: why, when, and after how many collectives of each kind."""
+
+    reason: str
+    collective_counts: Mapping[str, int]  # of each kind, before its exit
+    since: float
+    failed: bool = False
 
 
 class Transport(ABC):

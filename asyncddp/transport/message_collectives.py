@@ -19,7 +19,7 @@ from asyncddp.transport.base import Request, is_short
 from asyncddp.transport.collective_algorithms import CollectiveExchange, PointToPoint, Steps
 from asyncddp.transport.collective_request import CollectiveRequest, RunningCollectives
 from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
-from asyncddp.transport.shared_memory.shared_memory_reductions import (
+from asyncddp.transport.shared_memory.collective_requests import (
     SharedMemoryReduceScatterRequest,
 )
 

@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from asyncddp.transport.base import Request, Transport
 from asyncddp.transport.shared_memory.collective_buffers import MIN_BYTES, SharedCollectiveBuffers
-from asyncddp.transport.shared_memory.shared_memory_copies import (
+from asyncddp.transport.shared_memory.collective_requests import (
+    SharedMemoryReduceScatterRequest,
     allgather_request,
+    allreduce_request,
     broadcast_request,
 )
-from asyncddp.transport.shared_memory.shared_memory_reductions import (
-    SharedMemoryReduceScatterRequest,
-    allreduce_request,
-)
+from asyncddp.transport.shared_memory.group_formation import RecordGatherer, open_slots
 
 _Start: TypeAlias = Callable[..., Request]
 _REDUCTIONS: dict[str, _Start] = {
@@ -59,7 +58,32 @@ class ProcessTransport(Transport):
     """Transport between processes, of which those that share memory run large collectives there."""
 
     _shared: SharedCollectiveBuffers | None = None  # of all its ranks
+    _machine_buffers: SharedCollectiveBuffers | None = None  # of those of this machine alone
     _lock: AbstractContextManager[object] = nullcontext()  # held while a collective starts
+
+    def _open_shared_memory(
+        self, members: Sequence[int], gather_there: RecordGatherer, gather: RecordGatherer
+    ) -> None:
+        """Open what the group of ranks that share memory needs for collectives; collective.
+
+        ``members`` are these ranks, among which ``gather_there`` gathers; ``gather`` is among all.
+        """
+        group = self.shared_memory_group
+        buffers = SharedCollectiveBuffers.open(
+            group, members, self.rank, gather_there, self.break_collectives
+        )
+        if len(members) == self.size:
+            self._shared = buffers
+        else:
+            self._machine_buffers = buffers
+        self.collective_slots = open_slots(group, self.size, self.rank, gather)
+
+    def _close_shared_memory(self, *, world: bool) -> None:
+        """Forget what is shared; that of the whole world frees what no tensor uses."""
+        if world and self.shared_memory_group is not None:
+            self.shared_memory_group.arena.close()
+            self.shared_memory_group = None
+        self._shared = self._machine_buffers = self.collective_slots = None
 
     @abstractmethod
     def _collectives_of(self, verb: str, nbytes: int) -> Collectives:

@@ -13,8 +13,7 @@ import torch
 
 from asyncddp.errors import MismatchError
 from asyncddp.shm.arena import InProcessArena
-from asyncddp.transport.base import SHORT_BYTES, SharedMemoryGroup
-from asyncddp.transport.exit_record import ExitRecord
+from asyncddp.transport.base import SHORT_BYTES, ExitRecord, SharedMemoryGroup
 from asyncddp.transport.thread_signal import ThreadSignal, WakeQueue, set_signals
 
 CollectiveFunction: TypeAlias = Callable[[list[Any]], list[Any] | None]

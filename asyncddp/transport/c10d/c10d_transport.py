@@ -17,6 +17,7 @@ import select
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -32,8 +33,7 @@ from asyncddp.transport.message_collectives import MessageCollectives
 from asyncddp.transport.polling_pause import PollingPause, outnumber_cores
 from asyncddp.transport.process_transport import Collectives, ProcessTransport
 from asyncddp.transport.record_gathering import gather_records
-from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
-from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
+from asyncddp.transport.shared_memory.group_formation import RecordGatherer, form_group, subgroup
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 T = TypeVar("T")
@@ -94,16 +94,7 @@ class C10dTransport(ProcessTransport):
         self.cores_shared = outnumber_cores(self._mesh.world.records[rank].cores for rank in here)
         self._pause = PollingPause(cores_shared=self.cores_shared, sleep=self._sleep)
         self.shared_memory_group = group.shared_memory
-        if self._world:
-            self._share_memory(machines)
-        else:
-            self._shared = self._open_buffers(self, range(self.size))
-        self.collective_slots = open_slots(
-            self.shared_memory_group,
-            self.size,
-            self.rank,
-            lambda mine, kind: gather_records(self, mine, kind, _TIMEOUT),
-        )
+        self._share_memory(machines if self._world else [range(self.size)])
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
@@ -121,20 +112,20 @@ class C10dTransport(ProcessTransport):
         """Share memory with the other ranks of this machine, as far as they can; collective."""
         here = next(machine for machine in machines if self.rank in machine)
         part = self if len(machines) == 1 else self._part(f"machine of {here[0]}", here)
-        self.shared_memory_group = self._form_group(part, here)
-        buffers = self._open_buffers(part, here)
-        if len(machines) == 1:
-            self._shared = buffers
-        elif all(gather_records(self, buffers is not None, bool, _TIMEOUT)):
-            self._collectives.sum_by_machines(buffers)
+        gather = partial(gather_records, part, timeout=_TIMEOUT)
+        if self._world:
+            self.shared_memory_group = self._form_group(gather, here)
+        self._open_shared_memory(here, gather, partial(gather_records, self, timeout=_TIMEOUT))
+        if len(machines) > 1:
+            buffers = self._machine_buffers
+            if all(gather_records(self, buffers is not None, bool, _TIMEOUT)):
+                self._collectives.sum_by_machines(buffers)
 
-    def _form_group(self, part: Transport, here: Sequence[int]) -> SharedMemoryGroup | None:
+    def _form_group(self, gather: RecordGatherer, here: Sequence[int]) -> SharedMemoryGroup | None:
         """Form the group of ranks that share memory; warn if they cannot; collective."""
         if len(here) == 1:
             return None
-        found, problem = form_group(
-            lambda mine, kind: gather_records(part, mine, kind, _TIMEOUT), self.rank
-        )
+        found, problem = form_group(gather, self.rank)
         if problem is not None and self.rank == here[0]:
             logger.warning(
                 "the ranks of this machine cannot share memory (%s); they exchange tensors over "
@@ -142,18 +133,6 @@ class C10dTransport(ProcessTransport):
                 problem,
             )
         return found
-
-    def _open_buffers(
-        self, part: Transport, members: Sequence[int]
-    ) -> SharedCollectiveBuffers | None:
-        """Open buffers for the ranks of a part, if these share memory; collective."""
-        return SharedCollectiveBuffers.open(
-            self.shared_memory_group,
-            members,
-            self.rank,
-            lambda mine, kind: gather_records(part, mine, kind, _TIMEOUT),
-            self.break_collectives,
-        )
 
     def _progress(self) -> None:
         with self._mesh.lock:
@@ -257,14 +236,11 @@ class C10dTransport(ProcessTransport):
         with self._mesh.lock:
             if self._world:
                 self._mesh.close()
-                if self.shared_memory_group is not None:
-                    self.shared_memory_group.arena.close()
-                    self.shared_memory_group = None
             else:
                 for endpoint in (self._messages, self._tensors, self._parts):
                     endpoint.close()
                 self._mesh.rounds.remove(self._running.advance)
-        self._shared = self.collective_slots = None
+            self._close_shared_memory(world=self._world)
 
     @override
     def abort(self, code: int) -> None:

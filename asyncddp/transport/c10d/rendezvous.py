@@ -21,8 +21,7 @@ from asyncddp.transport.c10d.authentication import Seal, code_of
 from asyncddp.transport.c10d.socket_mesh import SocketMesh
 from asyncddp.transport.c10d.store_access import StoreAccess
 from asyncddp.transport.c10d.world_records import RankRecord, WorldRecord, make_record, single_world
-from asyncddp.transport.startup_deadline import StartupDeadline
-from asyncddp.transport.startup_settings import check_settings, shared_settings
+from asyncddp.transport.startup_deadline import StartupDeadline, check_settings, shared_settings
 
 _POLL_SECONDS = 0.002
 _READ_TIMEOUT = 5.0  # seconds

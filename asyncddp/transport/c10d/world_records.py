@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asyncddp.config import Config
-from asyncddp.transport.startup_settings import Settings
+from asyncddp.transport.startup_deadline import Settings
 
 
 class RankRecord(NamedTuple):

@@ -14,8 +14,7 @@ from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.tensors.means import rounds, scaled, split_divisor
 from asyncddp.transport.base import Request
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair
-from asyncddp.transport.mpi.mpi_requests import MPICollectiveRequest
-from asyncddp.transport.mpi.point_to_point import LARGEST_PIECE, cut
+from asyncddp.transport.mpi.point_to_point import LARGEST_PIECE, MPICollectiveRequest, cut
 from asyncddp.transport.mpi.runtime import MPI
 
 _MAX_COUNT = (1 << 31) - 1

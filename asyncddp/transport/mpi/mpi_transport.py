@@ -27,7 +27,6 @@ from asyncddp.transport.mpi.runtime import MPI, is_process_failure, translate_mp
 from asyncddp.transport.mpi.startup import start_and_synchronize
 from asyncddp.transport.polling_pause import SLEEP_SECONDS, PollingPause, outnumber_cores
 from asyncddp.transport.process_transport import Collectives, ProcessTransport
-from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
 from asyncddp.transport.startup_deadline import StartupDeadline
 from asyncddp.transport.tcp_send_queue import TCPSendQueueLimit, listening_ports
 
@@ -59,7 +58,6 @@ class MPITransport(ProcessTransport):
         "straight from the tensor's memory; over TCP in pieces of 60 KB, and sums in parts by the "
         "machines, each summed by shared memory first"
     )
-    _machine_buffers: SharedCollectiveBuffers | None = None
 
     def __init__(
         self, pair: CommunicatorPair | None = None, startup: StartupDeadline | None = None

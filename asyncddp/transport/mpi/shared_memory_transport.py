@@ -11,8 +11,7 @@ from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport.base import Scope, SharedMemoryGroup, Transport
 from asyncddp.transport.mpi.communicator_pair import CommunicatorPair, allgather_records
 from asyncddp.transport.mpi.mpi_transport import MPITransport
-from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
-from asyncddp.transport.shared_memory.group_formation import form_group, open_slots, subgroup
+from asyncddp.transport.shared_memory.group_formation import form_group, subgroup
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 T = TypeVar("T")
@@ -51,9 +50,12 @@ class SharedMemoryTransport(MPITransport):
                 )
             if problem is not None and self._pair.machine.rank == 0:
                 logger.warning("%s; they exchange tensors by MPI instead, which is slower", text)
-        self._open_buffers()
+        comm, members = self._comm, list(range(self.size))
+        if self._world:
+            comm, group = self._pair.machine, self.shared_memory_group
+            members = [] if group is None else list(group.ranks)
         gather = partial(allgather_records, self._comm)
-        self.collective_slots = open_slots(self.shared_memory_group, self.size, self.rank, gather)
+        self._open_shared_memory(members, partial(allgather_records, comm), gather)
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
@@ -63,36 +65,16 @@ class SharedMemoryTransport(MPITransport):
     def _form_group(self) -> str | None:
         """Form the group of ranks that share memory; return why they cannot, if so; collective."""
         machine = self._pair.machine
-
-        def gather(mine: T, kind: type[T]) -> list[T]:
-            return allgather_records(machine, mine, kind)
-
         if machine.size == 1:
             return None
+        gather = partial(allgather_records, machine)
         self.shared_memory_group, problem = form_group(gather, self.rank)
         return problem
-
-    def _open_buffers(self) -> None:
-        """Open the buffers of collectives on this machine, or of this group; collective."""
-        comm, members = self._comm, list(range(self.size))
-        group = self.shared_memory_group
-        if self._world:
-            comm, members = self._pair.machine, sorted(group.processes) if group else []
-        buffers = SharedCollectiveBuffers.open(
-            group, members, self.rank, partial(allgather_records, comm), self.break_collectives
-        )
-        if len(members) != self.size:
-            self._machine_buffers = buffers
-        else:
-            self._shared = buffers
 
     def close(self) -> None:
         """Wait until posted messages are sent, and free shared memory that no tensor uses."""
         super().close()
-        if self._world and self.shared_memory_group is not None:
-            self.shared_memory_group.arena.close()
-            self.shared_memory_group = None
-        self._shared = self._machine_buffers = self.collective_slots = None
+        self._close_shared_memory(world=self._world)
 
     def split(self, color: int, key: int) -> Transport:
         """Split the communicators; ranks that share memory do so in the parts as well."""

@@ -10,8 +10,13 @@ from asyncddp.transport import DEFAULT_TRANSPORT
 from asyncddp.transport.mpi.communicator_pair import allgather_records
 from asyncddp.transport.mpi.iallreduce_tuning import ALGORITHM, DEFAULT, iallreduce_algorithm
 from asyncddp.transport.mpi.runtime import MPI, initialize_mpi
-from asyncddp.transport.startup_deadline import InitArrivalTracker, StartupDeadline
-from asyncddp.transport.startup_settings import Settings, check_settings, shared_settings
+from asyncddp.transport.startup_deadline import (
+    InitArrivalTracker,
+    Settings,
+    StartupDeadline,
+    check_settings,
+    shared_settings,
+)
 
 _POLL_SECONDS = 0.02  # seconds
 _pending_barriers: list[MPI.Request] = []
