@@ -13,7 +13,7 @@ from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.shared_memory_fast_path import FastPath
-from asyncddp.ops.tensor_list_call import ListKind
+from asyncddp.ops.tensor_list_call import FastCall, ListKind
 from asyncddp.ops.traced_fast_path import TracedFastPath
 from asyncddp.ops.validation import (
     accumulation_dtype,
@@ -22,7 +22,7 @@ from asyncddp.ops.validation import (
     single_output,
     write_result,
 )
-from asyncddp.ops.variants import FastCall, in_place, nonblocking, of_tensors
+from asyncddp.ops.variants import in_place, nonblocking, of_tensors
 from asyncddp.ops.weighted_average import (
     WeightResolver,
     Weights,

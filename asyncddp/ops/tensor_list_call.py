@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, TypeAlias, TypeGuard, TypeVar
@@ -20,8 +21,10 @@ from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.device.stream_registry import stream_ordering_of, streams_of
 from asyncddp.engine import Handle, OperationSpec, SlotCall, in_sequence
 from asyncddp.errors import ArgumentError, AsyncDDPError, DtypeError
+from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.coalesced_tensors import ElementwiseListCall, GatheringListCall, RowwiseListCall
 from asyncddp.ops.process_group import members_of
+from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.validation import check_tensor, require_writable
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.ordinary import is_ordinary
@@ -36,7 +39,8 @@ from asyncddp.torch_modes import refuse_transforms, uncompiled
 
 R = TypeVar("R")
 _GroupCall: TypeAlias = ElementwiseListCall | RowwiseListCall | GatheringListCall
-Plan = Callable[..., OperationSpec[Any]]
+FastCall: TypeAlias = tuple[FastPath, WeightRow, torch.Tensor, torch.Tensor | None]
+"""A fast path that may take a call, and the arguments of its ``run`` and ``start``."""
 
 
 class ListKind(Enum):
@@ -47,6 +51,41 @@ class ListKind(Enum):
     GATHERING = "as on the bytes of all, which it concatenates with those of other ranks"
 
 
+@dataclass(frozen=True)
+class Verb:
+    """A verb: what plans its operation, and how it is called.
+
+    Attributes:
+        plan: Makes the operation of the verb's arguments.
+        lists: How it is called on a list of tensors; None where it cannot be.
+        collective: True if repeated calls go through slots.
+        for_some: True if a rank may get no result.
+        fast_path: Returns the fast path of a call outside the engine. It takes the verb's
+            arguments, and ``members``, the description of the list whose flat tensor it is called
+            on; it returns None where the engine must do it.
+        in_place: True if the first argument is ``out`` as well.
+    """
+
+    plan: Callable[..., OperationSpec[Any]]
+    lists: ListKind | None = None
+    collective: bool = False
+    for_some: bool = False
+    fast_path: Callable[..., FastCall | None] | None = None
+    in_place: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the verb, which its variant in place has with an underscore."""
+        return self.plan.__name__
+
+    def add_out(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Let the result of a call in place replace its first argument."""
+        if not args:
+            raise TypeError(f"{self.name}_() missing 1 required positional argument: 'tensor'")
+        if kwargs.setdefault("out", args[0]) is not args[0]:
+            raise TypeError(f"{self.name}_() got an unexpected keyword argument 'out'")
+
+
 def is_collection(given: object) -> TypeGuard[TensorCollection]:
     """Tell whether an argument is a list, tuple or dict, which should be one of tensors."""
     return not isinstance(given, torch.Tensor) and isinstance(given, (list, tuple, Mapping))
@@ -55,48 +94,40 @@ def is_collection(given: object) -> TypeGuard[TensorCollection]:
 class TensorListCall:
     """One call of a verb on a list of tensors, as an operation on few flat ones, and the way back.
 
-    Unless the verb's result is ``for_all`` ranks, a rank may get none.
+    Unless the verb's result is for all ranks, a rank may get none.
 
     Raises:
         ArgumentError: An element is no tensor that can be sent, or ``out`` is not like the list.
         DtypeError: An element's dtype cannot travel.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        kind: ListKind,
-        given: TensorCollection,
-        out: TensorOrTensors | None,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        for_all: bool,
-    ) -> None:
-        self._plan, self._args, self._kwargs = plan, args, kwargs
-        self._verb = verb = plan.__name__
-        self._given, self._result = given, out
-        layout, tensors = _layout_of(verb, "tensor", given)
+    def __init__(self, verb: Verb, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if verb.in_place:
+            verb.add_out(args, kwargs)
+        self._given = given = args[0] if args else kwargs.pop("tensor")
+        self._result = out = kwargs.pop("out", None)
+        self._verb, self._args, self._kwargs = verb, args[1:], kwargs
+        layout, tensors = _layout_of(verb.name, "tensor", given)
         self.layout = layout
         self._empty = None if tensors else empty((0,), torch.float32)
         self.members = layout.description
         make: Callable[..., ElementwiseListCall | RowwiseListCall]
-        if kind is ListKind.GATHERING:
+        if verb.lists is ListKind.GATHERING:
             self.members = layout.ragged_description
             self._calls: list[_GroupCall] = self._gather(tensors)
             return
-        if kind is ListKind.ELEMENTWISE:
-            like = layout
-            make = partial(ElementwiseListCall, in_place=out is given, for_all=for_all)
+        if verb.lists is ListKind.ELEMENTWISE:
+            like, all_get = layout, not verb.for_some
+            make = partial(ElementwiseListCall, in_place=out is given, for_all=all_get)
         else:
-            ranks = members_of(verb, kwargs.get("group")).size
-            like = _shares_of(verb, given, ranks)
+            ranks = members_of(verb.name, kwargs.get("group")).size
+            like = _shares_of(verb.name, given, ranks)
             make = partial(RowwiseListCall, ranks=ranks)
         outs: Sequence[torch.Tensor] | None = None
         if out is not None:
-            outs = tensors if out is given else _tensors_like(verb, like, out)
+            outs = tensors if out is given else _tensors_like(verb.name, like, out)
             for place, one in enumerate(outs):
-                require_writable(verb, one, f"out, tensor {place}")
+                require_writable(verb.name, one, f"out, tensor {place}")
         self._calls = [
             make(group, group.of(tensors), outs and group.of(outs)) for group in layout.groups
         ]
@@ -104,24 +135,27 @@ class TensorListCall:
     def _gather(self, tensors: Sequence[torch.Tensor]) -> list[_GroupCall]:
         """Return the one call by which tensors of all dtypes are gathered."""
         if self._result is not None:
-            raise TypeError(f"{self._verb}() got an unexpected keyword argument 'out'")
+            raise TypeError(f"{self._verb.name}() got an unexpected keyword argument 'out'")
         devices = sorted({str(one.device) for one in tensors})
         if len(devices) > 1:
             raise self._of_several_devices(devices)
         for label, one in labelled(self._given):
-            check_tensor(self._verb, one, min_ndim=1, argument=f"tensor{label}")
+            check_tensor(self._verb.name, one, min_ndim=1, argument=f"tensor{label}")
         return [GatheringListCall(self.layout.groups[0], tensors)] if tensors else []
 
     def _of_several_devices(self, devices: Sequence[str]) -> ArgumentError:
         return ArgumentError(
-            f"{self._verb}: argument tensor: expected tensors on one device, got some on "
-            f"{' and '.join(devices)}; call {self._verb} for each device"
+            f"{self._verb.name}: argument tensor: expected tensors on one device, got some on "
+            f"{' and '.join(devices)}; call {self._verb.name} for each device"
         )
 
-    @property
-    def single(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """The only flat tensor and that for the result; None where there are more, or none."""
-        return (self._calls[0].flat, self._calls[0].out) if len(self._calls) == 1 else None
+    def find_fast_path(self) -> FastCall | None:
+        """Return the fast path of the call on the only flat tensor, if there is one."""
+        find, kind = self._verb.fast_path, self._verb.lists
+        if find is None or len(self._calls) != 1 or kind is not ListKind.ELEMENTWISE:
+            return None
+        call = self._calls[0]
+        return find(call.flat, *self._args, **self._kwargs, out=call.out, members=self.members)
 
     @property
     def about(self) -> list[torch.Tensor]:
@@ -131,7 +165,7 @@ class TensorListCall:
     def operation(self) -> OperationSpec[Any]:
         """Return the specification of the operation, whose result is what :meth:`finish` takes."""
         if self._empty is not None:
-            specs = [self._plan(self._empty, *self._args, **self._kwargs)]
+            specs = [self._verb.plan(self._empty, *self._args, **self._kwargs)]
         else:
             specs = [self._plan_group(call) for call in self._calls]
         first, members = specs[0], self.members
@@ -149,7 +183,7 @@ class TensorListCall:
     def _plan_group(self, call: _GroupCall) -> OperationSpec[Any]:
         more = self._kwargs if call.out is None else {**self._kwargs, "out": call.out}
         try:
-            return self._plan(call.flat, *self._args, **more)
+            return self._verb.plan(call.flat, *self._args, **more)
         except (ArgumentError, DtypeError) as error:
             dtype = call.group.dtype
             if str(dtype).removeprefix("torch.") not in str(error):
@@ -171,24 +205,16 @@ class TensorListCall:
 
     def finish(self, result: Any) -> Any:
         """Return the results as the list was given, or ``out``, from that of the operation."""
-        if self._result is not None:
-            for call, one in zip(self._calls, self._results(result), strict=True):
-                call.finish(one)
-            return self._result
         if len(self._calls) == 1:
-            return _like(self._given, self.layout.keys, self._calls[0].finish(result))
-        found: list[torch.Tensor | None] = [None] * sum(
-            len(call.group.indices) for call in self._calls
-        )
-        for call, one in zip(self._calls, self._results(result), strict=True):
-            for index, tensor in zip(call.group.indices, call.finish(one), strict=True):
-                found[index] = tensor
+            found = self._calls[0].finish(result)
+        else:
+            places: dict[int, torch.Tensor | None] = {}
+            for call, one in zip(self._calls, result if self._calls else (), strict=True):
+                places.update(zip(call.group.indices, call.finish(one), strict=True))
+            found = [places[index] for index in range(len(places))]
+        if self._result is not None:
+            return self._result
         return _like(self._given, self.layout.keys, found)
-
-    def _results(self, result: Any) -> Sequence[Any]:
-        if self._empty is not None:
-            return ()
-        return [result] if len(self._calls) == 1 else result
 
 
 class TensorListHandle(Handle[R]):

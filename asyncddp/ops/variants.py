@@ -11,28 +11,29 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 
 from asyncddp.context import current
 from asyncddp.engine import Handle, OperationSpec
-from asyncddp.kernels.weight_row import WeightRow
-from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.slot_fast_path import run_in_slots, run_repeated
-from asyncddp.ops.tensor_list_call import ListKind, TensorListCall, TensorListHandle, is_collection
+from asyncddp.ops.tensor_list_call import (
+    FastCall,
+    ListKind,
+    TensorListCall,
+    TensorListHandle,
+    Verb,
+    is_collection,
+)
 from asyncddp.torch_modes import uncompiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
 K = TypeVar("K")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-FastCall: TypeAlias = tuple[FastPath, WeightRow, torch.Tensor, torch.Tensor | None]
-"""A fast path that may take a call, and the arguments of its ``run`` and ``start``."""
 
 
 class TensorVerb(Protocol[P, R]):
@@ -71,29 +72,6 @@ class NonblockingTensorVerb(Protocol[P, R]):
     def __call__(
         self, tensor: Mapping[K, torch.Tensor], *args: P.args, **kwargs: P.kwargs
     ) -> Handle[dict[K, R]]: ...
-
-
-@dataclass(frozen=True)
-class Verb:
-    """A verb: what plans its operation, and how it is called.
-
-    Attributes:
-        plan: Makes the operation of the verb's arguments.
-        lists: How it is called on a list of tensors; None where it cannot be.
-        collective: True if repeated calls go through slots.
-        for_some: True if a rank may get no result.
-        fast_path: Returns the fast path of a call outside the engine. It takes the verb's
-            arguments, and ``members``, the description of the list whose flat tensor it is called
-            on; it returns None where the engine must do it.
-        in_place: True if the first argument is ``out`` as well.
-    """
-
-    plan: Callable[..., OperationSpec[Any]]
-    lists: ListKind | None = None
-    collective: bool = False
-    for_some: bool = False
-    fast_path: Callable[..., FastCall | None] | None = None
-    in_place: bool = False
 
 
 _verbs: dict[Callable[..., Any], Verb] = {}
@@ -147,7 +125,7 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
 
         def variant(*args: Any, **kwargs: Any) -> Any:
             if in_place:
-                _add_out(verb, args, kwargs)
+                verb.add_out(args, kwargs)
             if find is not None and (call := find(*args, **kwargs)) is not None:
                 path, row, tensor, out = call
                 result = path.run(row, tensor, out)
@@ -165,17 +143,9 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
     return made
 
 
-def _add_out(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Let the result of a call in place replace its first argument."""
-    if not args:
-        raise TypeError(f"{verb.plan.__name__}_() missing 1 required positional argument: 'tensor'")
-    if kwargs.setdefault("out", args[0]) is not args[0]:
-        raise TypeError(f"{verb.plan.__name__}_() got an unexpected keyword argument 'out'")
-
-
 def _plan_in_place(verb: Verb, *args: Any, **kwargs: Any) -> OperationSpec[Any]:
     """Plan the operation of a verb whose result replaces its first argument."""
-    _add_out(verb, args, kwargs)
+    verb.add_out(args, kwargs)
     return verb.plan(*args, **kwargs)
 
 
@@ -187,8 +157,8 @@ def _run(spec: OperationSpec[R], about: Sequence[object]) -> R:
 
 def _run_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Call a verb on a list of tensors and wait for its results."""
-    call, found = _list_call(verb, args, kwargs)
-    if found is not None:
+    call = TensorListCall(verb, args, kwargs)
+    if (found := call.find_fast_path()) is not None:
         path, row, tensor, out = found
         result = path.run(row, tensor, out)
         if result is not None:
@@ -198,31 +168,14 @@ def _run_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> o
 
 def _start_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle[object]:
     """Start a call of a verb on a list of tensors."""
-    call, found = _list_call(verb, args, kwargs)
-    if found is not None:
+    call = TensorListCall(verb, args, kwargs)
+    if (found := call.find_fast_path()) is not None:
         path, row, tensor, out = found
         handle = path.start(row, tensor, out)
         if handle is not None:
             return TensorListHandle(handle, call.finish)
     handle = current().engine.submit(call.operation(), about=call.about)
     return TensorListHandle(handle, call.finish)
-
-
-def _list_call(
-    verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[TensorListCall, FastCall | None]:
-    """Return the call on a list's flat tensors, and its fast path if there is one."""
-    if verb.in_place:
-        _add_out(verb, args, kwargs)
-    given, out = args[0] if args else kwargs.pop("tensor"), kwargs.pop("out", None)
-    assert verb.lists is not None
-    call = TensorListCall(
-        verb.plan, verb.lists, given, out, args[1:], kwargs, for_all=not verb.for_some
-    )
-    if verb.fast_path is None or call.single is None or verb.lists is not ListKind.ELEMENTWISE:
-        return call, None
-    flat, flat_out = call.single
-    return call, verb.fast_path(flat, *args[1:], **kwargs, out=flat_out, members=call.members)
 
 
 @overload
@@ -239,7 +192,7 @@ def nonblocking(variant: Any) -> Any:
 
     def start(*args: Any, **kwargs: Any) -> Handle[Any]:
         if in_place:
-            _add_out(verb, args, kwargs)
+            verb.add_out(args, kwargs)
         if find is not None and (call := find(*args, **kwargs)) is not None:
             path, row, tensor, out = call
             handle: Handle[Any] | None = path.start(row, tensor, out)
