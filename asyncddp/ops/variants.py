@@ -231,15 +231,16 @@ def _documented(
     kept = [
         item for item in signature.parameters.values() if not (verb.in_place and item.name == "out")
     ]
-    variant.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    return set_metadata(variant, name, doc, returns)
+    return set_metadata(variant, name, doc, returns, signature.replace(parameters=kept))
 
 
-def set_metadata(variant: F, name: str, doc: str | None, returns: object) -> F:
-    """Set the name, docstring and return annotation of a variant."""
+def set_metadata(
+    variant: F, name: str, doc: str | None, returns: object, like: inspect.Signature | None = None
+) -> F:
+    """Set the name, docstring, signature and return annotation of a variant, for its readers."""
     variant.__name__ = variant.__qualname__ = name
     variant.__doc__ = doc
-    signature = inspect.signature(variant).replace(return_annotation=returns)
+    signature = (like or inspect.signature(variant)).replace(return_annotation=returns)
     variant.__signature__ = signature  # type: ignore[attr-defined]
     variant.__annotations__ = {**variant.__annotations__, "return": returns}
     return variant

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -68,13 +70,8 @@ class MessageCollectives:
         if self._buffers is not None and self._buffers.take(tensor):
             return self._allreduce_by_machines(self._buffers, tensor, into, divisor)
         step = _part(tensor, len(self._ring)) * len(self._ring)
-        lanes = self._lanes(self._ring)
-        return self._request(
-            algorithms.allreduce(lane, given, taken, divisor)
-            for given, taken, lane in zip(
-                _pieces(tensor, step), _pieces(into, step), lanes, strict=False
-            )
-        )
+        allreduce = partial(algorithms.allreduce, divisor=divisor)
+        return self._by_pieces(allreduce, _pieces(tensor, step), _pieces(into, step))
 
     def _allreduce_by_machines(
         self,
@@ -119,21 +116,14 @@ class MessageCollectives:
         """Start to sum a tensor of all ranks, of which this one keeps its part."""
         step = _part(tensor, len(self._ring))
         columns = torch.split(tensor.detach().view(len(self._ring), out.numel()), step, dim=1)
-        return self._request(
-            algorithms.reduce_scatter(lane, [part[member] for member in self._ring], into, divisor)
-            for part, into, lane in zip(
-                columns, _pieces(out, step), self._lanes(self._ring), strict=False
-            )
-        )
+        parts = [[column[member] for member in self._ring] for column in columns]
+        reduce_scatter = partial(algorithms.reduce_scatter, divisor=divisor)
+        return self._by_pieces(reduce_scatter, parts, _pieces(out, step))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
         """Start to replace a tensor by the root's."""
-        pieces = _pieces(tensor, _step(tensor.nbytes, tensor))
-        place = self._ring.index(root)
-        return self._request(
-            algorithms.broadcast(lane, piece, place)
-            for piece, lane in zip(pieces, self._lanes(self._ring), strict=False)
-        )
+        broadcast = partial(algorithms.broadcast, root=self._ring.index(root))
+        return self._by_pieces(broadcast, _pieces(tensor, _step(tensor.nbytes, tensor)))
 
     def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
         """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``."""
@@ -148,6 +138,11 @@ class MessageCollectives:
     def barrier(self) -> Request:
         """Start a barrier."""
         return self._request([algorithms.barrier(next(self._lanes(self._ring)))])
+
+    def _by_pieces(self, algorithm: Callable[..., Steps], *pieces: Sequence[Any]) -> Request:
+        """Start a collective of all ranks, piece by piece; the algorithm takes one of each kind."""
+        lanes = zip(self._lanes(self._ring), zip(*pieces, strict=True), strict=False)
+        return self._request(algorithm(lane, *piece) for lane, piece in lanes)
 
     def _lanes(self, members: Sequence[int]) -> Iterator[CollectiveExchange]:
         """Yield exchanges among members with the tags of one collective, again and again."""
