@@ -1,7 +1,7 @@
-"""Compression: encoders of tensors into fewer bytes, one file each, in one registry.
+"""Compressors, which encode tensors into fewer bytes: a registry, and one file for each of them.
 
-Here belongs what turns rows of a tensor into bytes and back, and the error feedback between two
-tensors. ``ops`` and ``windows`` encode with it, users name it. Nothing here communicates; the same
+Here belong the encoding of a tensor's rows as bytes, their decoding, and error feedback. ``ops``
+and ``windows`` call compressors, users choose one by its name. Nothing here communicates; the same
 input and seed give the same bytes on each rank.
 """
 
@@ -34,7 +34,7 @@ COMPRESSORS: PluginRegistry[type[Compressor]] = PluginRegistry(
 
 
 def compressor_for(caller: str, given: str | Compressor) -> Compressor:
-    """Return the compressor of a name, with its default options, or the one given.
+    """Look up a compressor by its name, with default options; return a given compressor unchanged.
 
     Raises:
         UnknownNameError: No compressor has the name.

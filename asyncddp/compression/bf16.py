@@ -1,4 +1,4 @@
-"""``bf16``: rounding to bfloat16."""
+"""Compressor ``bf16``: rounds each element to bfloat16."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncddp.compression.casts import Cast
 class BF16(Cast):
     r"""Round each element to bfloat16: 8 significant bits, with the range of float32.
 
-    Finite values beyond the largest bfloat16, :math:`3.39 \cdot 10^{38}`, become that.
+    Finite values are clamped to the largest bfloat16, :math:`3.39 \cdot 10^{38}`.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1, 1e6]])
@@ -33,5 +33,5 @@ class BF16(Cast):
     to: ClassVar[torch.dtype] = torch.bfloat16
 
     def contraction(self, numel: int) -> float:
-        r"""Return :math:`1 - 2^{-16}`: an error is at most :math:`2^{-8}` of its element."""
+        r"""Return :math:`1 - 2^{-16}`: relative errors of elements are at most :math:`2^{-8}`."""
         return 1 - 2.0**-16

@@ -13,12 +13,12 @@ from asyncddp.tensors.dtypes import DTYPES
 
 
 class Cast(PiecewiseCompressor):
-    """Rounds each element to a shorter dtype; what lies beyond its largest number becomes that.
+    """Base class of compressors that round each element to a shorter dtype, clamped to its range.
 
-    Infinities and NaN stay what they are.
+    Infinities and NaN are kept.
 
     Attributes:
-        to: The dtype that is sent.
+        to: The shorter dtype.
     """
 
     to: ClassVar[torch.dtype]

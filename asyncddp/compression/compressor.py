@@ -13,7 +13,7 @@ from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.dtypes import DTYPES, DtypeKind
 
 CompressorState: TypeAlias = dict[str, torch.Tensor]
-"""State that a compressor keeps between tensors, such as what error feedback still owes."""
+"""State that a compressor keeps from one tensor to the next, such as an error-feedback residual."""
 
 State: TypeAlias = CompressorState | None
 Views: TypeAlias = list[torch.Tensor]
@@ -23,22 +23,22 @@ Fields: TypeAlias = tuple[tuple[int, torch.dtype], ...]
 """Number of elements and dtype of each field of an encoded chunk."""
 
 ROW_ALIGNMENT = 8
-"""Bytes to whose multiples encoded rows are padded, so that fields can be viewed as any dtype."""
+"""Alignment of encoded rows in bytes, so that their fields can be viewed as any dtype."""
 
 
 class Compressor(ABC):
-    r"""Base class of compressors: encodes rows of a matrix into rows of bytes of known length.
+    r"""Base class of compressors: encode each row of a matrix into a fixed number of bytes.
 
     A compressor :math:`Q` takes K chunks of S elements each, as a contiguous tensor of shape
     ``(K, S)`` in float16, bfloat16, float32 or float64, and encodes each chunk by itself into
     :math:`B = \mathrm{encoded\_size}(S)` bytes, a row of a uint8 tensor of shape ``(K, B)``; a
     flat tensor is one chunk, and S is at least 1. Decoding needs nothing but the bytes. The same
     chunks, seed and state give the same bytes, all of which are written. Compressors are immutable
-    and hold options only: what one remembers of a tensor is in a state that the caller keeps, one
-    for each tensor that is sent again and again.
+    and hold options only: the caller keeps the state of each tensor that is sent repeatedly.
 
-    A chunk with an element that is NaN or infinite is encoded without an error and decodes to one
-    that has such an element too, so that who receives it can see it; other chunks are unharmed.
+    A chunk that contains NaN or an infinity is encoded without an error, and decodes to a chunk
+    that contains NaN or an infinity too, so that the receiver can detect it; other chunks are
+    unaffected.
 
     Other distributions add compressors under the entry-point group ``asyncddp.compressors``; the
     conformance tests run over the registry and hold each to what it declares.
@@ -60,7 +60,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def encoded_size(self, numel: int, dtype: torch.dtype) -> int:
-        """Compute the bytes of an encoded chunk, a multiple of 8.
+        """Compute the size of an encoded chunk in bytes, a multiple of 8.
 
         Args:
             numel: Elements of the chunk, S.
@@ -79,19 +79,19 @@ class Compressor(ABC):
         seed: int = 0,
         state: CompressorState | None = None,
     ) -> None:
-        """Encode chunks, which stay unchanged.
+        """Encode chunks into ``encoded``, without changing them.
 
         Args:
             chunks: Shape ``(K, S)``, contiguous, outside autograd.
             encoded: Written to, all of it; uint8 of shape ``(K, B)``, contiguous, at an address
                 that is a multiple of 8, on the same device.
             seed: Of random choices, from 0 to 2⁶³ − 1.
-            state: What :meth:`new_state` gave, which is updated; None remembers nothing.
+            state: State from :meth:`new_state`, which is updated; None for no state.
         """
 
     @abstractmethod
     def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> None:
-        """Decode into chunks; shapes and dtypes as for :meth:`encode`."""
+        """Decode ``encoded`` into ``chunks``; shapes and dtypes as for :meth:`encode`."""
 
     def decode_add(self, encoded: torch.Tensor, chunks: torch.Tensor, weight: float = 1.0) -> None:
         """Add ``weight`` times the decoded chunks to ``chunks``."""
@@ -100,11 +100,11 @@ class Compressor(ABC):
         chunks.add_(decoded, alpha=weight)
 
     def new_state(self, chunks: torch.Tensor) -> CompressorState:
-        """Make the state of a tensor that was never sent, shaped and placed as ``chunks`` is."""
+        """Make the initial state for a tensor of the shape, dtype and device of ``chunks``."""
         return {}
 
     def contraction(self, numel: int) -> float | None:
-        r"""Return the contraction factor of chunks of ``numel`` elements, None if there is none.
+        r"""Return the contraction factor δ for chunks of ``numel`` elements; None if there is none.
 
         .. math:: \mathbb{E} \lVert Q(x) - x \rVert^2 \le (1 - \delta) \lVert x \rVert^2,
                   \qquad 0 < \delta \le 1
@@ -114,19 +114,19 @@ class Compressor(ABC):
         return None
 
     def bits_per_element(self, numel: int, dtype: torch.dtype = torch.float32) -> float:
-        """Compute the bits that an element of a chunk of ``numel`` takes on average."""
+        """Compute the mean number of encoded bits per element of a chunk of ``numel`` elements."""
         return 8 * self.encoded_size(numel, dtype) / numel
 
 
 class FieldCompressor(Compressor):
-    """Compressor whose encoded rows are fields side by side, each padded by zeros."""
+    """Base class of compressors whose encoded rows consist of fields, each padded with zeros."""
 
     alignment: ClassVar[int] = ROW_ALIGNMENT
-    """Bytes to whose multiples fields are padded, itself a multiple of 8."""
+    """Alignment of fields in bytes, a multiple of 8."""
 
     @abstractmethod
     def fields(self, numel: int, dtype: torch.dtype) -> Fields:
-        """Return the number and the dtype of the elements of each field of an encoded chunk.
+        """Return number of elements and dtype of each field of an encoded chunk.
 
         Args:
             numel: Elements of the chunk.
@@ -151,10 +151,10 @@ class FieldCompressor(Compressor):
 
     @abstractmethod
     def encode_into(self, fields: Views, chunks: torch.Tensor, seed: int, state: State) -> None:
-        """Write the fields of encoded rows; arguments as for :meth:`encode`."""
+        """Encode chunks into the fields of encoded rows; arguments as for :meth:`encode`."""
 
     def views(self, encoded: torch.Tensor, chunks: torch.Tensor, *, clear: bool = False) -> Views:
-        """View the fields of encoded rows; ``clear`` the padding behind each."""
+        """Return views of the fields of encoded rows; ``clear`` writes zeros to the padding."""
         found, start = [], 0
         for count, kind in self.fields(chunks.shape[1], chunks.dtype):
             end = start + count * kind.itemsize
@@ -205,7 +205,7 @@ def fraction_of(what: str, ratio: object) -> float:
 
 
 def require_count(what: str, count: object, most: int | None = None) -> None:
-    """Raise an ArgumentError unless a count is a whole number from 1, to ``most`` if given."""
+    """Raise an ArgumentError unless a count is a positive integer, at most ``most`` if given."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= (most or count):
         expected = "a positive integer" if most is None else f"a whole number from 1 to {most}"
         raise ArgumentError(f"{what}: expected {expected}, got {count!r}")

@@ -1,7 +1,6 @@
-"""Counter-based random numbers: each is computed from a seed and its index alone.
+"""Counter-based random numbers: each is a function of a seed and its index alone.
 
-The same seeds give the same numbers on every device, in any order, and no generator of torch is
-touched or made.
+The same seeds give the same numbers on every device, in any order, without a torch generator.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ def _mixed(word: int) -> int:
 
 
 def _signed(word: int) -> int:
-    """Return the int64 of the same 64 bits."""
+    """Reinterpret an unsigned 64-bit word as a signed one."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _shifted(words: torch.Tensor, shift: int) -> torch.Tensor:
-    """Shift to the right, with zeros from the left."""
+    """Shift words right logically, filling with zeros."""
     return words.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1)

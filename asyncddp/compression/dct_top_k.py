@@ -1,4 +1,4 @@
-"""``dct_top_k``: the k largest coefficients of a cosine transform of each block."""
+"""Compressor ``dct_top_k``: keeps the k largest DCT coefficients of each block."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SCALE = 1 / 16  # keeps coefficients below the largest element
 
 @dataclass(frozen=True)
 class DCTTopK(FieldCompressor):
-    r"""Keep the k coefficients of each block's discrete cosine transform that are largest.
+    r"""Keep the k largest coefficients of each block's discrete cosine transform.
 
     .. math:: c = D x, \qquad Q(x) = D^{\top} \mathrm{TopK}_k(c), \qquad
               D_{mj} = \sqrt{\tfrac{2 - [m = 0]}{64}} \cos \frac{\pi m (2 j + 1)}{128}
@@ -59,12 +59,12 @@ class DCTTopK(FieldCompressor):
         require_count(f"{self.name}: argument k", self.k, _BLOCK)
 
     def fields(self, numel: int, dtype: torch.dtype) -> Fields:
-        """Return which coefficients are kept, in a byte each, and their values."""
+        """Return the fields: indices of the kept coefficients, one byte each, and their values."""
         count = self.k * -(-numel // _BLOCK)
         return (count, torch.uint8), (count, dtype)
 
     def contraction(self, numel: int) -> float:
-        r"""Return :math:`k / 64`, which a block with equally large coefficients attains."""
+        r"""Return :math:`k / 64`; the worst case is a block with equally large coefficients."""
         return self.k / _BLOCK
 
     @override
@@ -94,10 +94,10 @@ class DCTTopK(FieldCompressor):
 
 
 def _product(blocks: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Multiply each chunk's blocks by a matrix, by itself: rounding depends on how many there are.
+    """Multiply each chunk's blocks by a matrix, chunk by chunk so that rounding is reproducible.
 
     Args:
-        blocks: Shape ``(K, blocks, 64)``; the product takes its place.
+        blocks: Shape ``(K, blocks, 64)``; overwritten by the product.
         matrix: Shape ``(64, 64)``.
     """
     for chunk in blocks:
@@ -107,7 +107,7 @@ def _product(blocks: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=8)
 def _transform(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return D, of which a row has the samples of a cosine."""
+    """Return D, the matrix of the discrete cosine transform, with one cosine per row."""
     rows = [
         [sqrt((1 if m == 0 else 2) / _BLOCK) * cos(pi * m * (2 * j + 1) / 128) for j in range(64)]
         for m in range(_BLOCK)

@@ -1,4 +1,4 @@
-"""Error feedback: adds to each input what compression has left out of the earlier ones."""
+"""Error feedback: adds the compression error of earlier tensors to the next one before encoding."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RESIDUAL = "error_feedback.residual"
 
 @dataclass(frozen=True)
 class ErrorFeedback(Compressor):
-    r"""Add the residual e to the input of a compressor Q, and keep what is lost of the sum.
+    r"""Add the residual e to the input of a compressor Q; the error of Q becomes the new residual.
 
     .. math:: v = x + e, \qquad \text{send } Q(v), \qquad e \leftarrow v - Q(v)
 
-    So nothing of the inputs is lost for good: all of them together are what was decoded of them and
-    the residual. A chunk with an element that is not finite is sent as it is compressed, and leaves
-    its residual unchanged. Without a state it is the compressor alone.
+    So no part of an input is lost: the sum of all inputs equals the sum of all decoded tensors plus
+    the residual. A chunk with a non-finite element is compressed as it is, and leaves its residual
+    unchanged. Without a state, Q is applied alone.
 
     Args:
         inner: The compressor.
 
     Attributes:
-        unbiased: False: what is sent now makes up for what was sent before.
+        unbiased: False, since each message corrects the error of earlier ones.
 
     Example:
         >>> from asyncddp.compression.sign import Sign
@@ -73,7 +73,7 @@ class ErrorFeedback(Compressor):
         return self.inner.contraction(numel)
 
     def new_state(self, chunks: torch.Tensor) -> CompressorState:
-        """Make the state of the inner compressor and a residual of zero."""
+        """Make the initial state: that of the inner compressor, and a residual of zero."""
         wide = DTYPES[chunks.dtype].accumulate
         residual = zeros(chunks.shape, wide, chunks.device)
         return {**self.inner.new_state(chunks), RESIDUAL: residual}

@@ -1,4 +1,4 @@
-"""``fp16``: rounding to float16."""
+"""Compressor ``fp16``: rounds each element to float16."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from asyncddp.compression.casts import Cast
 class FP16(Cast):
     r"""Round each element to float16: 11 significant bits, from :math:`6 \cdot 10^{-8}` to 65504.
 
-    Finite values beyond that range become ±65504, and not infinite; smaller ones become 0, so that
-    it is no contraction.
+    Larger finite values are clamped to ±65504, and smaller ones become 0, so that the compressor is
+    no contraction.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1, 1e6, -float("inf")]])

@@ -1,4 +1,4 @@
-"""Largest error of a compressor on numbers of at most one half."""
+"""Measurement of a compressor's largest absolute error on numbers in [-½, ½)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GOLDEN = 0.6180339887498949
 
 @lru_cache(maxsize=256)
 def largest_error(compressor: Compressor) -> float:
-    r"""Measure the largest error of a compressor on numbers that lie evenly in :math:`[-½, ½)`.
+    r"""Measure the largest absolute error of a compressor on evenly spread numbers in [-½, ½).
 
     .. math:: \delta = \max_k |Q(y)_k - y_k|, \qquad
               y_k = \left(\tfrac{\sqrt5 - 1}{2} k\right) \bmod 1 - \tfrac12, \quad

@@ -1,4 +1,4 @@
-"""``minmax_uint8``: 8-bit quantisation between the minimum and maximum of each chunk."""
+"""Compressor ``minmax_uint8``: 8-bit quantisation between each chunk's minimum and maximum."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MinMaxUInt8(PiecewiseCompressor):
     alignment = 32
 
     def fields(self, numel: int, dtype: torch.dtype) -> Fields:
-        """Return the minimum and the maximum, and a byte for each element."""
+        """Return the fields: minimum and maximum, then one byte per element."""
         return (2, dtype), (numel, torch.uint8)
 
     @override
@@ -77,7 +77,7 @@ class MinMaxUInt8(PiecewiseCompressor):
 
 
 def _lattice(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the scale of each chunk and its largest multiple, in the accumulation dtype."""
+    """Compute each chunk's scale, and its maximum as a level, in the accumulation dtype."""
     wide = DTYPES[low.dtype].accumulate
     low, high = low.to(wide), high.to(wide)
     scale = _LEVELS / (high - low + _SPREAD)

@@ -1,4 +1,4 @@
-"""Base class of compressors whose chunks are decoded in pieces that fit in a processor's cache."""
+"""Base class of compressors that decode chunks in pieces which fit in a processor's cache."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from asyncddp.compression.compressor import FieldCompressor, Views
 from asyncddp.tensors.allocation import empty
 
 Pieces: TypeAlias = Iterator[tuple[torch.Tensor, torch.Tensor]]
-"""Parts of chunks, and what belongs there."""
+"""Pairs of a view of a part of the chunks, and the decoded values of this part."""
 
 _HOST_PIECE = 1 << 18  # elements
 _DEVICE_PIECE = 1 << 24  # elements; bounds the memory that intermediate results take
 
 
 class PiecewiseCompressor(FieldCompressor):
-    """Compressor that decodes piece by piece: its ``decode_add`` needs one pass over memory."""
+    """Base class of compressors that decode in pieces: ``decode_add`` is one pass over memory."""
 
     @abstractmethod
     def decoded_pieces(self, fields: Views, chunks: torch.Tensor) -> Pieces:
-        """Decode piece by piece.
+        """Decode in pieces, and yield each with the part of ``chunks`` that it belongs to.
 
         Args:
             fields: The fields of encoded rows.
             chunks: As for :meth:`~asyncddp.compression.Compressor.decode`; its values are not
-                looked at.
+                read.
 
         Yields:
-            A view of a part of ``chunks``, and what belongs there, in a dtype that holds it; the
-            next piece may overwrite that.
+            A view of a part of ``chunks``, and its decoded values, in any dtype that holds them;
+            the next piece may overwrite these values.
         """
 
     @override
@@ -49,10 +49,10 @@ class PiecewiseCompressor(FieldCompressor):
 
 
 class Scratch:
-    """Memory for the intermediate results of a piece, used again for the next one.
+    """Scratch memory for the intermediate results of a piece, reused for the next piece.
 
-    The C library would return that of each to the system, whose fresh pages cost more than the
-    arithmetic does.
+    Without it the C library would return the memory after each piece to the system, whose fresh
+    pages cost more than the arithmetic does.
 
     Example:
         >>> scratch = Scratch(torch.device("cpu"))
@@ -66,7 +66,7 @@ class Scratch:
         self._memory: dict[str, torch.Tensor] = {}
 
     def __call__(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return uninitialised memory, the same for the same name, as a contiguous tensor."""
+        """Return an uninitialised contiguous tensor, in the same memory for the same name."""
         size = prod(shape) * dtype.itemsize
         memory = self._memory.get(name)
         if memory is None or memory.numel() < size:
@@ -75,7 +75,7 @@ class Scratch:
 
 
 def pieces(chunks: torch.Tensor, multiple: int = 1) -> Iterator[tuple[slice, slice]]:
-    """Divide a matrix into pieces: several whole rows each, or parts of one row.
+    """Divide a matrix into pieces: each consists of whole rows, or of a part of one row.
 
     Args:
         chunks: Shape ``(K, S)``, with S a multiple of ``multiple``.

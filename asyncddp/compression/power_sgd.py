@@ -1,4 +1,4 @@
-"""``power_sgd``: an approximation of low rank of each chunk, seen as a matrix."""
+"""Compressor ``power_sgd``: approximates each chunk by a matrix of low rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Q = "power_sgd.q"
 
 @dataclass(frozen=True)
 class PowerSGD(FieldCompressor):
-    r"""Approximate each chunk, as a near-square matrix M, by a product of two thin matrices.
+    r"""Approximate each chunk, viewed as a near-square matrix M, by a product of two thin matrices.
 
     .. math:: P = \operatorname{orthonormalize}(M Q_{\text{last}}), \qquad Q = M^\top P, \qquad
               \hat M = P Q^\top
@@ -66,17 +66,17 @@ class PowerSGD(FieldCompressor):
         require_count(f"{self.name}: argument rank", self.rank)
 
     def fields(self, numel: int, dtype: torch.dtype) -> Fields:
-        """Return P and Q, in float32 or float64, as one field."""
+        """Return the single field: P and Q, in float32 or float64."""
         height, width, rank = self._matrix(numel)
         return (((height + width) * rank, DTYPES[dtype].accumulate),)
 
     def contraction(self, numel: int) -> float:
-        r"""Return the rank over the smaller side of the matrix: without a state, in expectation."""
+        r"""Return the expected contraction without a state: rank / shorter side of the matrix."""
         height, width, rank = self._matrix(numel)
         return rank / min(height, width)
 
     def new_state(self, chunks: torch.Tensor) -> CompressorState:
-        """Make a state that holds Qᵀ, of shape ``(K, rank, n)``; zero, for a random start."""
+        """Make the initial state: Qᵀ of shape ``(K, rank, n)``; zeros mean a random start."""
         _, width, rank = self._matrix(chunks.shape[1])
         wide = DTYPES[chunks.dtype].accumulate
         return {_Q: zeros((chunks.shape[0], rank, width), wide, chunks.device)}
@@ -107,13 +107,13 @@ class PowerSGD(FieldCompressor):
             chunks.copy_(decoded)
 
     def _matrix(self, numel: int) -> tuple[int, int, int]:
-        """Compute height and width of the matrix, and the rank."""
+        """Compute height and width of a chunk's matrix, and the rank of its approximation."""
         width = 1 << round(log2(numel) / 2)
         height = -(-numel // width)
         return height, width, min(self.rank, height, width)
 
     def _matrix_rows(self, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """View whole rows of the matrices, and what there is of another row, maybe nothing."""
+        """Return views of the matrices' complete rows, and of an incomplete last row."""
         rows, numel = chunks.shape
         _, width, _ = self._matrix(numel)
         whole = numel // width
@@ -123,20 +123,20 @@ class PowerSGD(FieldCompressor):
         return chunks[:, : whole * width].view(rows, whole, width), rest
 
     def _factors(self, fields: Views, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """View the transposes of P and Q in encoded rows, with which products are faster."""
+        """Return views of Pᵀ and Qᵀ in encoded rows; products with transposes are faster."""
         height, width, rank = self._matrix(chunks.shape[1])
         p, q = fields[0][:, : height * rank], fields[0][:, height * rank :]
         return p.view(-1, rank, height), q.view(-1, rank, width)
 
 
 def _random_start(seed: int, q: torch.Tensor) -> torch.Tensor:
-    """Draw normal random numbers in the shape of Q."""
+    """Draw a random start for Q from the normal distribution."""
     rows, rank, width = q.shape
     seeds = random_words(seed, rows, q.device).unsqueeze(1)
     return normal(random_words(seeds, width * rank, q.device)).view(q.shape).to(q.dtype)
 
 
 def _scaled(q: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Scale each Q to a largest element of 1, but take the other for one that has no such scale."""
+    """Scale each Q to a largest magnitude of 1; ``otherwise`` replaces a zero or non-finite Q."""
     scale = q.abs().amax((1, 2), keepdim=True)
     return torch.where((scale > 0) & (scale < inf), q / scale, otherwise)

@@ -1,4 +1,4 @@
-"""``qsgd_int8`` and ``qsgd_int4``: unbiased stochastic quantisation of blocks."""
+"""Compressors ``qsgd_int8`` and ``qsgd_int4``: unbiased stochastic quantisation of blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TILE = 1 << 13  # elements of the random numbers that are used again and again
 
 @dataclass(frozen=True)
 class QSGD(PiecewiseCompressor):
-    r"""Base class of QSGD: rounds the elements of each block to L levels of either sign, at random.
+    r"""Base class of QSGD: stochastically rounds each block's elements to L levels of either sign.
 
     .. math:: s = \max_{i \in \text{block}} |x_i|, \qquad
               c_i = \mathrm{floor}\big(\tfrac{L}{s} x_i + u_i\big), \quad u_i \sim U[0, 1), \qquad
@@ -32,7 +32,7 @@ class QSGD(PiecewiseCompressor):
 
     It is unbiased, to :math:`2^{-15}` of a level, and the errors of any two elements are
     uncorrelated. The error of an element is below :math:`s / L`. A block with an element that is
-    not finite decodes to elements none of which is.
+    not finite decodes to non-finite elements only.
 
     Args:
         block_size: Elements of a block, a multiple of 8.
@@ -58,14 +58,14 @@ class QSGD(PiecewiseCompressor):
         )
 
     def fields(self, numel: int, dtype: torch.dtype) -> Fields:
-        """Return the scales of the blocks, and the codes."""
+        """Return the fields: scales of the blocks, and codes of the elements."""
         return (-(-numel // self.block_size), dtype), (self._bytes(numel), torch.uint8)
 
     def contraction(self, numel: int) -> float | None:
         r"""Return :math:`\frac{3}{2} - \frac{1}{2} \sqrt{1 + (b - 1) / L^2}` if it is positive.
 
-        b is the size of a block. The largest element of a block is exact; the worst case is that
-        all others are equal.
+        b is the size of a block. The largest element of a block is exact; in the worst case all
+        other elements are equal.
         """
         others = min(self.block_size, numel) - 1
         delta = 1.5 - 0.5 * sqrt(1 + others / self.levels**2)
@@ -101,7 +101,7 @@ class QSGD(PiecewiseCompressor):
     def _parts(
         self, chunks: torch.Tensor, multiple: int = 1
     ) -> Iterator[tuple[slice, slice, slice, int]]:
-        """Yield rows, columns and blocks of pieces, and the size of their blocks."""
+        """Yield rows, columns, block range and block size of each piece."""
         numel, size = chunks.shape[1], self.block_size
         whole = numel // size * size
         for rows, columns in pieces(chunks[:, :whole], multiple * size):
@@ -111,22 +111,22 @@ class QSGD(PiecewiseCompressor):
             yield rows, slice(whole, numel), rest, numel - whole
 
     def _bytes(self, numel: int) -> int:
-        """Bytes of the codes of so many elements."""
+        """Compute the size in bytes of the codes of ``numel`` elements."""
         return -(-numel * self.bits // 8)
 
     @abstractmethod
     def _pack(self, levels: torch.Tensor, codes: torch.Tensor) -> None:
-        """Write levels, which are int32 and 2ⁿ too large, as codes."""
+        """Pack int32 levels, which are offset by 2ⁿ, into codes."""
 
     @abstractmethod
     def _unpack(self, codes: torch.Tensor, levels: torch.Tensor) -> None:
-        """Read codes as levels, which are floats."""
+        """Unpack codes into floating-point levels."""
 
 
 def _add_shares(
     noisy: torch.Tensor, x: torch.Tensor, largest: torch.Tensor, levels: int, scratch: Scratch
 ) -> None:
-    """Add so many levels times x over the largest magnitude of its block, zero where that is."""
+    """Add ``levels`` times x divided by its block's largest magnitude; blocks of zeros add zero."""
     wide = DTYPES[x.dtype].accumulate
     smallest = torch.finfo(wide).tiny * torch.finfo(wide).eps
     divisors = largest.to(wide).clamp_(min=smallest).unsqueeze(2)
@@ -135,13 +135,13 @@ def _add_shares(
 
 
 def _blocks(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """View rows as blocks, of shape ``(rows, blocks, size)``."""
+    """Return a view of rows as blocks, of shape ``(rows, blocks, size)``."""
     return rows.view(rows.shape[0], -1, size)
 
 
 @dataclass(frozen=True)
 class QSGDInt8(QSGD):
-    """QSGD with 127 levels of either sign, in a byte per element.
+    """QSGD with 127 levels of either sign, one byte per element.
 
     Example:
         >>> x = torch.tensor([[127.0, -3.0, 0.0, 0.25]])
@@ -167,7 +167,7 @@ class QSGDInt8(QSGD):
 
 @dataclass(frozen=True)
 class QSGDInt4(QSGD):
-    """QSGD with 7 levels of either sign, two codes in a byte.
+    """QSGD with 7 levels of either sign, two elements per byte.
 
     A byte has a code of the first half of the block, plus 8, in its lower bits, and one of the
     second half in its upper bits.
@@ -201,11 +201,11 @@ class QSGDInt4(QSGD):
 
 
 class RoundingNoise:
-    """Random numbers in [2ⁿ, 2ⁿ + 1) for all elements, any two of which are independent.
+    """Noise for stochastic rounding: pairwise independent random numbers in [2ⁿ, 2ⁿ + 1).
 
-    Added to numbers that are larger than -2ⁿ, they let truncation round these up or down at random,
-    without bias. Those of a tile of blocks are drawn, and the fraction bits of further blocks are
-    the exclusive or of the tile's with a random word of each block, which costs a tenth.
+    Truncation of a number larger than -2ⁿ plus this noise rounds it up or down at random, without
+    bias. The noise of one tile of blocks is drawn; the fraction bits of further blocks are the
+    exclusive or of the tile's bits and one random word of the block, which costs a tenth.
 
     Args:
         seed: Of the random numbers.
@@ -230,7 +230,7 @@ class RoundingNoise:
         self._repeated = self._tile
 
     def of(self, rows: slice, blocks: slice, size: int, scratch: Scratch) -> torch.Tensor:
-        """Compute the noise of the first elements of blocks: float32, ``(rows, blocks, size)``."""
+        """Compute the noise of ``size`` elements per block: float32, ``(rows, blocks, size)``."""
         words = self._words[rows, blocks]
         first = blocks.start % self.tile_blocks
         last = first + words.shape[1]

@@ -1,4 +1,4 @@
-"""``random_k``: k random elements of each chunk, whose indices follow from a seed."""
+"""Compressor ``random_k``: keeps k random elements of each chunk; a seed determines the indices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RandomK(Sparsifier):
     r"""Keep k elements of each chunk, drawn at random; a seed is sent instead of their indices.
 
     The chunk, seen as a circle, is divided into k equal arcs from a random element on, and an
-    element of each arc is drawn: each is kept with probability k / S, and none twice.
+    element of each arc is drawn: each is kept with probability k / S, and indices are distinct.
 
     .. math:: Q(x)_i = x_i \text{ if i is kept, else } 0, \qquad
               \text{or } \frac{S}{k} x_i \text{ with unbiased}
@@ -57,7 +57,7 @@ class RandomK(Sparsifier):
         object.__setattr__(self, "wants_error_feedback", not self.unbiased)
 
     def fields(self, numel: int, dtype: torch.dtype) -> Fields:
-        """Return the seed, and k values."""
+        """Return the fields: the seed, and k values."""
         return (1, torch.int64), (self.kept(numel), dtype)
 
     def contraction(self, numel: int) -> float | None:
@@ -88,7 +88,7 @@ class RandomK(Sparsifier):
 
 
 def _drawn(seeds: torch.Tensor, k: int, numel: int) -> torch.Tensor:
-    """Draw k different indices below ``numel`` for each seed, shape ``(K, k)``."""
+    """Draw k distinct indices below ``numel`` for each seed, shape ``(K, k)``."""
     words = random_words(seeds, k + 1, seeds.device)
     ends = arange(k + 1, torch.int64, seeds.device).mul_(numel).floor_divide_(k)
     drawn = below(words[:, :k], ends[1:] - ends[:-1]).add_(ends[:-1])

@@ -1,4 +1,4 @@
-"""``sign``: the sign of each element, scaled by the mean magnitude of its chunk."""
+"""Compressor ``sign``: the sign of each element, scaled by the mean magnitude of its chunk."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CARRY = 0x00406070787C7E7F  # takes bit i of byte i to the byte's uppermost bit
 
 @dataclass(frozen=True)
 class Sign(PiecewiseCompressor):
-    r"""Send the sign of each element, one bit, and the mean magnitude of the chunk.
+    r"""Encode the sign of each element in one bit, and the mean magnitude of each chunk.
 
     .. math:: Q(x) = \frac{\lVert x \rVert_1}{S} \operatorname{sign}(x)
 
-    Zeros count as positive, those with a sign bit as negative. A chunk with an element that is not
-    finite decodes to elements none of which is.
+    Zeros count as positive, negative zeros as negative. A chunk with an element that is not finite
+    decodes to non-finite elements only.
 
     Example:
         >>> x = torch.tensor([[1.0, -2.0, 0.0, 5.0]])
@@ -49,11 +49,11 @@ class Sign(PiecewiseCompressor):
     costly_with = ("momentum", "betas")
 
     def fields(self, numel: int, dtype: torch.dtype) -> Fields:
-        """Return the scale, float32 or float64, and a bit for each element."""
+        """Return the fields: the scale, in float32 or float64, and one bit per element."""
         return (1, DTYPES[dtype].accumulate), (-(-numel // 8), torch.uint8)
 
     def contraction(self, numel: int) -> float:
-        r"""Return :math:`1 / S`, which a chunk with one element that is not zero attains."""
+        r"""Return :math:`1 / S`; the worst case is a chunk with a single nonzero element."""
         return 1 / numel
 
     @override
@@ -89,7 +89,7 @@ class Sign(PiecewiseCompressor):
 
 
 def _pack(part: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    """Pack the signs of rows into int64 from 0 to 255, whose bit i is that of element i."""
+    """Pack the signs of 8 elements into an int64 from 0 to 255; bit i is the sign of element i."""
     rows, numel = part.shape
     size = part.element_size()
     integers = part.view(_INTEGERS[size])
@@ -103,7 +103,7 @@ def _pack(part: torch.Tensor, scratch: Scratch) -> torch.Tensor:
 
 
 def _sign_words(device: torch.device) -> torch.Tensor:
-    """Compute the eight signs of each byte, -1 and 1, as the bytes of an int64."""
+    """Compute the table that unpacks a byte into eight signs: -1 or 1 in each byte of an int64."""
     words = arange(256, torch.int64, device).mul_(_ONES).bitwise_and_(_DIAGONAL)
     words.add_(_CARRY).bitwise_right_shift_(7).bitwise_and_(_ONES)
     return words.mul_(254).add_(_ONES)

@@ -1,4 +1,4 @@
-"""Base class of the compressors that keep k elements of each chunk."""
+"""Base class of the compressors that keep k elements of each chunk and drop all others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RATIO = 0.01
 
 @dataclass(frozen=True)
 class Sparsifier(FieldCompressor):
-    r"""Keeps k elements of each chunk, and none twice; the others decode to zero.
+    r"""Base class of compressors that keep k distinct elements of each chunk, and zero the rest.
 
     Args:
         ratio: What part of the elements is kept, at least one; 0.01 unless ``k`` is given.
@@ -39,7 +39,7 @@ class Sparsifier(FieldCompressor):
         require_count(f"{self.name}: argument k", self.k)
 
     def kept(self, numel: int) -> int:
-        """Return how many of ``numel`` elements are kept.
+        """Return the number of elements that are kept of a chunk of ``numel`` elements.
 
         Raises:
             ArgumentError: A chunk has fewer than ``k``, or too many for indices of 32 bits.
@@ -73,4 +73,4 @@ class Sparsifier(FieldCompressor):
 
     @abstractmethod
     def _found(self, fields: Views, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the indices, as int64, and the values of what was kept, both ``(K, k)``."""
+        """Return indices, as int64, and values of the kept elements, both of shape ``(K, k)``."""

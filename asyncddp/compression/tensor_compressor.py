@@ -1,4 +1,4 @@
-"""Tensor compressor: a compressor with the state and the seeds of one tensor."""
+"""Tensor compressor: a compressor together with the state and the seeds of one tensor."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _GOLDEN = 0x9E3779B97F4A7C15  # spreads consecutive seeds over all bits
 
 
 class TensorCompressor:
-    """Compressor of one tensor that is sent again and again, with its state and a seed per use.
+    """Compressor of one tensor that is sent repeatedly: keeps its state, and a new seed per use.
 
     Args:
         compressor: The compressor.
-        seed: From which the seed of each use is derived; the same gives the same bytes.
+        seed: Base seed, from which the seed of each use is derived.
 
     Attributes:
-        state: What the compressor remembers of the tensor; empty before the first use.
+        state: State of the compressor for this tensor; empty before the first use.
         uses: Number of uses so far.
 
     Example:
@@ -44,11 +44,11 @@ class TensorCompressor:
 
     @cached_property
     def second_message(self) -> TensorCompressor:
-        """Return the compressor of the averages that a rank sends on, with a state of its own."""
+        """Return the compressor for averages that a rank sends back, with a state of its own."""
         return TensorCompressor(self.compressor, self.seed ^ _SECOND)
 
     def encode(self, chunks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Encode chunks of shape ``(K, S)``, and give uint8 of shape ``(K, B)``: ``out`` or new.
+        """Encode chunks of shape ``(K, S)`` into uint8 of shape ``(K, B)``: ``out`` or new memory.
 
         Raises:
             DtypeError: The dtype is none of float16, bfloat16, float32 and float64.
@@ -68,13 +68,13 @@ class TensorCompressor:
         return encoded
 
     def unwritten(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Make memory for the code of chunks of shape ``(K, S)``: uint8, ``(K, B)``."""
+        """Allocate a tensor for encoded chunks of shape ``(K, S)``: uint8, shape ``(K, B)``."""
         rows, numel = chunks.shape
         size = self.compressor.encoded_size(numel, chunks.dtype)
         return empty((rows, size), torch.uint8, chunks.device)
 
     def decode(self, encoded: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
-        """Decode into chunks of shape ``(K, S)``, which are returned."""
+        """Decode into chunks of shape ``(K, S)``, and return them."""
         self.compressor.decode(encoded, chunks)
         return chunks
 
@@ -85,7 +85,7 @@ class TensorCompressor:
         weight: float = 1.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Add ``weight`` times the decoded tensor, of their dtype or another one, to chunks."""
+        """Add ``weight`` times the decoded tensor to chunks; ``dtype`` is the decoded dtype."""
         if dtype is None or dtype == chunks.dtype:
             self.compressor.decode_add(encoded, chunks, weight)
         else:
@@ -94,20 +94,20 @@ class TensorCompressor:
             )
 
     def forget(self) -> None:
-        """Begin anew with what is remembered of the tensor; the seeds go on."""
+        """Reset the state of the tensor; the sequence of seeds continues."""
         self.state, self._form, self._loaded = {}, None, False
         if "second_message" in self.__dict__:
             self.second_message.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that later bytes depend on, beside the tensors: for a checkpoint."""
+        """Return the state for a checkpoint: compressor state, chunk shape, number of uses."""
         found = {"state": self.state, "shape": self._form, "uses": self.uses}
         if "second_message" in self.__dict__:
             found["second_message"] = self.second_message.state_dict()
         return found
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave; chunks of another shape begin anew."""
+        """Restore the state that :meth:`state_dict` gave; chunks of another shape reset it."""
         self.state = {key: detached_copy(tensor) for key, tensor in saved["state"].items()}
         self._form, self.uses, self._loaded = saved["shape"], saved["uses"], True
         self.__dict__.pop("second_message", None)

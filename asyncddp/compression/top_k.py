@@ -1,4 +1,4 @@
-"""``top_k``: the k largest elements of each chunk, with their indices."""
+"""Compressor ``top_k``: keeps the k largest elements of each chunk, with their indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAMPLE = 1 << 14  # elements of a row, from which a lower bound of the largest 
 
 @dataclass(frozen=True)
 class TopK(Sparsifier):
-    r"""Keep the k elements of each chunk that are largest in magnitude.
+    r"""Keep the k elements of largest magnitude of each chunk.
 
     Of equal ones any may be kept. NaN counts as larger than all numbers.
 
@@ -42,7 +42,7 @@ class TopK(Sparsifier):
     costly_with = ("momentum", "betas")
 
     def fields(self, numel: int, dtype: torch.dtype) -> Fields:
-        """Return k indices, and k values."""
+        """Return the fields: k indices, and k values."""
         k = self.kept(numel)
         return (k, torch.int32), (k, dtype)
 
@@ -67,7 +67,7 @@ class TopK(Sparsifier):
 
 
 def _largest(row: torch.Tensor, k: int) -> torch.Tensor:
-    """Find the k largest elements of a long row, among those above a bound that a sample gives."""
+    """Find the k largest elements of a long row among candidates above a bound from a sample."""
     sample = row[:: row.numel() // _SAMPLE].abs()
     expected = k * sample.numel() / row.numel()
     rank = ceil(expected + 4 * sqrt(expected) + 4)  # so that k elements reach it, almost surely

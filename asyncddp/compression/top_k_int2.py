@@ -1,4 +1,4 @@
-"""``top_k_int2``: the k largest elements of each block, in 2 bits, with indices of 12 bits."""
+"""Compressor ``top_k_int2``: each block's k largest elements, with 2-bit codes, 12-bit indices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTH = 1.5  # of a bin, in standard deviations: four of them span six
 
 @dataclass(frozen=True)
 class TopKInt2(FieldCompressor):
-    r"""Keep the k elements of each block of 4096 that are largest, and of these one of four values.
+    r"""Keep the k largest elements of each block of 4096, quantised to four values per chunk.
 
     .. math:: c_i = [v_i \ge \mu - \tfrac32 \sigma] + [v_i \ge \mu]
               + [v_i \ge \mu + \tfrac32 \sigma], \qquad
@@ -62,7 +62,7 @@ class TopKInt2(FieldCompressor):
         require_count(f"{self.name}: argument k", self.k, _BLOCK)
 
     def fields(self, numel: int, dtype: torch.dtype) -> Fields:
-        """Return four values, then 12 and 2 bits for each element kept."""
+        """Return the fields: four values, then a 12-bit index and a 2-bit code per kept element."""
         count = self._count(numel)
         packed = (3 * -(-count // 2), torch.uint8), (-(-count // 4), torch.uint8)
         return (_LEVELS, DTYPES[dtype].accumulate), *packed
@@ -112,13 +112,13 @@ class TopKInt2(FieldCompressor):
         chunks.scatter_add_(1, places, values.mul_(weight).to(chunks.dtype))
 
     def _count(self, numel: int) -> int:
-        """Return how many elements of a chunk are kept, with those behind the end of the last."""
+        """Return the number of kept elements of a chunk, including padding in its last block."""
         blocks = -(-numel // _BLOCK)
         return blocks * (min(self.k, numel) if blocks == 1 else self.k)
 
 
 def _places(indices: torch.Tensor, per_block: int, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indices into chunks for those into blocks, and which of them are inside."""
+    """Convert indices into blocks to indices into chunks, with a mask of those inside the chunk."""
     by_block = indices.reshape(len(indices), -1, per_block)
     starts = zeros((by_block.shape[1],), torch.int64, indices.device).add_(_BLOCK).cumsum_(0)
     places = by_block.add(starts.sub_(_BLOCK).unsqueeze(1)).flatten(1)
@@ -127,7 +127,7 @@ def _places(indices: torch.Tensor, per_block: int, numel: int) -> tuple[torch.Te
 
 
 def _codes(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Return the bin of each value, from 0 to 3, as int32."""
+    """Return each value's bin, from 0 to 3, as int32."""
     count = there.sum(1, keepdim=True)
     mean = values.sum(1, keepdim=True) / count
     spread = (
@@ -141,7 +141,7 @@ def _codes(values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
 
 
 def _filled(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """View rows as groups of ``size`` elements, the last filled up by zeros."""
+    """Group each row's elements by ``size``, padding the last group with zeros."""
     more = -rows.shape[1] % size
     if more:
         end = zeros((rows.shape[0], more), rows.dtype, rows.device)

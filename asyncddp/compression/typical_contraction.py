@@ -1,4 +1,4 @@
-"""Typical contraction of a compressor: how much it keeps of normally distributed numbers."""
+"""Typical contraction of a compressor, measured on normally distributed random numbers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LEAST = 1e-3
 
 @lru_cache(maxsize=256)
 def typical_contraction(compressor: Compressor, numel: int) -> float:
-    r"""Measure the share of the squared norm that a compressor keeps, from nearly 0 to 1.
+    r"""Measure a compressor's contraction factor on normally distributed numbers, in (0, 1].
 
     .. math:: \delta = 1 - \frac{\lVert Q(x) - x \rVert^2}{\lVert x \rVert^2}
 
-    for a chunk of ``numel`` float32 numbers, independent and normally distributed; always the
-    same. The worst case, which ``contraction()`` tells, may be far below.
+    for a chunk of ``numel`` independent float32 numbers, which are always the same. The worst case,
+    which ``contraction()`` returns, may be far below.
 
     Example:
         >>> from asyncddp.compression import compressor_for
