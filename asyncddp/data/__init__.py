@@ -1,8 +1,8 @@
-"""Data of several ranks: how the samples of one data set are shared out among them.
+"""Data loading on several ranks: partitions, samplers and loaders that divide a data set.
 
 Here belong partitions (lists of indices, made by numpy alone), samplers and loaders. Users call
 them; samplers and loaders ask for the rank when they are made. Nothing here communicates: ranks
-draw the same shares by a seed.
+draw the same shares from a common seed.
 """
 
 from asyncddp.data import partition as partition

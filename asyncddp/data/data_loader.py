@@ -1,4 +1,4 @@
-"""``prepare_data_loader``: a rank's share of a ``DataLoader``, which resumes in mid-epoch."""
+"""``prepare_data_loader``: a loader of one rank's share of the data, resumable in mid-epoch."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _KEPT = (
 
 
 class DataLoaderShard(EpochPosition, DataLoader[Any]):
-    """``DataLoader`` of one rank, made by :func:`prepare_data_loader`.
+    """``DataLoader`` of one rank's share of the data, made by :func:`prepare_data_loader`.
 
-    The epoch advances by itself when an iterator ends, not when one is broken off. The state counts
-    the batches that the loop has received, whatever workers have drawn ahead.
+    The epoch advances when an iterator is exhausted, not when a loop is left early. The state
+    counts the batches that the loop has received, not those that workers have prefetched.
 
     Attributes:
         epoch: The epoch, from 0 on.
@@ -48,7 +48,7 @@ class DataLoaderShard(EpochPosition, DataLoader[Any]):
         self._loaded: Any = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # wraps torch's iterator
-        """Iterate over this rank's batches, from the epoch's begin or where a state was."""
+        """Iterate over this rank's batches, from the epoch's start or the loaded position."""
         self._consumed = self._start
         self._share._place(self.epoch, self._start)
         self._share.loaded = self._loaded if self._stateful and self._start else None
@@ -58,7 +58,7 @@ class DataLoaderShard(EpochPosition, DataLoader[Any]):
         self._place(self.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, how many samples of it all ranks together have consumed, and settings.
+        """Return the epoch, the number of samples that all ranks have consumed, and the settings.
 
         Plain numbers, for ``bf.save_checkpoint(…, extra={"loader": loader.state_dict()})``, and
         under ``"dataset"`` the state of an ``IterableDataset`` that has one.
@@ -70,13 +70,13 @@ class DataLoaderShard(EpochPosition, DataLoader[Any]):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue in the epoch where another loader was, on as many ranks or on others.
+        """Resume in mid-epoch from a saved state; the number of ranks may differ.
 
         Args:
             state_dict: What :meth:`state_dict` gave.
 
         Raises:
-            ArgumentError: The settings are others, so that samples come in another order.
+            ArgumentError: The settings differ, so that samples would come in another order.
         """
         super().load_state_dict(state_dict)
         self._loaded = state_dict.get("dataset")
@@ -91,13 +91,13 @@ def prepare_data_loader(
     rank: int | None = None,
     partition: Sequence[npt.ArrayLike] | None = None,
 ) -> DataLoaderShard:
-    r"""Make a loader of this rank's share from one of all data; call it with equals on all ranks.
+    r"""Make a loader of this rank's share from a loader of all data; call it alike on all ranks.
 
     Batches have the loader's ``batch_size`` on each rank, and its data set, workers, collate
-    function and other options. Which samples they have is said at
-    :class:`StatefulDistributedSampler`: a permutation by seed and epoch, divided among ranks. All
-    ranks have equally many batches, with samples that come twice where they do not come out even;
-    if the loader has ``drop_last=True``, samples are left out instead.
+    function and other options. The samples are those of :class:`StatefulDistributedSampler`: a
+    permutation by seed and epoch, divided among ranks. All ranks have equally many batches: where
+    samples do not divide evenly some are repeated, or with ``drop_last=True`` of the loader left
+    out.
 
     Of an ``IterableDataset``, which must give the same samples in the same order on all ranks, rank
     r of n takes the samples :math:`r, r + n, r + 2n, \dots` With workers each takes some of these,
@@ -154,7 +154,7 @@ def prepare_data_loader(
 
 
 def _shuffles(loader: DataLoader[Any], dataset: Any, shuffle: bool | None) -> bool:
-    """Tell whether to shuffle; raise an error unless a loader goes once through its data set."""
+    """Return whether to shuffle; raise an error unless the loader visits each sample once."""
     sampler: Any = loader.sampler
     if loader.batch_size is None and loader.batch_sampler is not None:
         sampler = loader.batch_sampler
@@ -170,11 +170,11 @@ def _shuffles(loader: DataLoader[Any], dataset: Any, shuffle: bool | None) -> bo
 
 
 class IterableShard(IterableDataset[Any]):
-    """A rank's share of a stream: every n samples are a row, one for each rank.
+    """One rank's shard of a stream: of every n consecutive samples, each of the n ranks gets one.
 
-    With workers, ``batch`` rows in turn go to each of them, so that the batches that a loop has
-    received are the first rows of the stream. All of them read all of it. A last row that is not
-    full is filled up with the last sample, or dropped with ``drop_last``.
+    Such n samples are a row. Workers take turns of ``batch`` rows, so that the batches that a loop
+    has received are the first rows of the stream. Every worker reads the whole stream. An
+    incomplete last row is filled up with the last sample, or dropped with ``drop_last``.
     """
 
     def __init__(self, loader: DataLoader[Any], num_replicas: int | None, rank: int | None) -> None:
@@ -209,7 +209,7 @@ class IterableShard(IterableDataset[Any]):
             yield own if self.rank < rest else sample
 
     def _left(self) -> Iterator[Any]:
-        """Iterate over what is left of the epoch, on all ranks together."""
+        """Iterate over the samples of all ranks that remain in the epoch."""
         epoch, start = self._position.tolist()
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)

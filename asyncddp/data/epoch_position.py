@@ -1,4 +1,4 @@
-"""``EpochPosition``: the epoch, and how far a rank is in it; checks that samplers share."""
+"""Position of a sampler or loader within an epoch, saved and restored; checks for samplers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _REMEDY = "another order of samples; build it as it was, or begin an epoch by se
 
 
 class EpochPosition:
-    """Epoch, and the samples that were consumed of it: base of what resumes in mid-epoch.
+    """Base class of samplers and loaders that resume in mid-epoch: the epoch, and consumed samples.
 
-    Samples are counted as if all ranks were where this one is, so that other ranks can go on.
+    The count assumes that all ranks are at this rank's position, so that other ranks can resume.
     """
 
     epoch = 0
@@ -27,7 +27,7 @@ class EpochPosition:
         self.epoch, self._start, self._consumed = epoch, start, start
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; if it is the present one already, nothing changes.
+        """Begin an epoch; does nothing if this is the current epoch.
 
         Args:
             epoch: Its number, from 0 on, the same on all ranks.
@@ -40,20 +40,20 @@ class EpochPosition:
             self._place(int(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, how many samples of it all ranks together have consumed, and settings.
+        """Return the epoch, the number of samples that all ranks have consumed, and the settings.
 
         Plain numbers, for ``bf.save_checkpoint(…, extra={"loader": loader.state_dict()})``.
         """
         return {"epoch": self.epoch, "consumed": self._consumed, **self._settings}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue in the epoch where another one was, on as many ranks or on others.
+        """Resume in mid-epoch from a saved state; the number of ranks may differ.
 
         Args:
             state_dict: What :meth:`state_dict` gave.
 
         Raises:
-            ArgumentError: The settings are others, so that samples come in another order.
+            ArgumentError: The settings differ, so that samples would come in another order.
         """
         caller, own = f"{type(self).__name__}.load_state_dict", EpochPosition.state_dict(self)
         check_state(caller, state_dict, own, ("epoch", "consumed"), _REMEDY)
@@ -63,7 +63,7 @@ class EpochPosition:
 def check_state(
     caller: str, state: Mapping[str, Any], own: Mapping[str, Any], free: Sequence[str], remedy: str
 ) -> None:
-    """Raise an error unless a state has the entries of one's own and, but for free ones, values."""
+    """Raise an error unless a state has the keys of ``own`` and, but for ``free``, its values."""
     for key, value in own.items():
         if key not in state:
             raise ArgumentError(f"{caller}: expected an entry {key!r}, got {sorted(state)}")
@@ -75,7 +75,7 @@ def check_state(
 
 
 def checked_replica(caller: str, num_replicas: int | None, rank: int | None) -> tuple[int, int]:
-    """Return the number of ranks and one of them; by default those of the world, or 1 and 0."""
+    """Check ``num_replicas`` and ``rank``, which default to the world's, or to 1 and 0."""
     size, own = (current().size, current().rank) if is_initialized() else (1, 0)
     size = size if num_replicas is None else num_replicas
     own = own if rank is None else rank
@@ -88,5 +88,5 @@ def checked_replica(caller: str, num_replicas: int | None, rank: int | None) -> 
 
 
 def steps_of(samples: int, ranks: int, drop_last: bool) -> int:
-    """Return the samples of each rank if all have as many: some come twice, or are left out."""
+    """Return the samples per rank, rounded down with ``drop_last``, else rounded up."""
     return samples // ranks if drop_last else -(-samples // ranks)

@@ -1,4 +1,4 @@
-"""Samplers that give ranks samples of like complexity at the same time."""
+"""Samplers that give all ranks samples of similar complexity in each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCH_NAME = "LoadBalancingDistributedBatchSampler"
 
 
 class LoadBalancingDistributedSampler(Sampler[int]):
-    r"""Sampler that divides a data set among ranks so that each step costs all of them the same.
+    r"""Sampler that divides a data set among ranks such that a step takes all ranks equally long.
 
     Samples are sorted by complexity, such as the length of a sentence, and cut into chunks of as
     many as there are ranks. A chunk is a step, of which each rank takes one sample; the order of
@@ -85,7 +85,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which draws another order; call it on all ranks before each epoch.
+        """Set the epoch, which determines the order; call it on all ranks before each epoch.
 
         Args:
             epoch: Its number.
@@ -119,7 +119,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return chunks
 
     def _sorted(self, generator: torch.Generator, most: int) -> list[int]:
-        """Return indices by complexity, at most so many; equal ones in the order drawn."""
+        """Return at most ``most`` indices, sorted by complexity; ties keep the random order."""
         values = self._complexities
         if not self.shuffle:
             return sorted(range(len(values))[:most], key=values.__getitem__)
@@ -148,14 +148,14 @@ def _complexities(dataset: Any, complexity_fn: Callable[..., float]) -> list[flo
 
 
 class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
-    """Batch sampler that gives all ranks equally many batches, whatever their sizes.
+    """Batch sampler that gives all ranks the same number of batches, even if batch sizes differ.
 
     A function of yours makes batches of a rank's samples, for example of equally many tokens. Ranks
     with fewer batches than others repeat their first ones, or with ``drop_last`` those with more
     leave out the last. Every rank makes the batches of all ranks, to know how many they are.
 
     Args:
-        sampler: What divides the data set among ranks.
+        sampler: The sampler that divides the data set among ranks.
         batch_fn: Gives a list of batches, lists of indices, for a list of indices; by these alone.
         drop_last: Whether to leave out batches, in place of repeating some.
 

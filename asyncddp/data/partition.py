@@ -28,7 +28,7 @@ _DRAWS = 1000  # of proportions, until every part has min_size samples
 
 
 def uniform(samples: int, parts: int, *, seed: int = 0) -> list[Indices]:
-    """Share samples out at random, in equal parts: the homogeneous case.
+    """Distribute samples at random over equal parts: the homogeneous case.
 
     Args:
         samples: Number of samples.
@@ -60,7 +60,7 @@ def dirichlet(
     min_size: int = 1,
     seed: int = 0,
 ) -> list[Indices]:
-    r"""Share samples out so that each part has its own distribution of labels.
+    r"""Distribute samples with label proportions per part drawn from a Dirichlet distribution.
 
     .. math:: p_c \sim \mathrm{Dir}_n(\alpha, \dots, \alpha), \qquad
               \text{part } i \text{ gets the share } p_{c,i} \text{ of the samples of label } c
@@ -135,7 +135,7 @@ def dirichlet(
 
 
 def _cuts(shares: npt.NDArray[np.float64], samples: int) -> Indices:
-    """Return where to cut samples so that the parts have these shares, rounded."""
+    """Return the cut positions that divide samples by the given shares, rounded."""
     ends = np.rint(np.cumsum(shares) * samples).astype(np.int64)
     ends[-1] = samples
     return np.concatenate([[0], ends])
@@ -144,7 +144,7 @@ def _cuts(shares: npt.NDArray[np.float64], samples: int) -> Indices:
 def _fill_parts(
     rng: np.random.Generator, pools: list[Indices], parts: int, alpha: float
 ) -> list[Indices]:
-    """Fill equal parts one after the other, in random order, each by its own proportions."""
+    """Fill parts of equal size one after another in random order, each by its own proportions."""
     sizes = np.array([len(pool) for pool in pools])
     total, left = int(sizes.sum()), sizes.copy()
     wanted = [total // parts + (part < total % parts) for part in range(parts)]
@@ -167,7 +167,7 @@ def _fill_parts(
 def shards(
     labels: npt.ArrayLike, parts: int, shards_per_part: int = 2, *, seed: int = 0
 ) -> list[Indices]:
-    """Sort samples by label, cut them into equal shards, and deal each part so many of them.
+    """Sort samples by label, cut them into equal shards, and give each part ``shards_per_part``.
 
     A part then has few labels, about ``shards_per_part``.
 
@@ -206,7 +206,7 @@ def shards(
 
 
 def by_group(groups: npt.ArrayLike, parts: int, *, seed: int = 0) -> list[Indices]:
-    """Keep the samples of a group in one part: those of a writer, a patient, a site.
+    """Distribute whole groups of samples over parts, such as all samples of a writer or a patient.
 
     The largest group goes first, each to the part that has the fewest samples.
 
@@ -287,7 +287,7 @@ def label_counts(
 
 
 def draw(labels: npt.ArrayLike, partition: Sequence[npt.ArrayLike]) -> Figure:
-    """Draw how many samples of each label each part has, as one bar a part.
+    """Draw the number of samples of each label in each part, as one stacked bar per part.
 
     Args:
         labels: Label of each sample, ``(N,)``.

@@ -86,7 +86,7 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
 
     @property
     def local_step(self) -> int:
-        """Index of the next step."""
+        """Index of the next step, which is the number of batches drawn so far."""
         return self._step
 
     @local_step.setter
@@ -99,7 +99,7 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         return whole + (rest > 0 and not self.drop_last)
 
     def batch(self, step: int) -> list[int]:
-        """Return the indices of one step's samples, whatever was drawn before.
+        """Return the sample indices of one step, independently of earlier draws.
 
         Args:
             step: The step, from 0 on.
@@ -135,13 +135,13 @@ class LocalStepRandomBatchSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from the state of another sampler.
+        """Resume from the saved state of a sampler with the same settings.
 
         Args:
             state_dict: What :meth:`state_dict` gave.
 
         Raises:
-            ArgumentError: It is of a sampler whose batches are others.
+            ArgumentError: The settings differ, so that batches would differ.
         """
         caller, own = f"{_NAME}.load_state_dict", self.state_dict()
         remedy = "other batches; build the sampler as it was, or set local_step alone"

@@ -1,4 +1,4 @@
-"""``StatefulDistributedSampler``: a rank's share of a data set, reshuffled by epoch, resumable."""
+"""``StatefulDistributedSampler``: shuffles and shards a data set per epoch; can be resumed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NAME = "StatefulDistributedSampler"
 
 
 class StatefulDistributedSampler(EpochPosition, Sampler[int]):
-    r"""Sampler that divides a data set, or a plain index, among ranks, and resumes in mid-epoch.
+    r"""Sampler that divides a data set, or a range of indices, among ranks; resumes in mid-epoch.
 
     With N samples and n ranks, rank r takes of the permutation :math:`\pi` of the epoch
 
     .. math:: \pi_r, \pi_{r+n}, \pi_{r+2n}, \dots
 
-    which is drawn with the seed :math:`\mathrm{seed} + \mathrm{epoch}`: those are the indices of
-    ``torch.utils.data.DistributedSampler``. All ranks have :math:`\lceil N/n \rceil` of them, for
-    which the first ones of the epoch come twice, or with ``drop_last`` :math:`\lfloor N/n \rfloor`.
+    which is drawn with the seed :math:`\mathrm{seed} + \mathrm{epoch}`: these are the indices of
+    ``torch.utils.data.DistributedSampler``. Each rank has :math:`\lceil N/n \rceil` of them, where
+    the first ones of the epoch are repeated, or with ``drop_last`` :math:`\lfloor N/n \rfloor`.
 
     The epoch advances by itself when an iterator ends. An iterator that is broken off does not
     advance it: the next one begins where the former did. After :meth:`load_state_dict` iterators
@@ -117,7 +117,7 @@ class StatefulDistributedSampler(EpochPosition, Sampler[int]):
         return steps_of(self._samples, self.num_replicas, self.drop_last)
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over this rank's indices, from the epoch's begin or where a state was."""
+        """Iterate over this rank's indices, from the epoch's start or the loaded position."""
         self._consumed = self._start
         for index in self._rest().tolist():
             self._consumed += self.num_replicas
@@ -125,7 +125,7 @@ class StatefulDistributedSampler(EpochPosition, Sampler[int]):
         self._place(self.epoch + 1)
 
     def _rest(self) -> npt.NDArray[Any]:
-        """Return this rank's indices in what is left of the epoch."""
+        """Return this rank's indices in the rest of the epoch."""
         ranks, start = self.num_replicas, self._start
         order = np.arange(self._samples) if self._parts is None else self._parts[self.rank]
         if self.shuffle:
@@ -140,6 +140,6 @@ class StatefulDistributedSampler(EpochPosition, Sampler[int]):
 
 
 def _indices(part: npt.NDArray[Any], samples: int) -> bool:
-    """Tell whether an array has at least one index, and none that is not of the samples."""
+    """Return whether an array is a non-empty vector of indices of the samples."""
     whole = part.ndim == 1 and part.size > 0 and part.dtype.kind in "iu"
     return whole and part.min() >= 0 and part.max() < samples
