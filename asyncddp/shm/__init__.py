@@ -1,6 +1,6 @@
-"""Shared memory between the processes of one machine: arena, buddy allocator and rings.
+"""Shared memory between the processes of one machine: arena, buddy allocator, ring buffers, slots.
 
-Here belongs memory that several processes map, and the words by which they hand it over.
+Here belongs memory that several processes map, and the words with which they synchronise.
 ``transport``, ``engine`` and ``windows`` use it. A word is written by one rank alone and only
-grows; what a reader has not acknowledged is never written over.
+grows; data that a reader has not acknowledged is never overwritten.
 """

@@ -1,11 +1,11 @@
-"""Arena that allocates memory shared between the processes of one machine, in anonymous files.
+"""Arena: allocates shared memory in anonymous files, which other processes of the machine map.
 
 A chunk of memory has no name in any file system: peers open it through its owner's entry in
-``/proc``, and the system frees it with the last process that maps it, however that ends. So nothing
-can be left behind, and the size of ``/dev/shm`` does not matter.
+``/proc``, and the system frees it with the last process that maps it, however that process ends.
+So nothing can be left behind, and the size of ``/dev/shm`` does not matter.
 
 A process has one open file (two, counting the mapping's) for each 64 MiB, which many tensors share,
-and for each larger tensor. No more than 1 GiB of free memory keeps its pages.
+and for each larger tensor. At most 1 GiB of free memory keeps its pages.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _LIMIT = 1 << 30  # bytes of free memory that keep their pages at most
 
 
 def store_fence() -> None:
-    """Order stores: earlier ones become visible to other processors before later ones."""
+    """Store fence: earlier stores become visible to other processors before later stores."""
     if not STORES_ORDERED:
         full_memory_fence()
 
 
 def full_memory_fence() -> None:
-    """Order all memory accesses: earlier stores become visible before later loads."""
+    """Full memory fence: earlier stores become visible to other processors before later loads."""
     for _ in range(1 if STORES_ORDERED else 2):
         with _fence_lock:
             pass
 
 
 class SharedMemoryHandle(NamedTuple):
-    """Handle by which another process finds shared memory: file, size and offset.
+    """Handle with which another process maps shared memory: file, size and offset.
 
-    Above the file descriptor are bits of its inode number, which no later file of the same
-    descriptor has, in this process or in one that has got its process id.
+    Above the file descriptor are bits of its inode number. They differ for a later file with the
+    same descriptor, also in a later process with the same process id.
     """
 
     descriptor: int
@@ -64,7 +64,7 @@ class SharedMemoryHandle(NamedTuple):
 
 
 class MappedChunk:
-    """Chunk of memory mapped into this process, shared with other processes or private."""
+    """Chunk of memory mapped into this process: views of it as words, bytes and tensors."""
 
     def __init__(self, mapping: mmap.mmap) -> None:
         self._map, self.size = mapping, len(mapping)
@@ -76,17 +76,17 @@ class MappedChunk:
         return memoryview(self._map)[offset : offset + 8 * count].cast("Q")
 
     def raw(self, offset: int, size: int) -> memoryview:
-        """Return a view of ``size`` bytes from ``offset`` on."""
+        """Return a view of ``size`` bytes at ``offset``."""
         return memoryview(self._map)[offset : offset + size]
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Make a tensor over the bytes from ``offset`` on."""
+        """Return a tensor whose data are the bytes at ``offset``."""
         end = offset + math.prod(shape) * dtype.itemsize
         return _tensor_over(self.memory[offset:end], shape, dtype)
 
 
 class OwnedChunk(MappedChunk):
-    """A chunk of shared memory that this process has allocated, as an anonymous file."""
+    """Chunk of shared memory that this process has allocated, as an anonymous file."""
 
     _unneeded: int | None = getattr(mmap, "MADV_REMOVE", None)  # the advice for unused pages
 
@@ -97,19 +97,19 @@ class OwnedChunk(MappedChunk):
         super().__init__(mmap.mmap(self._file, size))
 
     def drop(self, offset: int, size: int) -> bool:
-        """Return whole pages to the system, if it takes them; shared ones are zero afterwards."""
+        """Return pages to the system, False if that is impossible; shared pages are then zero."""
         if self._unneeded is None or size < mmap.PAGESIZE:
             return False
         self._map.madvise(self._unneeded, offset, size)
         return True
 
     def close(self) -> None:
-        """Close the file, so that no more peers can map it."""
+        """Close the file, so that no further peer can map it."""
         os.close(self._file)
 
 
 def handle_of_block(block: AllocatedBlock[OwnedChunk]) -> SharedMemoryHandle:
-    """Make the handle by which another process finds a block."""
+    """Make the handle with which another process maps a block."""
     return SharedMemoryHandle(block.chunk.descriptor, block.chunk.size, block.offset)
 
 
@@ -137,13 +137,13 @@ class Arena:
         return block
 
     def give(self, block: AllocatedBlock[OwnedChunk]) -> None:
-        """Free a block that neither this process nor any peer uses any more."""
+        """Free a block that is unused by this process and all peers."""
         self._blocks.give(block)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Make a contiguous, uninitialised tensor in shared memory, which is freed with the tensor.
+        """Allocate a contiguous, uninitialised tensor in shared memory, freed with the tensor.
 
-        Where the system gives no more shared memory it is an ordinary tensor.
+        If the system has no shared memory left, the tensor lies in private memory.
         """
         size = math.prod(shape) * dtype.itemsize
         try:
@@ -156,7 +156,7 @@ class Arena:
         return _tensor_over(memory, shape, dtype)
 
     def locate(self, tensor: torch.Tensor) -> SharedMemoryHandle | None:
-        """Return the handle of a contiguous tensor's memory, or None if it is not shared."""
+        """Return the handle of a contiguous tensor's memory; None if it is not in this arena."""
         address = tensor.data_ptr()
         with self._lock:
             index = bisect.bisect_right(self._addresses, address) - 1
@@ -169,7 +169,7 @@ class Arena:
         return SharedMemoryHandle(chunk.descriptor, chunk.size, offset)
 
     def open(self, process: int, handle: SharedMemoryHandle) -> MappedChunk:
-        """Map a peer's chunk, once; an OSError if it or the peer is gone, or out of sight."""
+        """Map a peer's chunk, or return the mapping; OSError if the peer or its chunk is gone."""
         key = (process, handle.descriptor)
         inode, file = divmod(handle.descriptor, 1 << _FILE_BITS)
         with self._lock:
@@ -186,7 +186,7 @@ class Arena:
             return view
 
     def close(self) -> None:
-        """Free everything; tensors that are still in use keep their memory."""
+        """Free all chunks and unmap those of peers; tensors in use keep their memory."""
         self._blocks.clear()
         with self._lock:
             for chunk in self._chunks:
@@ -205,7 +205,7 @@ class Arena:
 
 
 class _PrivateChunk(OwnedChunk):
-    """A chunk of anonymous memory of this process; a forked process gets a copy."""
+    """Chunk of private memory of this process; a forked process gets a copy."""
 
     _unneeded = getattr(mmap, "MADV_DONTNEED", None)
 
@@ -220,7 +220,7 @@ class _PrivateChunk(OwnedChunk):
 
 
 class InProcessArena(Arena):
-    """Arena in ordinary process memory, for ranks that are threads of one process.
+    """Arena in private memory, for ranks that are threads of one process.
 
     Example:
         >>> arena = InProcessArena()
@@ -233,7 +233,7 @@ class InProcessArena(Arena):
     _chunk_type = _PrivateChunk
 
     def open(self, process: int, handle: SharedMemoryHandle) -> MappedChunk:
-        """Return the chunk of a handle."""
+        """Return the chunk that a handle belongs to."""
         with self._lock:
             return next(chunk for chunk in self._chunks if chunk.descriptor == handle.descriptor)
 

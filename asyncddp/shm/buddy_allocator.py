@@ -1,7 +1,7 @@
-"""Buddy allocator: splits large chunks of memory into blocks and merges free blocks again.
+"""Buddy allocator: splits large chunks of memory into blocks, and merges free blocks.
 
-The size of a block is a power of two bytes. Two free halves of one block are merged into that block
-again, so that memory that was allocated in one size is available in every other size.
+The size of a block is a power of two bytes. Two free halves of a block are merged into that block,
+so that memory that was allocated in one size is available in every other size.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Generic, TypeAlias, TypeVar, cast
 
 C = TypeVar("C")
 _BlockAddress: TypeAlias = tuple[int, int]
-"""A block's address: the number of its chunk, and the offset, a multiple of the block's size."""
+"""Address of a block: number of its chunk, and offset in it, a multiple of the block's size."""
 _MIN_BLOCK_BYTES = 64  # a cache line
 
 
 @dataclass(slots=True)
 class AllocatedBlock(Generic[C]):
-    """A block of memory within a chunk, as the buddy allocator has handed it out."""
+    """Allocated block of memory: its chunk, offset and size."""
 
     chunk: C
     number: int  # of the chunk
@@ -30,13 +30,13 @@ class AllocatedBlock(Generic[C]):
 
 
 class BuddyAllocator(Generic[C]):
-    """Buddy allocator, which hands out power-of-two blocks of large chunks of memory.
+    """Buddy allocator: allocates blocks of power-of-two sizes in large chunks of memory.
 
     Args:
-        make: Allocates a chunk of a given number of bytes; it may raise.
+        make: Allocates a chunk of a given number of bytes; may raise.
         release: Returns pages of a chunk (chunk, offset, bytes) to the system; False if it cannot.
-        chunk: Bytes of a chunk, a power of two; what does not fit gets a chunk of its own.
-        limit: Most free bytes that keep their pages.
+        chunk: Bytes of a chunk, a power of two; larger blocks get a chunk of their own.
+        limit: Maximum number of free bytes that keep their pages.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BuddyAllocator(Generic[C]):
             return AllocatedBlock(chunk, *address, rounded, max(used, size))
 
     def give(self, block: AllocatedBlock[C]) -> None:
-        """Free a block; callable from any thread, and from a finalizer at any time."""
+        """Free a block; never blocks, so that finalizers may call it in any thread."""
         self._given.append(block)
         if self._lock.acquire(blocking=False):  # else whoever holds it, or the next one, settles
             try:
@@ -78,7 +78,7 @@ class BuddyAllocator(Generic[C]):
                 self._lock.release()
 
     def clear(self) -> None:
-        """Give up all chunks; blocks in use keep theirs, and are not reused."""
+        """Drop all chunks; blocks in use keep their chunks alive, but are not reused."""
         with self._lock:
             self._free.clear()
             self.chunks = [None] * len(self.chunks)
@@ -93,7 +93,7 @@ class BuddyAllocator(Generic[C]):
             self._trim()
 
     def _split(self, size: int) -> None:
-        """Split the smallest block that is large enough, in a new chunk if need be."""
+        """Split the smallest free block that is large enough, or a new chunk, down to ``size``."""
         larger = min((free for free in self._free if free >= size), default=0)
         if not larger:
             larger = max(size, self._chunk)

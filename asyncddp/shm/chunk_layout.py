@@ -1,4 +1,4 @@
-"""Layout of a tensor's chunks in a ring buffer."""
+"""Layout of a ring buffer's slots: division of a tensor into chunks, and number of slots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHUNK = 1 << 19  # bytes of a chunk of larger ones
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """Layout by which tensors of one shape and dtype are split into chunks of equal size."""
+    """Division of tensors of one shape and dtype into chunks, and slots of their ring buffer."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -28,7 +28,7 @@ class ChunkLayout:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: torch.dtype) -> ChunkLayout:
-        """Choose a layout whose slots stay in a processor's cache from write to read."""
+        """Choose a layout with slots that stay in a processor's cache from write to read."""
         numel = math.prod(shape)
         nbytes = numel * dtype.itemsize
         size = numel if nbytes <= _WHOLE else _CHUNK // dtype.itemsize
@@ -39,7 +39,7 @@ class ChunkLayout:
 
     @classmethod
     def single(cls, shape: tuple[int, ...], dtype: torch.dtype) -> ChunkLayout:
-        """Build the layout that leaves a tensor in one chunk."""
+        """Build the layout with the whole tensor as a single chunk."""
         numel = math.prod(shape)
         return cls(shape, dtype, numel, numel, 1, 1)
 

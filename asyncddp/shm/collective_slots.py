@@ -1,7 +1,7 @@
-"""Slots in shared memory in which ranks write what they give to a collective, for all to read.
+"""Collective slots: shared memory in which each rank writes its input of a collective for all.
 
 Each rank has some slots, used in turns, so that a collective is one pass: write, wait until all
-have written, read. With its data a rank writes a digest of what it calls; where the digests differ,
+have written, read. Along with its data a rank writes a digest of its call; if digests differ,
 ranks have called different collectives, or some cannot use the slots.
 """
 
@@ -24,14 +24,14 @@ _STEP, _DIGEST, _BYTES = 0, 1, 2  # words of a slot's line; the first line count
 _REMEMBERED = 64  # views of slots that are kept
 
 DIFFERENT = 0
-"""Digest that agrees with none."""
+"""Digest that is equal to that of no call."""
 
 
 class SlotMemory:
-    """Memory of all ranks' slots, as one process sees it.
+    """Memory of all ranks' collective slots, mapped into this process.
 
     Attributes:
-        capacity: Bytes that a rank can give to a slot.
+        capacity: Bytes of data that a slot holds.
     """
 
     def __init__(self, places: Sequence[tuple[MappedChunk, int]]) -> None:
@@ -44,12 +44,12 @@ class SlotMemory:
 
     @staticmethod
     def bytes_of_slot(ranks: int) -> int:
-        """Return what a slot of one of so many ranks can hold."""
+        """Return the capacity of a slot in bytes, for a number of ranks."""
         return max(64, min(_CAPACITY, _SHARED_CAPACITY // ranks) // 64 * 64)
 
     @classmethod
     def allocate(cls, arena: Arena, ranks: int) -> SharedMemoryHandle:
-        """Allocate the slots of one of so many ranks."""
+        """Allocate this rank's slots, for a number of ranks."""
         size = _HEADER_BYTES + SLOTS * cls.bytes_of_slot(ranks)
         return handle_of_block(arena.take(size, zeroed=_HEADER_BYTES))
 
@@ -57,19 +57,20 @@ class SlotMemory:
     def map(
         cls, arena: Arena, processes: Sequence[int], handles: Sequence[SharedMemoryHandle]
     ) -> SlotMemory:
-        """Map all ranks' slots, given their processes and handles."""
+        """Map the slots of all ranks, given their process ids and handles."""
         pairs = zip(processes, handles, strict=True)
         return cls([(arena.open(process, handle), handle.offset) for process, handle in pairs])
 
 
 class CollectiveSlots:
-    """Slots of one rank and of all others, which number their collectives alike, from 0 on.
+    """Collective slots of all ranks, as one rank uses them: post, wait for the others, read.
 
-    A rank writes to step s with :meth:`post` once :meth:`has_room` says that the ranks have read
-    what was in the slot, may read once :meth:`all_posted`, and then calls :meth:`finish`.
+    All ranks number their collectives alike, by steps from 0 on. In step s a rank calls
+    :meth:`post` once :meth:`has_room` is true, :meth:`read` once :meth:`all_posted` is true, and
+    then :meth:`finish`.
 
     Attributes:
-        ranks: Numbers of the ranks in the world, where those of the slots are others.
+        ranks: World rank of each slot's owner, used in lists of ranks.
 
     Example:
         >>> from asyncddp.shm.arena import InProcessArena
@@ -94,7 +95,7 @@ class CollectiveSlots:
         self._read_by_all = 0  # steps, as far as is known
 
     def has_room(self, step: int) -> bool:
-        """Tell whether all ranks have read what was in the slot of a step."""
+        """Return whether the slot of a step is free: all ranks have read its earlier contents."""
         needed = step - SLOTS + 1
         if self._read_by_all < needed:
             self._read_by_all = min(words[0] for words in self._words)
@@ -103,16 +104,16 @@ class CollectiveSlots:
 
     @staticmethod
     def step_before(step: int) -> int:
-        """Return the step that had a step's slot before."""
+        """Return the previous step that used the slot of a step."""
         return step - SLOTS
 
     def unread(self, step: int) -> list[int]:
-        """Return the ranks that have yet to read what was in the slot of a step."""
+        """Return the ranks that have not read the earlier contents of a step's slot yet."""
         needed, pairs = step - SLOTS + 1, zip(self.ranks, self._words, strict=True)
         return [rank for rank, words in pairs if words[0] < needed]
 
     def post(self, step: int, digest: int, data: torch.Tensor | None = None) -> None:
-        """Write digest and data, contiguous on the host, for a step; a second call does nothing."""
+        """Write this rank's digest and contiguous CPU data for a step, unless already written."""
         line = _LINE * (1 + step % SLOTS)
         words = self._own
         if words[line + _STEP] == step + 1:
@@ -125,11 +126,11 @@ class CollectiveSlots:
         words[line + _STEP] = step + 1
 
     def withdraw(self, step: int) -> None:
-        """Let what was posted agree with none, for ranks that have not read it yet."""
+        """Overwrite the posted digest by one that differs from all, to make the step disagree."""
         self._own[_LINE * (1 + step % SLOTS) + _DIGEST] = DIFFERENT
 
     def all_posted(self, step: int) -> bool:
-        """Tell whether all ranks have posted to a step."""
+        """Return whether all ranks have posted to a step."""
         line, number = _LINE * (1 + step % SLOTS), step + 1
         for words in self._others:
             if words[line] != number:
@@ -150,14 +151,14 @@ class CollectiveSlots:
         return [rank for rank, words in every if words[line] == number and words is not self._own]
 
     def differs(self, step: int, digest: int) -> bool:
-        """Tell whether a rank has posted another digest to a step; not all need have posted."""
+        """Return whether any rank that has posted to a step has posted a different digest."""
         line, number = _LINE * (1 + step % SLOTS), step + 1
         return any(
             words[line + _DIGEST] != digest for words in self._words if words[line] == number
         )
 
     def agree(self, step: int, digest: int) -> bool:
-        """Tell whether all ranks have posted this digest, once they have posted."""
+        """Return whether all ranks have posted this digest; valid once :meth:`all_posted`."""
         line = _LINE * (1 + step % SLOTS) + _DIGEST
         for words in self._words:
             if words[line] != digest:
@@ -167,9 +168,9 @@ class CollectiveSlots:
     def read(
         self, step: int, dtype: torch.dtype, shape: tuple[int, ...] = (-1,)
     ) -> list[torch.Tensor]:
-        """Return what all ranks have posted to a step, as views valid until :meth:`finish`.
+        """Return the data that all ranks have posted to a step: views, valid until :meth:`finish`.
 
-        They have this shape, of which one size may be -1; those of ranks that gave nothing, flat.
+        Each view has this shape, in which one size may be -1; empty data are flat.
         """
         slot = step % SLOTS
         line = _LINE * (1 + slot) + _BYTES
@@ -187,6 +188,6 @@ class CollectiveSlots:
         return views
 
     def finish(self, step: int) -> None:
-        """Say that this rank reads no more of a step."""
+        """Mark the data of a step as read by this rank."""
         store_fence()
         self._own[0] = step + 1

@@ -1,4 +1,4 @@
-"""Counts the memory that this machine, or the container of this process, has."""
+"""Limit of the memory of this process: that of the machine, or of its container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_limit() -> int:
-    """Return the bytes of physical memory, capped by the container's limit."""
+    """Return the size of physical memory in bytes, or the container's limit if that is smaller."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):
         found = min(found, int(_LIMIT.read_text()))  # "max" without a limit

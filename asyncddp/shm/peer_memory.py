@@ -1,4 +1,4 @@
-"""Reading of another process's private memory, in one copy (cross memory attach of Linux)."""
+"""Reads another process's private memory with a single copy (Linux cross memory attach)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _read = _find_system_call()
 
 
 def read_peer_memory(process: int, address: int, into: int, nbytes: int) -> None:
-    """Copy so many bytes from an address of another process to an address of this one.
+    """Copy ``nbytes`` from an address of another process to an address of this process.
 
-    It raises an OSError where the system forbids it, or the process or its memory is gone.
+    Raises an OSError if the system forbids it, or if the process or its memory is gone.
 
     Example:
         >>> import torch

@@ -1,10 +1,10 @@
-"""Ring buffers in shared memory, through which one rank sends tensors to peers on its machine.
+"""Ring buffers in shared memory: one rank writes tensors, peers on the same machine read them.
 
 One ring buffer carries the tensors of one name and signature from one rank to all its readers.
 After its header come slots for chunks of the tensor. A small tensor has slots for even and for odd
-steps (double buffering); a larger one has a single set, so that less memory is touched. "Published"
-and "read" are a step and a number of chunks packed into one word, which only ever grows and which
-only one rank writes.
+steps (double buffering); a larger one has a single set, so that less memory is touched. The
+progress of the sender and of each reader is one word each: a step and a number of chunks, packed.
+Such a word only grows, and only one rank writes it.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ _Readers: TypeAlias = tuple[tuple[int, int], ...]  # ranks, and where each ackno
 
 
 def pack_progress(step: int, chunks: int) -> int:
-    """Pack a step and a number of its chunks into one word; zero comes before every step."""
+    """Pack a step and its number of chunks into one progress word; zero precedes all steps."""
     return (step + 1) << _BITS | chunks
 
 
 def unpack_step(value: int) -> int:
-    """Extract the step from a packed word; -1 where there was none yet."""
+    """Extract the step from a progress word; -1 before the first step."""
     return (value >> _BITS) - 1
 
 
 def unpack_chunks(value: int) -> int:
-    """Extract the number of chunks from a packed word."""
+    """Extract the number of chunks from a progress word."""
     return value & _CHUNK_BITS
 
 
 class _RingBufferLayout:
-    """Memory layout of a ring buffer, header and slots, as its sender and its readers map it."""
+    """Base class of both ends of a ring buffer: views of its header and slots."""
 
     def __init__(self, view: MappedChunk, offset: int, ranks: int, layout: ChunkLayout) -> None:
         self.layout = layout
@@ -73,10 +73,10 @@ class _RingBufferLayout:
         )
         whole = layout.num_chunks == 1
         self.whole_slots = tuple(half[0].view(layout.shape) for half in self.slots) if whole else ()
-        """The slots in the tensor's own shape, where it is a single chunk."""
+        """The slots in the tensor's own shape, if it is a single chunk; else empty."""
 
     def slot(self, step: int, number: int) -> torch.Tensor:
-        """Return the slot that holds one chunk of a step."""
+        """Return the slot of one chunk of a step."""
         layout, half = self.layout, step & 1
         slot = self.slots[half][number % self.words[LINE * half + CYCLE]]
         last = number == layout.num_chunks - 1 and layout.num_chunks > 1
@@ -84,15 +84,15 @@ class _RingBufferLayout:
 
     @staticmethod
     def nbytes(ranks: int, layout: ChunkLayout) -> int:
-        """Compute the size of a ring in bytes."""
+        """Compute the size of a ring buffer in bytes."""
         slots = (1 + layout.doubled) * layout.num_slots * layout.chunk_numel
         return 8 * header_words(ranks) + slots * layout.dtype.itemsize
 
 
 class SendRingBuffer(_RingBufferLayout):
-    """Ring buffer in shared memory through which this rank sends tensors to peers on its machine.
+    """Sending end of a ring buffer: this rank writes tensors for peers on its machine.
 
-    All ranks of the machine know ``ranks`` in the same order.
+    ``ranks`` are the ranks of the machine, in the same order on all of them.
     """
 
     def __init__(
@@ -116,16 +116,16 @@ class SendRingBuffer(_RingBufferLayout):
         self._copies: list[float] = []
 
     def notify_readers_by(self, notify: Callable[[int], None] | None) -> None:
-        """Call a function with each reader of what is published, where these do not poll."""
+        """Set a function that is called with each reader after publishing; None if readers poll."""
         self._notify = notify
 
     def reaches(self, rank: int) -> bool:
-        """Tell whether a rank can map this ring buffer."""
+        """Return whether a rank can map this ring buffer."""
         index = bisect_left(self._ranks, rank)
         return index < len(self._ranks) and self._ranks[index] == rank
 
     def has_room(self, step: int) -> bool:
-        """Tell whether all readers have read what this step's slots held before."""
+        """Return whether this step's slots are free: all readers have read their earlier data."""
         layout, words = self.layout, self.words
         if not layout.doubled:
             return not self._late_readers()
@@ -134,7 +134,7 @@ class SendRingBuffer(_RingBufferLayout):
         return all([words[index] >= done for _, index in readers])
 
     def _late_readers(self) -> list[tuple[int, int]]:
-        """List readers that have yet to read all of a step, with that step."""
+        """List the readers with unread chunks, each with the step of these chunks."""
         chunks, words = self.layout.num_chunks, self.words
         return [
             (rank, step)
@@ -146,7 +146,7 @@ class SendRingBuffer(_RingBufferLayout):
     def begin(
         self, step: int, targets: tuple[int, ...], handle: SharedMemoryHandle | None = None
     ) -> None:
-        """Announce a step: its readers, and a handle to its tensor if it is not in the slots."""
+        """Begin a step: write its readers and, if the tensor is not in the slots, its handle."""
         known = self._masks.get(targets)
         if known is None:
             known = self._masks[targets] = self._address(targets)
@@ -168,7 +168,7 @@ class SendRingBuffer(_RingBufferLayout):
         self._readers[step & 1] = step, readers
 
     def _address(self, targets: tuple[int, ...]) -> tuple[tuple[int, ...], _Readers]:
-        """Build the bit mask of some readers, and find where each writes its acknowledgement."""
+        """Build the bit mask of some readers, and look up their acknowledgement words."""
         number = len(self._ranks)
         mask = [0] * -(-number // 64)
         places = [bisect_left(self._ranks, target) for target in targets]
@@ -178,7 +178,7 @@ class SendRingBuffer(_RingBufferLayout):
         return tuple(mask), tuple(zip(targets, words, strict=True))
 
     def try_send(self, step: int, targets: tuple[int, ...], tensor: torch.Tensor) -> bool:
-        """Send a tensor of one chunk if there is room."""
+        """Send a one-chunk tensor if its slot is free; return whether it was sent."""
         if not self.has_room(step):
             return False
         self.open_slot(step, targets).copy_(tensor)
@@ -186,7 +186,7 @@ class SendRingBuffer(_RingBufferLayout):
         return True
 
     def open_slot(self, step: int, targets: tuple[int, ...]) -> torch.Tensor:
-        """Announce a step of one chunk, for which there is room; return the slot to copy it to."""
+        """Begin a step of one chunk, and return its slot, which must be free, to be written."""
         half = step & 1
         known = self._masks.get(targets)
         if (
@@ -200,7 +200,7 @@ class SendRingBuffer(_RingBufferLayout):
         return self.whole_slots[half]
 
     def publish_whole(self, step: int) -> None:
-        """Let readers read a step of one chunk."""
+        """Publish the chunk of a one-chunk step to its readers."""
         if not STORES_ORDERED:
             store_fence()
         self.words[LINE * (step & 1)] = (step + 1) << _BITS | 1
@@ -208,7 +208,7 @@ class SendRingBuffer(_RingBufferLayout):
             self._notify_readers(step)
 
     def send_chunk(self, step: int, number: int, chunk: torch.Tensor, factor: float = 1.0) -> None:
-        """Copy one chunk of a step, times a factor, into its slot, which is free; publish it."""
+        """Copy one chunk, multiplied by a factor, into its free slot, and publish it."""
         slot, begun = self.slot(step, number), time.perf_counter()
         if factor == 1.0:
             slot.copy_(chunk)
@@ -221,7 +221,7 @@ class SendRingBuffer(_RingBufferLayout):
         self.publish(step, number + 1)
 
     def publish(self, step: int, chunks: int) -> None:
-        """Let readers read the first ``chunks`` chunks of a step."""
+        """Publish the first ``chunks`` chunks of a step to its readers."""
         store_fence()
         self.words[LINE * (step & 1)] = pack_progress(step, chunks)
         if self._notify is not None:
@@ -233,7 +233,7 @@ class SendRingBuffer(_RingBufferLayout):
                 self._notify(reader)
 
     def pending_readers(self, step: int, chunks: int) -> list[tuple[int, int]]:
-        """List readers, and the step each must still read: this one or an earlier in its slots."""
+        """List the readers that have not read ``chunks`` chunks of a step, or an earlier step."""
         published, readers = self._readers[step & 1]
         if published != step and not self.layout.doubled:
             return self._late_readers()
@@ -242,7 +242,7 @@ class SendRingBuffer(_RingBufferLayout):
 
 
 class ReceiveRingBuffer(_RingBufferLayout):
-    """Reading end of a peer's ring buffer, mapped from shared memory into this process."""
+    """Receiving end of a ring buffer: this rank reads the tensors that a peer writes."""
 
     def __init__(
         self, view: MappedChunk, offset: int, ranks: tuple[int, ...], rank: int, layout: ChunkLayout
@@ -255,11 +255,11 @@ class ReceiveRingBuffer(_RingBufferLayout):
         self._notify: Callable[[], None] | None = None
 
     def notify_sender_by(self, notify: Callable[[], None] | None) -> None:
-        """Call a function after each acknowledgement, where the sender does not poll."""
+        """Set a function that is called after each acknowledgement; None if the sender polls."""
         self._notify = notify
 
     def read_whole(self, step: int) -> torch.Tensor | None:
-        """Return a one-chunk tensor if it is published in the slots for this rank, else None."""
+        """Return the slot of a one-chunk step if it is published for this rank, else None."""
         words, half = self.words, step & 1
         line = LINE * half
         if words[line] != (step + 1) << _BITS | 1:
@@ -271,26 +271,26 @@ class ReceiveRingBuffer(_RingBufferLayout):
         return self.whole_slots[half] if words[line] == (step + 1) << _BITS | 1 else None
 
     def published(self, step: int) -> int:
-        """Return how many chunks of a step may be read."""
+        """Return the number of published chunks of a step."""
         value = self.words[LINE * (step & 1)]
         store_fence()
         return unpack_chunks(value) if unpack_step(value) == step else 0
 
     def is_addressed(self, step: int) -> bool:
-        """Tell whether a published step is meant for this rank."""
+        """Return whether this rank is among the readers of a published step."""
         words, line = self.words, LINE * (step & 1)
         meant = words[self._masks[step & 1]] & self._bit
         store_fence()
         return bool(meant) and unpack_step(words[line]) == step
 
     def tensor_handle(self, step: int) -> SharedMemoryHandle | None:
-        """Return a handle to the tensor of a step, where that is not in the slots."""
+        """Return the handle of a step's tensor; None if the tensor is in the slots."""
         line = LINE * (step & 1)
         descriptor, size, offset = self.words[line + DESCRIPTOR : line + MASK]
         return SharedMemoryHandle(descriptor - 1, size, offset) if descriptor else None
 
     def acknowledge(self, step: int, chunks: int) -> None:
-        """Tell the sender that this rank has read the first ``chunks`` chunks of a step."""
+        """Acknowledge to the sender that the first ``chunks`` chunks of a step have been read."""
         if not STORES_ORDERED:
             store_fence()
         self.words[self._acknowledged] = (step + 1) << _BITS | chunks
@@ -298,7 +298,7 @@ class ReceiveRingBuffer(_RingBufferLayout):
             self._notify()
 
     def unread_steps(self) -> Iterable[int]:
-        """Yield steps of which something is meant for this rank that it has not read."""
+        """Yield the published steps with chunks for this rank that it has not read."""
         for half in (0, 1):
             value = self.words[LINE * half]
             store_fence()

@@ -1,8 +1,8 @@
-"""Choice of how many slots of a ring buffer large tensors go round in, by trying both on this host.
+"""Choice of the number of ring-buffer slots for large tensors, few or many, by measurement.
 
-A chunk that goes into a slot which the reader still has in its cache is written faster where the
-two ranks share that cache, and several times slower where they do not. Going round in more slots
-lets the cache drop them before they come again.
+Writing a chunk into a slot that the reader still has in its cache is faster if the two ranks share
+that cache, and several times slower if they do not. With more slots in use, the cache drops a slot
+before it is written again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PERIOD = 512  # tensors after which both are tried again: processes move betwee
 
 
 class SlotCycle:
-    """One rank's choice of the slots that a large tensor goes round in.
+    """One rank's choice between few and many slots for large tensors, from timed copies.
 
     >>> cycle = SlotCycle()
     >>> for seconds in (3.0, 1.0) * 3:
@@ -30,7 +30,7 @@ class SlotCycle:
         self._seconds: dict[int, list[float]] = {FEW: [], MANY: []}
         self.chosen = FEW
         self.tries = True
-        """True while the copies of the current tensor are to be timed."""
+        """True if the copies of the current tensor are to be timed."""
 
     def next(self) -> int:
         """Return the number of slots for the next tensor."""
@@ -45,5 +45,5 @@ class SlotCycle:
         return self.chosen
 
     def record(self, slots: int, seconds: list[float]) -> None:
-        """Record how long each chunk of a tensor took to be copied into so many slots."""
+        """Record the copy time of each chunk of a tensor, for a number of slots."""
         self._seconds[FEW if slots == FEW else MANY].append(statistics.median(seconds))
