@@ -1,5 +1,5 @@
-"""Tensors: the dtype table, creation, byte views, flat buckets, and a free list of buffers.
+"""Local helpers for tensors: dtype table, allocation, byte views, flat buckets, free list, means.
 
-Here belongs what is known of a tensor without other ranks. Every room above calls it. The dtype
-table is the only one in the library.
+Here belong functions of tensors that involve no other rank. Every package above calls them. The
+dtype table is the only one in the library.
 """

@@ -1,4 +1,4 @@
-"""Creation of the library's own tensors, independent of torch's modes and defaults.
+"""Allocation of the library's own tensors, independent of torch's modes and defaults.
 
 Every tensor that the library makes is made here or in :mod:`asyncddp.shm.arena`: an ordinary one
 also within ``torch.inference_mode``, with the requested dtype and device whatever torch's defaults
@@ -25,7 +25,7 @@ _arena = InProcessArena(limit=1 << 29)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _HOST) -> torch.Tensor:
-    """Make a contiguous, uninitialised tensor.
+    """Allocate a contiguous, uninitialised tensor; large CPU tensors reuse memory.
 
     Example:
         >>> with torch.inference_mode(), torch.device("meta"):
@@ -41,19 +41,19 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _HOST
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Make an uninitialised tensor of the same shape, strides, dtype and device."""
+    """Allocate an uninitialised tensor of the same shape, strides, dtype and device."""
     with normal_mode():
         return torch.empty_like(tensor)
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _HOST) -> torch.Tensor:
-    """Make a contiguous tensor of zeros."""
+    """Allocate a contiguous tensor of zeros."""
     with normal_mode():
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
 
 
 def zeros_like(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Make a tensor of zeros with the same shape, strides, device, and dtype if none is given."""
+    """Allocate zeros of the same shape, strides and device, and the same dtype unless given."""
     with normal_mode():
         return torch.zeros_like(tensor, dtype=dtype)
 
@@ -77,12 +77,12 @@ def arange(count: int, dtype: torch.dtype, device: torch.device = _HOST) -> torc
 
 
 class TensorBackup:
-    """Copies of tensors, made on construction, from which the tensors can be restored later."""
+    """Backup of tensors: copies them on construction, and restores them later."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._copies = [(tensor, detached_copy(tensor)) for tensor in tensors]
 
     def restore(self) -> None:
-        """Write the copies back through ``data``, which leaves autograd's records alone."""
+        """Write the copies back through ``data``, unnoticed by autograd."""
         for tensor, own in self._copies:
             tensor.data.copy_(own)

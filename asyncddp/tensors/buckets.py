@@ -1,4 +1,4 @@
-"""Flat buckets: many tensors laid out in one, so that few messages carry a whole model."""
+"""Flat buckets: one flat tensor holds many, so that a whole model is sent in few messages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from asyncddp.tensors.allocation import zeros, zeros_like
 TensorFactory: TypeAlias = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 ALIGNMENT = 64
-"""Bytes to whose multiples each tensor in a bucket is aligned."""
+"""Alignment of each tensor in a bucket, in bytes."""
 
 
 def partition(tensors: Iterable[torch.Tensor], cap: int, fragments: int = 1) -> list[list[int]]:
     """Assign tensors to buckets of at most ``cap`` bytes, in order, by dtype and device.
 
-    A larger tensor gets a bucket of its own, and no bucket has tensors of two fragments, of
-    :func:`fragments_of`. Each bucket is returned as a list of indices into ``tensors``, buckets in
-    order of their first tensors.
+    A larger tensor gets a bucket of its own. Tensors of different fragments, as
+    :func:`fragments_of` gives them, are in different buckets. Each bucket is returned as a list of
+    indices into ``tensors``, buckets in order of their first tensors.
     """
     tensors = list(tensors)
     buckets: list[list[int]] = []
@@ -43,7 +43,7 @@ def partition(tensors: Iterable[torch.Tensor], cap: int, fragments: int = 1) -> 
 
 
 def fragments_of(tensors: Sequence[torch.Tensor], count: int) -> list[int]:
-    """Return the fragment of each tensor: consecutive ones, of about equally many elements.
+    """Divide consecutive tensors into fragments of about equal size; return each one's fragment.
 
     Example:
         >>> fragments_of([torch.empty(2)] * 4 + [torch.empty(8)], 2)
@@ -56,14 +56,14 @@ def fragments_of(tensors: Sequence[torch.Tensor], count: int) -> list[int]:
 
 
 def padded_nbytes(tensor: torch.Tensor) -> int:
-    """Return the bytes that a tensor takes in a bucket, with the padding behind it."""
+    """Return the size of a tensor in a bucket, in bytes, including its padding."""
     return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
 
 
 def require_untied(
     named: Iterable[tuple[str, torch.Tensor]], others: Iterable[tuple[str, torch.Tensor]] = ()
 ) -> None:
-    """Raise an error if a tensor shares elements with another one, which buckets would end.
+    """Raise an error if tensors share elements; moving them to buckets would separate them.
 
     Args:
         named: Tensors that are to move to buckets, with their names.
@@ -99,13 +99,13 @@ def _is_in_memory(tensor: torch.Tensor) -> bool:
 
 
 def _end_address(tensor: torch.Tensor) -> int:
-    """Return the address behind a tensor's last element."""
+    """Return the address after a tensor's last element."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return int(tensor.data_ptr() + (last + 1) * tensor.element_size())
 
 
 def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two tensors have an element in common, the first of which begins earlier."""
+    """Return whether two tensors share an element; ``first`` must begin at the lower address."""
     size, start = first.element_size(), first.data_ptr()
     end = max(_end_address(first), _end_address(second))
     if first.dtype != second.dtype or (second.data_ptr() - start) % size:
@@ -117,11 +117,11 @@ def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 class FlatBucket:
-    """Flat tensor that stores several tensors of one dtype and device, each as a view into it.
+    """Flat bucket: one flat tensor, with a view in it for each of several tensors of one dtype.
 
-    Dense tensors keep their strides (``channels_last`` stays what it is), all others lie
-    contiguously. The padding between them is zero, as is that at the end, up to a multiple of
-    ``unit`` bytes. ``make`` allocates the flat tensor for tensors on the host.
+    The tensors are on one device. Dense tensors keep their strides, such as ``channels_last``; all
+    others become contiguous. The padding between tensors is zero, and so is the padding at the end,
+    up to a multiple of ``unit`` bytes. ``make`` allocates the flat tensor for tensors on the host.
 
     Attributes:
         flat: The flat tensor.
@@ -151,9 +151,9 @@ class FlatBucket:
         self.views = self.views_of(self.flat)
 
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """View another contiguous tensor of the flat one's size as the tensors of ``like``.
+        """Return views in another flat tensor of the same size, in the layout of this bucket.
 
-        It may have dimensions before that, such as one for ranks; then the views have them too.
+        The views keep its leading dimensions, such as one for ranks.
         """
         start, (*outer, _), (*steps, _) = flat.storage_offset(), flat.shape, flat.stride()
         return [
@@ -162,13 +162,13 @@ class FlatBucket:
         ]
 
     def clear_padding(self, flat: torch.Tensor) -> None:
-        """Write zeros between the tensors in a tensor as for :meth:`views_of`."""
+        """Write zeros to the padding of a flat tensor in the layout of this bucket."""
         if self._padding.numel():
             flat.index_fill_(-1, self._padding, 0.0)
 
     @cached_property
     def _padding(self) -> torch.Tensor:
-        """Indices of the elements that belong to no tensor, nor to the tail."""
+        """Indices of the padding: elements outside of all tensors and of the tail."""
         taken = zeros_like(self.flat, torch.bool)
         for view in [*self.views_of(taken), taken[taken.numel() - self.tail.numel() :]]:
             view.fill_(True)
@@ -176,10 +176,10 @@ class FlatBucket:
 
 
 class NamedFlatBucket(FlatBucket):
-    """Flat bucket with a place for each of several named parameters.
+    """Flat bucket with one view for each of several named parameters, which it does not store.
 
     Attributes:
-        fragment: Which fragment of the parameters they belong to.
+        fragment: The fragment of the parameters, from 0 on.
     """
 
     fragment = 0
@@ -197,7 +197,7 @@ class NamedFlatBucket(FlatBucket):
 
 
 class ParameterBucket(NamedFlatBucket):
-    """A flat bucket that stores named parameters: each parameter's ``data`` is a view of it."""
+    """Flat bucket that stores named parameters: each parameter's ``data`` is a view in it."""
 
     def __init__(
         self,
@@ -210,15 +210,15 @@ class ParameterBucket(NamedFlatBucket):
             self._attach(index)
 
     def _attach(self, index: int) -> None:
-        """Copy a parameter's value into the bucket, and make the parameter a view of it."""
+        """Copy a parameter's value into the bucket, and make its ``data`` a view there."""
         parameter, view = self.parameters[index], self.views[index]
         view.copy_(parameter.data)
         parameter.data = view
 
     def detached_indices(self) -> list[int]:
-        """Return indices of parameters that are no longer views: moved, loaded or reassigned.
+        """Return indices of parameters whose ``data`` was replaced, so that it is no view here.
 
-        Where the bucket's memory itself has moved, as ``share_memory()`` does, all still are.
+        If the bucket's memory itself has moved, as by ``share_memory()``, all are still views.
         """
         return [
             index
@@ -227,10 +227,10 @@ class ParameterBucket(NamedFlatBucket):
         ]
 
     def reattach(self) -> bool:
-        """Make all parameters views again; False if one has changed its dtype, shape or strides.
+        """Make all parameters views again; False if one's dtype, device, shape or strides changed.
 
         Raises:
-            ArgumentError: One was given the memory of another.
+            ArgumentError: Two parameters share memory.
         """
         detached = self.detached_indices()
         if detached:
@@ -249,6 +249,6 @@ class ParameterBucket(NamedFlatBucket):
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the tensor's own strides if it is dense without overlap, else contiguous ones."""
+    """Return a tensor's strides if it is dense and not overlapping, else contiguous strides."""
     kept = torch.empty_like(tensor, device="meta").stride()  # its own, if it is dense
     return kept if kept == tensor.stride() else torch.empty(tensor.shape, device="meta").stride()

@@ -12,7 +12,7 @@ from asyncddp.torch_modes import normal_mode
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as a flat uint8 tensor that shares its storage."""
+    """Return a flat uint8 view of a contiguous tensor."""
     flat = tensor.detach().reshape(-1)
     if flat.stride(0) != 1:  # of a single element, whose stride means nothing
         flat = flat.as_strided(flat.shape, (1,))
@@ -24,7 +24,7 @@ def from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch
     """Make a tensor that owns a copy of ``data``.
 
     Raises:
-        ValueError: They are not as many bytes as it has.
+        ValueError: The number of bytes differs from the tensor's.
     """
     out = empty(shape, dtype)
     write_bytes(out, data)
@@ -35,7 +35,7 @@ def write_bytes(out: torch.Tensor, data: bytes) -> None:
     """Copy bytes into a contiguous tensor on the host.
 
     Raises:
-        ValueError: They are not as many bytes as it has.
+        ValueError: The number of bytes differs from the tensor's.
     """
     if len(data) != out.nbytes:
         raise ValueError(
@@ -50,7 +50,7 @@ def to_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor's values lie on the host one after the other, ready to be copied.
+    """Return whether a CPU tensor's memory holds its values contiguously, ready to be copied.
 
     Example:
         >>> has_plain_memory(torch.ones(2, 3)), has_plain_memory(torch.ones(2, 3).t())
@@ -67,10 +67,10 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor of the same values outside autograd, on the same device."""
+    """Return a detached, contiguous tensor of the same values, on the same device."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous CPU tensor of the same values outside autograd; copies if needed."""
+    """Return a detached, contiguous CPU tensor of the same values; copies only if needed."""
     return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()

@@ -58,7 +58,7 @@ DTYPES = {row.dtype: row for row in _ROWS}
 
 
 def dtype_traits_of(tensor: torch.Tensor, verb: str, argument: str = "tensor") -> DtypeTraits:
-    """Look up the traits of a tensor's dtype, or raise a DtypeError that lists those that exist."""
+    """Look up the traits of a tensor's dtype; raise a DtypeError if it is not supported."""
     try:
         return DTYPES[tensor.dtype]
     except KeyError:

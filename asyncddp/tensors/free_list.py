@@ -1,4 +1,4 @@
-"""Free list: buffers that are reused for the next request of the same size."""
+"""Free list: keeps unused buffers for the next request of the same size."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ T = TypeVar("T")
 
 
 class FreeList(Generic[T]):
-    """Free list of buffers that are expensive to allocate, by size; usable from any thread.
+    """Thread-safe free list of buffers that are expensive to allocate, keyed by size.
 
-    It never refuses a buffer, so that no transfer waits for another one's; at most ``limit`` bytes
-    of free ones are kept. ``oldest_first`` takes the one that has been free for longest.
+    :meth:`take` always returns a buffer, so that no transfer waits for another's. At most ``limit``
+    bytes of free buffers are kept. With ``oldest_first``, the buffer that has been free for longest
+    is taken first.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class FreeList(Generic[T]):
         self.free_bytes = self.num_allocated = 0
 
     def take(self, size: int) -> T:
-        """Take a buffer of ``size`` bytes, uninitialised."""
+        """Return a free buffer of ``size`` bytes, or allocate one; its contents are undefined."""
         with self._lock:
             free = self._free.get(size)
             if free:
@@ -36,7 +37,7 @@ class FreeList(Generic[T]):
         return self._allocate(size)
 
     def give(self, buffer: T, size: int) -> bool:
-        """Return a buffer of ``size`` bytes that nothing uses any more; False if it is not kept."""
+        """Give back an unused buffer of ``size`` bytes; False if it was not kept."""
         with self._lock:
             kept = self.free_bytes + size <= self._limit
             if kept:

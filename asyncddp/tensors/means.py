@@ -1,7 +1,7 @@
-"""Sums and means of tensors, term by term, such that no mean of finite numbers is infinite.
+"""Sums and means of tensors, without overflow in means of finite numbers.
 
-A mean is formed of terms that are multiplied by a power of two first. That changes no bit of the
-result but where a term is so small that it is rounded: below n times the smallest normal number.
+The terms of a mean are scaled by a power of two first. That changes no bit of the result, except
+for terms below n times the smallest normal number, which are rounded.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _number = lru_cache(make_tensor)  # takes less time than a number, and so does o
 
 @lru_cache
 def split_divisor(divisor: float | None) -> tuple[float, float]:
-    """Return a power of two that scales the terms of a sum, and what divides the sum of those.
+    """Split a divisor into a factor for the terms, a power of two, and a divisor for their sum.
 
-    No sum of at most ``divisor`` scaled terms overflows. Both are 1 where nothing is divided.
+    A sum of at most ``divisor`` scaled terms does not overflow. Both are 1 without a divisor.
 
     Example:
         >>> split_divisor(3), split_divisor(4), split_divisor(0.75), split_divisor(None)
@@ -36,9 +36,9 @@ def split_divisor(divisor: float | None) -> tuple[float, float]:
 
 
 def first_divisor(count: float) -> int:
-    """Return the least power of two that is not below ``count``.
+    """Return the smallest power of two that is at least ``count``.
 
-    A sum that is divided by it can be summed on, and then be divided by the rest of a divisor.
+    A partial sum that is divided by it can be added to further terms, and be divided by the rest.
     """
     power = 1
     while power < count:
@@ -47,18 +47,18 @@ def first_divisor(count: float) -> int:
 
 
 def rounds(dtype: torch.dtype) -> bool:
-    """Tell whether means of a dtype are rounded: those of integers, which float64 holds."""
+    """Return whether means of a dtype are computed in float64 and rounded: for integers."""
     return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def sum_of(
     terms: Sequence[torch.Tensor], divisor: float | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Add terms in their order, and divide the sum; of bools, the logical or.
+    """Add terms in the given order, and divide the sum; for bools, the logical or.
 
-    The mean of integers is formed in float64, and rounded half to even unless ``out`` is wider.
-    ``out`` may be one of the first two terms, or have a wider dtype than all; without it the
-    result is new. Returns it.
+    The mean of integers is computed in float64, and rounded half to even unless ``out`` is wider.
+    ``out`` may be one of the first two terms, or have a wider dtype than all terms; without it the
+    result is a new tensor. Returns the result.
 
     Example:
         >>> huge = torch.tensor([torch.finfo(torch.float32).max])
@@ -93,7 +93,7 @@ def sum_of(
 
 
 def scaled(term: torch.Tensor, scale: float, out: torch.Tensor) -> torch.Tensor:
-    """Write a multiple of a term into ``out``, which may be the term, and return it."""
+    """Write ``scale`` times a term into ``out``, which may be the term, and return ``out``."""
     if term.dtype != out.dtype:
         term = out.copy_(term)
     if scale != 1:
@@ -102,7 +102,7 @@ def scaled(term: torch.Tensor, scale: float, out: torch.Tensor) -> torch.Tensor:
 
 
 def add(total: torch.Tensor, term: torch.Tensor, scale: float = 1) -> None:
-    """Add a multiple of a term in place; of bools, the logical or."""
+    """Add ``scale`` times a term in place; for bools, the logical or."""
     if total.dtype == torch.bool:
         total.logical_or_(term)
     else:

@@ -1,4 +1,4 @@
-"""Ordinary tensors: those whose values lie in their own memory."""
+"""Check for ordinary tensors, which hold their values in their own memory (no ``DTensor``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor's values lie in its own memory, as those of a ``DTensor`` do not.
+    """Return whether a tensor holds its values in its own memory, unlike a ``DTensor``.
 
     Example:
         >>> rows = [torch.ones(2), torch.ones(3)]
@@ -25,7 +25,7 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 
 
 def require_ordinary(verb: str, tensor: torch.Tensor, argument: str) -> None:
-    """Require a tensor whose values lie in its own memory; raise an ArgumentError otherwise."""
+    """Raise an ArgumentError unless a tensor holds its values in its own memory."""
     if is_ordinary(tensor):
         return
     kind = "a nested tensor" if tensor.is_nested else f"a {type(tensor).__name__}"

@@ -1,8 +1,8 @@
-"""Lists of tensors as few flat tensors: which go together, and views where nothing need be copied.
+"""Flattens lists of tensors into a few flat tensors, without a copy where tensors are adjacent.
 
 The tensors of a list that agree in dtype and device are parts of one flat tensor, in their order.
-Where they lie side by side in one storage the flat tensor is a view of them; elsewhere they are
-copied into one that is used again by later calls.
+If they are adjacent in one storage, the flat tensor is a view of them; else they are copied into a
+flat tensor that later calls reuse.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _is_negated = torch.Tensor.is_neg  # where the numbers in memory are still to be
 
 
 class FlatTensors(NamedTuple):
-    """A flat tensor, and the views of it in the shapes of a list's tensors."""
+    """Flat tensor, with views in it in the shapes of a list's tensors."""
 
     flat: torch.Tensor
     views: list[torch.Tensor]
 
 
 class TensorGroup:
-    """Group of tensors of a list that agree in dtype and device, as parts of one flat tensor.
+    """Group of a list's tensors with the same dtype and device, which make up one flat tensor.
 
     Attributes:
-        indices: Their places in the list.
-        dtype: Their dtype.
-        device: Their device.
+        indices: Positions of the group's tensors in the list.
+        dtype: Dtype of the tensors.
+        device: Device of the tensors.
     """
 
     def __init__(self, indices: list[int], forms: Sequence[_Form]) -> None:
@@ -58,11 +58,11 @@ class TensorGroup:
         self._free = FreeList(lambda _: self._allocate(), _KEPT_BYTES)
 
     def of(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return the tensors of a list that belong to this group."""
+        """Select the tensors of a list that belong to this group."""
         return tensors if self._whole else [tensors[index] for index in self.indices]
 
     def flat_view(self, members: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Return a flat view of tensors that lie side by side in one storage, else None."""
+        """Return a flat view of tensors that are adjacent in one storage, else None."""
         first = members[0]
         start, itemsize = first.data_ptr(), self.dtype.itemsize
         if [one.data_ptr() - start for one in members] != self._offsets or 0 in self._sizes:
@@ -77,19 +77,19 @@ class TensorGroup:
         return first.detach().as_strided((self._numel,), (1,), offset)
 
     def pack(self, members: Sequence[torch.Tensor]) -> FlatTensors:
-        """Copy tensors into a flat one, which :meth:`give_back` returns for later calls."""
+        """Copy tensors into a flat tensor, which :meth:`give_back` releases for reuse."""
         packed = self._free.take(self._nbytes) if self._reuses else self._allocate()
         with torch.no_grad():
             torch._foreach_copy_(packed.views, list(members))
         return packed
 
     def give_back(self, packed: FlatTensors) -> None:
-        """Return a flat tensor that nothing uses any more."""
+        """Release an unused flat tensor for reuse."""
         if self._reuses:
             self._free.give(packed, self._nbytes)
 
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of the group in a flat one's memory, each by itself to autograd."""
+        """Return views in a flat tensor, one per tensor of the group, independent for autograd."""
         with normal_mode(), untracked_views():
             views = list(flat.split_with_sizes(self._sizes))
             for index, shape in self._shaped:
@@ -102,7 +102,7 @@ class TensorGroup:
 
     @property
     def _reuses(self) -> bool:
-        """True if its copies are used again: on a device, the allocator's streams know better."""
+        """True if flat copies are reused: on CPU only; torch's allocator reuses device memory."""
         return self.device.type == "cpu"
 
     def _allocate(self) -> FlatTensors:
@@ -111,13 +111,13 @@ class TensorGroup:
 
 
 class TensorListLayout:
-    """Layout of a list of tensors: its groups, in the order of their first tensors.
+    """Layout of a list of tensors: its groups by dtype and device, and a description for ranks.
 
     Attributes:
-        keys: Those of a dict; None for a list.
-        groups: They make up the list.
+        keys: Keys of a dict; None for a list.
+        groups: Groups of the tensors, in the order of their first tensors.
         description: Number, keys, dtypes and shapes, which must be the same on all ranks.
-        checked: Whether tensors like these are known to be such that can be sent.
+        checked: Whether such tensors were checked to be sendable.
     """
 
     def __init__(self, keys: tuple[Any, ...] | None, forms: tuple[_Form, ...]) -> None:
@@ -127,12 +127,12 @@ class TensorListLayout:
 
     @cached_property
     def ragged_description(self) -> str:
-        """The description with "any" for all first dimensions, which may differ between ranks."""
+        """The description with "any" as first dimensions, which may differ between ranks."""
         return _describe(self.keys, self._forms, ragged=True)
 
     @staticmethod
     def of(keys: tuple[Any, ...] | None, tensors: Sequence[torch.Tensor]) -> TensorListLayout:
-        """Return the layout of tensors with these keys, None for a list; equal ones are kept."""
+        """Return the layout of tensors with these keys, None for a list; layouts are cached."""
         return _layout(keys, tuple(map(_form_of, tensors)))
 
 
@@ -140,7 +140,7 @@ _layout = lru_cache(64)(TensorListLayout)
 
 
 def _group(forms: Sequence[_Form]) -> list[list[int]]:
-    """Return the indices of each group."""
+    """Group indices of tensors by dtype and device."""
     found: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for index, (_, dtype, device, _) in enumerate(forms):
         found.setdefault((dtype, device), []).append(index)
@@ -148,7 +148,7 @@ def _group(forms: Sequence[_Form]) -> list[list[int]]:
 
 
 def _describe(keys: tuple[Any, ...] | None, forms: Sequence[_Form], *, ragged: bool = False) -> str:
-    """Describe a list, for the signature by which ranks compare theirs."""
+    """Describe a list of tensors as text, which ranks compare."""
     labels = range(len(forms)) if keys is None else keys
     entries = [
         f"[{label!r}] {str(dtype).removeprefix('torch.')} "
@@ -164,7 +164,7 @@ def _describe(keys: tuple[Any, ...] | None, forms: Sequence[_Form], *, ragged: b
 
 
 def describe_difference(expected: str, got: str) -> str:
-    """Say how the descriptions of two lists differ, of which one may be no list: "".
+    """Format the first difference of two lists' descriptions; "" describes a single tensor.
 
     Example:
         >>> describe_difference("a list of 1 tensors; [0] int8 (3,)", "")
@@ -182,7 +182,7 @@ def describe_difference(expected: str, got: str) -> str:
 
 
 def labelled(given: TensorCollection) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a collection with their place in it, such as "[0]" or "['bias']"."""
+    """Yield the tensors of a collection with their labels, such as "[0]" or "['bias']"."""
     pairs = given.items() if isinstance(given, Mapping) else enumerate(given)
     for key, tensor in pairs:
         yield f"[{key!r}]", tensor
