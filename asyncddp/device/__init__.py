@@ -1,6 +1,6 @@
-"""Streams and events of devices, and of the host, behind one interface.
+"""Device streams and events behind one interface, with implementations for CUDA and the host.
 
-Here belongs the order of work on a device: streams, events, pinned memory. ``engine``, ``kernels``
-and ``transport`` call it, one implementation for each kind of device. The host never waits for a
-device here unless a caller asks for it.
+Here belongs the ordering of work on a device: streams, events, pinned memory. ``engine``,
+``kernels`` and ``transport`` call it; each kind of device has one implementation. The host never
+waits for a device here unless a caller asks for it.
 """

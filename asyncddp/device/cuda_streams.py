@@ -25,7 +25,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class _StorageIPCHandle(NamedTuple):
-    """CUDA IPC handles that torch exports of a tensor's storage: of its memory and an event."""
+    """CUDA IPC handles of a tensor's storage, as torch exports them: of memory and an event."""
 
     handle: bytes
     nbytes: int
@@ -46,7 +46,7 @@ class _CudaEvent:
 
 
 class _CudaInterprocessEvent(_CudaEvent):
-    """A CUDA event that other processes can open by its CUDA IPC handle."""
+    """CUDA event that other processes can open with its CUDA IPC handle."""
 
     def __init__(self, streams: CudaStreams) -> None:
         event = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
@@ -58,9 +58,9 @@ class _CudaInterprocessEvent(_CudaEvent):
 
 
 class CudaArrayView:
-    """View of device memory by the CUDA array interface, as MPI for Python takes it.
+    """View of device memory that implements the CUDA array interface, for MPI for Python.
 
-    In version 2 of the interface nobody waits for a stream. The view keeps its owner alive.
+    In version 2 of the interface, the consumer waits for no stream. The view keeps its owner alive.
 
     References:
         "CUDA Array Interface (Version 3)", Numba's documentation; "Support for GPU-aware MPI", the
@@ -80,7 +80,7 @@ class CudaArrayView:
 
 @contextmanager
 def use_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Make a stream and its device this thread's current ones.
+    """Make a stream and its device current in this thread.
 
     Leaving ``torch.cuda.stream`` alone would make a context on the device that was current before;
     leaving ``torch.cuda.device`` does not.
@@ -90,10 +90,11 @@ def use_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 def private_stream(device: torch.device) -> torch.cuda.Stream:
-    """Make a stream that no user's stream shares, for the process's life.
+    """Create a stream that is not from torch's pool, so that user code cannot share it.
 
-    torch gives the 32 streams of its pool to everybody in turn. This one is made by CUDA's driver,
-    as those are: it does not wait for the default stream. Without the driver it is one of torch's.
+    torch hands out the 32 streams of its pool in turn, to all callers. This stream is made by the
+    CUDA driver, does not wait for the default stream, and lives as long as the process. If the
+    driver fails, it is a stream of torch's pool.
     """
     pointer = ctypes.c_void_p()
     with torch.cuda.device(device):
@@ -110,7 +111,7 @@ def private_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class CudaStreams(DeviceStreams):
-    """Streams of a CUDA device: the library's own side streams, and the caller's current stream.
+    """Streams of a CUDA device: the caller's current stream, and side streams of the library.
 
     The host never waits for the device: events are queried, streams wait for each other.
 
@@ -127,9 +128,9 @@ class CudaStreams(DeviceStreams):
         self._side = {role: private_stream(device) for role in side}
 
     def bind_thread(self) -> None:
-        """Make the device the thread's current one, and let its calls invalidate no stream capture.
+        """Make the device current in this thread, whose calls then invalidate no stream capture.
 
-        A new thread is on device 0, and its event queries end every capture in torch's default
+        A new thread is on device 0, and its event queries invalidate captures in torch's default
         mode ("cuThreadExchangeStreamCaptureMode", CUDA Driver API, which torch does not offer).
         """
         torch.cuda.set_device(self.device)
@@ -142,7 +143,7 @@ class CudaStreams(DeviceStreams):
             logger.debug("captures of CUDA graphs must be thread-local: %s", problem)
 
     def stream(self, role: StreamRole) -> torch.cuda.Stream:
-        """Return torch's stream of a role."""
+        """Return the torch stream that has a role."""
         bind_library_thread(self)
         if role is StreamRole.CALLER:
             return torch.cuda.current_stream(self.device)
@@ -155,21 +156,21 @@ class CudaStreams(DeviceStreams):
         return _CudaEvent(self, event)
 
     def wait_event(self, role: StreamRole, event: DeviceEvent) -> None:
-        """Make the stream wait for the event."""
+        """Make later work of a stream wait for an event."""
         if isinstance(event, _CudaEvent):
             self.stream(role).wait_event(event.event)
 
     def stream_context(self, role: StreamRole) -> AbstractContextManager[None]:
-        """Make the stream and its device this thread's current ones."""
+        """Make a stream and its device current in this thread."""
         return use_stream(self.stream(role))
 
     def copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
-        """Enqueue a copy that does not block the host."""
+        """Enqueue an asynchronous copy on a stream."""
         with self.stream_context(role):
             out.copy_(source, non_blocking=True)
 
     def record_stream(self, tensor: torch.Tensor, role: StreamRole) -> None:
-        """Tell torch's allocator that the stream uses the tensor."""
+        """Keep torch's allocator from reusing a tensor's memory before the stream's work ends."""
         if tensor.is_cuda:
             tensor.record_stream(self.stream(role))
 
@@ -178,19 +179,19 @@ class CudaStreams(DeviceStreams):
         return int(self.stream(role).cuda_stream)
 
     def allocate_pinned(self, size: int) -> torch.Tensor:
-        """Allocate page-locked host memory for this device, from torch's allocator."""
+        """Allocate pinned host memory from torch's allocator."""
         with torch.cuda.device(self.device), normal_mode():
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def allocate_exportable(self, size: int) -> torch.Tensor:
-        """Allocate device memory on the compute stream."""
+        """Allocate device memory, on the compute stream."""
         with self.stream_context(StreamRole.COMPUTE):
             return empty((size,), torch.uint8, self.device)
 
     def export_memory(self, tensor: torch.Tensor) -> bytes:
         """Export a CUDA IPC memory handle, as ``torch.multiprocessing`` does.
 
-        torch counts one receiver for each token, and records an event: here on an idle stream.
+        torch counts one receiver per token, and records an event, here on an idle stream.
         """
         with self.stream_context(StreamRole.HOST_TO_DEVICE):
             shared = tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
@@ -209,11 +210,11 @@ class CudaStreams(DeviceStreams):
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
     def create_interprocess_event(self) -> InterprocessEvent:
-        """Create an event without timing that can be exported, with its handle."""
+        """Create an exportable event without timing, with its handle."""
         with torch.cuda.device(self.device):
             return _CudaInterprocessEvent(self)
 
     def import_event(self, handle: bytes) -> DeviceEvent:
-        """Open another process's event handle on this device."""
+        """Open the event handle of another process on this device."""
         imported = torch.cuda.Event.from_ipc_handle
         return _CudaEvent(self, imported(self.device, handle))  # type: ignore[no-untyped-call]

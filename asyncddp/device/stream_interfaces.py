@@ -1,4 +1,4 @@
-"""Interfaces of device streams and events, and versions of them for tensors on the host.
+"""Interfaces of device streams and events, their implementation for the host, stream ordering.
 
 A device runs the work of one stream in order and the work of two streams in any order, unless one
 stream waits for an event of the other. :class:`DeviceStreams` has one stream for each
@@ -25,7 +25,7 @@ _this_thread = threading.local()
 
 
 class StreamRole(Enum):
-    """Role of a stream of a device: what kind of work is enqueued on it."""
+    """Role of a device stream: the kind of work that is enqueued on it."""
 
     CALLER = "caller"  # the calling thread's current stream
     COMPUTE = "compute"  # what operations compute
@@ -42,28 +42,28 @@ class DeviceEvent(Protocol):
 
 
 class InterprocessEvent(DeviceEvent, Protocol):
-    """Interface of a device (GPU) event that other processes of this machine can wait for."""
+    """Interface of a device event that other processes of this machine can wait for."""
 
     handle: bytes
-    """Handle that :meth:`DeviceStreams.import_event` takes in another process."""
+    """Handle with which :meth:`DeviceStreams.import_event` opens the event elsewhere."""
 
     def record(self, role: StreamRole) -> None:
-        """Record the event on a stream; later waits for the event wait for this point."""
+        """Record the event on a stream; later waits are for this point."""
         ...
 
 
 class DeviceStreams(ABC):
-    """Interface of one device's streams: one stream for each role, such as compute or copies.
+    """Base class of a device's streams: one stream per role, events, pinned and exported memory.
 
-    Memory and events that other processes can open are for devices that have them; there a
-    RuntimeError or OSError says that memory or an event cannot be exported or opened.
+    Export to other processes exists for some devices only. A RuntimeError or OSError means that
+    memory or an event cannot be exported or opened.
     """
 
     kind: ClassVar[str]  # the device type that peers are told
     device: torch.device
 
     def bind_thread(self) -> None:  # noqa: B027 - nothing to do on the host
-        """Prepare a thread that the library has started for work on the device; never a user's."""
+        """Prepare one of the library's own threads for work on the device."""
 
     @abstractmethod
     def record_event(self, role: StreamRole) -> DeviceEvent:
@@ -75,14 +75,14 @@ class DeviceStreams(ABC):
 
     @abstractmethod
     def stream_context(self, role: StreamRole) -> AbstractContextManager[None]:
-        """Make a stream this thread's current stream, on which torch enqueues work."""
+        """Make a stream current in this thread, so that torch enqueues work on it."""
 
     @abstractmethod
     def copy(self, out: torch.Tensor, source: torch.Tensor, role: StreamRole) -> None:
         """Enqueue a copy between pinned host memory and the device, or within the device."""
 
     def begin_copies(self, parts: Sequence[torch.Tensor], role: StreamRole) -> None:
-        """Let copies of parts of one tensor follow what COMPUTE was given, and keep its memory."""
+        """Order later copies of a tensor's parts after the work on COMPUTE, and keep its memory."""
         if parts:
             self.wait_event(role, self.record_event(StreamRole.COMPUTE))
             self.record_stream(parts[0], role)
@@ -90,7 +90,7 @@ class DeviceStreams(ABC):
     def enqueue_copies(
         self, outs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], role: StreamRole
     ) -> DeviceEvent:
-        """Enqueue copies between pinned host memory and the device; return an event after them."""
+        """Enqueue copies between pinned memory and the device; return an event after them."""
         for out, source in zip(outs, sources, strict=True):
             if out.nbytes:
                 self.copy(out, source, role)
@@ -98,11 +98,11 @@ class DeviceStreams(ABC):
 
     @abstractmethod
     def record_stream(self, tensor: torch.Tensor, role: StreamRole) -> None:
-        """Keep a tensor's memory from being reused before a stream's work on it has ended."""
+        """Keep a tensor's memory from being reused before the stream's work on it is done."""
 
     @abstractmethod
     def stream_pointer(self, role: StreamRole) -> int:
-        """Return the stream's address, for other libraries."""
+        """Return the native handle of a stream, for other libraries."""
 
     @abstractmethod
     def allocate_pinned(self, size: int) -> torch.Tensor:
@@ -110,7 +110,7 @@ class DeviceStreams(ABC):
 
     @cached_property
     def pinned(self) -> FreeList[torch.Tensor]:
-        """Pinned host memory that is reused."""
+        """Free list of pinned host memory."""
         return FreeList(self.allocate_pinned)
 
     def allocate_exportable(self, size: int) -> torch.Tensor:
@@ -118,14 +118,14 @@ class DeviceStreams(ABC):
         raise NotImplementedError
 
     def export_memory(self, tensor: torch.Tensor) -> bytes:
-        """Export a tensor's storage: make a token by which one process can import it.
+        """Export a tensor's storage: make a token with which one other process can import it.
 
-        The token is valid for as long as the tensor is kept.
+        The token is valid as long as the tensor exists.
         """
         raise NotImplementedError
 
     def import_memory(self, token: bytes) -> torch.Tensor:
-        """Import the memory that another process has exported, without a copy."""
+        """Map memory that another process has exported, without a copy."""
         raise NotImplementedError
 
     def create_interprocess_event(self) -> InterprocessEvent:
@@ -138,12 +138,12 @@ class DeviceStreams(ABC):
 
 
 def mark_library_thread() -> None:
-    """Mark this thread as one of the library's, bound to the first device that it uses."""
+    """Mark this thread as a library thread, to be bound to the first device that it uses."""
     _this_thread.unbound = True
 
 
 def bind_library_thread(streams: DeviceStreams) -> None:
-    """Bind this thread to a device on first use, if it is the library's; never a user's thread."""
+    """Bind this thread to a device on first use, if it is a library thread."""
     if getattr(_this_thread, "unbound", False):
         _this_thread.unbound = False
         streams.bind_thread()
@@ -155,7 +155,7 @@ class _ReachedEvent:
 
 
 class HostStreams(DeviceStreams):
-    """Stand-in for a device's streams on the host: the same interface, synchronous calls.
+    """Implementation of device streams for the host: all calls are synchronous.
 
     Example:
         >>> streams, out = HostStreams(), torch.zeros(1)
@@ -197,10 +197,10 @@ class HostStreams(DeviceStreams):
 
 
 class StreamOrdering:
-    """Makes an operation's work on the device start after its caller's, without blocking the host.
+    """Ordering of an operation's device work between the caller's earlier and later work.
 
-    Work that the caller has enqueued before the operation precedes all work of the operation, and
-    what the caller enqueues once it has the result follows it.
+    The streams of the operation wait for the caller's stream, and the caller's stream waits for the
+    operation once the caller has the result; the host is not blocked.
     """
 
     def __init__(self, streams: DeviceStreams, tensors: tuple[torch.Tensor, ...]) -> None:
@@ -217,12 +217,12 @@ class StreamOrdering:
             self._streams.record_stream(tensor, StreamRole.DEVICE_TO_HOST)
 
     def stream_context(self) -> AbstractContextManager[None]:
-        """Make the compute stream this thread's current stream."""
+        """Make the compute stream current in this thread."""
         return self._streams.stream_context(StreamRole.COMPUTE)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the operation, or another part of it, on the compute stream, and record its end."""
+        """Run the operation, or a further part of it, on the compute stream; record its end."""
         self.begin()
         try:
             with self.stream_context():
@@ -236,7 +236,7 @@ class StreamOrdering:
         self.tensors = ()
 
     def arrive(self, result: object) -> None:
-        """Make the caller's stream wait for the operation's work, once it has the result."""
+        """Make the caller's stream wait for the operation's work, before it uses the result."""
         if self._ended is not None:
             self._streams.wait_event(StreamRole.CALLER, self._ended)
         for one in result if isinstance(result, list) else (result,):
@@ -247,7 +247,7 @@ class StreamOrdering:
 def empty_on(
     streams: DeviceStreams | None, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Make a contiguous, uninitialised tensor on a device, or on the host without streams."""
+    """Allocate an uninitialised tensor on the device of ``streams``, or on the host if None."""
     if streams is None:
         return empty(shape, dtype)
     with streams.stream_context(StreamRole.COMPUTE):

@@ -1,4 +1,4 @@
-"""Registry of this process's device streams: looks up, or creates, those of a tensor's device."""
+"""Registry of device streams: one ``DeviceStreams`` per device of this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def streams_of_device(device: torch.device) -> DeviceStreams:
 
 
 def stream_ordering_of(tensor: torch.Tensor, *others: torch.Tensor | None) -> StreamOrdering | None:
-    """Make the stream ordering of an operation on some tensors; None on the host."""
+    """Make the stream ordering of an operation on some tensors; None for CPU tensors."""
     streams = streams_of(tensor)
     if streams is None:
         return None
@@ -43,9 +43,9 @@ def stream_ordering_of(tensor: torch.Tensor, *others: torch.Tensor | None) -> St
 
 @contextmanager
 def use_streams_on_cpu(streams: DeviceStreams) -> Iterator[None]:
-    """Treat CPU tensors as tensors of a device with these streams, in all threads, while entered.
+    """Treat CPU tensors as tensors of a device with these streams, in all threads (for tests).
 
-    For tests: all code for GPUs then runs in full, on CPU tensors.
+    All code for GPUs then runs in full, on CPU tensors.
     """
     _on_cpu.append(streams)
     try:
