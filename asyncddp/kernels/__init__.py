@@ -1,6 +1,5 @@
-"""Weighted sums of tensors: weights, and implementations for CPU, devices and Triton.
+"""Weighted sums of tensors: rows of weights, and implementations for CPU, devices and Triton.
 
-Here belongs the arithmetic of an average, once. ``engine``, ``ops`` and ``windows`` call it. All
-implementations accumulate in the same dtype and order, so that a result is the same wherever it is
-computed.
+Here belongs the arithmetic of averages, once. ``engine``, ``ops`` and ``windows`` call it. All
+implementations accumulate in the same dtype and order, so that they give the same results.
 """

@@ -1,4 +1,4 @@
-"""Weighted sum of CPU tensors, formed block by block so that blocks stay in the cache."""
+"""Weighted sum of CPU tensors, computed block by block so that blocks stay in the cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.tensors.means import split_divisor
 
 WeightedTensor: TypeAlias = tuple[torch.Tensor, float]
 WEIGHT_TOLERANCE = 1e-12
-"""Relative error within which weights count as equal to 1/n, or as adding up to 1."""
+"""Relative tolerance for weights to count as equal to 1/n, or for sums of weights as 1."""
 _BLOCK_BYTES = 1 << 19  # bytes
 _NATIVE_DTYPES = (torch.float32, torch.float64)
 
@@ -21,12 +21,11 @@ _NATIVE_DTYPES = (torch.float32, torch.float64)
 def weighted_sum(
     out: torch.Tensor, terms: Sequence[WeightedTensor], shares: int | None = None
 ) -> None:
-    r"""Form :math:`\sum_k w_k x_k`, of integers with whole weights; zero without terms.
+    r"""Compute :math:`\sum_k w_k x_k` on CPU; integers need whole weights; without terms, zero.
 
-    Where all of ``shares`` weights are equal to ``1 / shares`` it is formed as a sum and one
-    division, which is exact for equal values; terms that are zero may be left out. The tensors are
-    on the host, contiguous, and of one shape and dtype; ``out`` may have a wider dtype, and may be
-    one of the terms, but not overlap another.
+    If all weights equal ``1 / shares``, it is computed as a sum and one division, which is exact
+    for equal values; terms that are zero may be left out. The tensors are contiguous, of one shape
+    and dtype; ``out`` may have a wider dtype, and may be one of the terms, but not overlap another.
 
     Example:
         >>> out = torch.empty(2)
@@ -66,7 +65,7 @@ def weighted_sum(
 
 
 def uses_lerp(dtype: torch.dtype, weights: Sequence[float]) -> bool:
-    """Return True if a sum is formed as :math:`a + w (b - a)`, which is exact for a = b."""
+    """Return whether a sum is computed as :math:`a + w (b - a)`, which is exact for a = b."""
     return (
         dtype in _NATIVE_DTYPES
         and len(weights) == 2
@@ -75,7 +74,7 @@ def uses_lerp(dtype: torch.dtype, weights: Sequence[float]) -> bool:
 
 
 def mean_divisor(weights: Sequence[float], shares: int | None) -> int:
-    """Return the divisor of a plain mean if all weights are 1 / shares; 1 otherwise."""
+    """Return ``shares`` if all weights equal 1 / shares, so that the sum is a mean; else 1."""
     if shares is None:
         return 1
     alike = [math.isclose(weight * shares, 1.0, rel_tol=WEIGHT_TOLERANCE) for weight in weights]
@@ -85,7 +84,7 @@ def mean_divisor(weights: Sequence[float], shares: int | None) -> int:
 def _sum(
     out: torch.Tensor, parts: Sequence[torch.Tensor], weights: Sequence[float], divisor: float
 ) -> None:
-    """Write the sum into ``out``, which may be the first part, or either of two."""
+    """Write the sum into ``out``, which may be the first part, or any of two parts."""
     if len(parts) == 2:
         if weights[0] == 1.0 or weights[1] == 1.0:
             one = 0 if weights[0] == 1.0 else 1
@@ -108,7 +107,7 @@ def _sum_wide(
     divisor: float,
     wide: torch.dtype,
 ) -> None:
-    """Write the sum, accumulated in a wider dtype; that of integers wraps around on overflow."""
+    """Write the sum, accumulated in a wider dtype; integer sums wrap around on overflow."""
     total = parts[0].to(wide, copy=True).mul_(weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         total.add_(part.to(wide), alpha=weight)

@@ -1,4 +1,4 @@
-"""Weighted sum of tensors on a device: one fused Triton pass where possible, else PyTorch."""
+"""Weighted sum of device tensors: one fused Triton kernel if possible, else PyTorch operations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ logger = logging.getLogger("asyncddp")
 
 
 class TritonWeightedSum:
-    """Weighted sum by the Triton kernel; disabled for good after its first failure.
+    """Weighted sum by the Triton kernel, permanently disabled after its first failure.
 
-    It takes tensors on devices of one type, which in Triton's interpreter is ``"cpu"``.
+    It handles tensors of one device type, which is ``"cpu"`` in Triton's interpreter.
     """
 
     def __init__(self, device: str) -> None:
@@ -31,7 +31,7 @@ class TritonWeightedSum:
         others: Sequence[torch.Tensor],
         out: torch.Tensor,
     ) -> bool:
-        """Form the sum by Triton; False if it cannot. See :func:`weighted_sum_on_device`."""
+        """Compute the sum by Triton; False if impossible. See :func:`weighted_sum_on_device`."""
         if not self._usable or own.device.type != self._device:
             return False
         tensors = (own, *others, out)
@@ -72,12 +72,12 @@ def weighted_sum_on_device(
     others: Sequence[torch.Tensor],
     out: torch.Tensor,
 ) -> None:
-    r"""Form :math:`w_{ii} x_i + \sum_j w_{ij} x_j` in as few passes over memory as possible.
+    r"""Compute :math:`w_{ii} x_i + \sum_j w_{ij} x_j` in as few passes over memory as possible.
 
-    One neighbour whose weight and the own one add up to 1 takes one pass of torch's ``lerp``. All
-    other sums of floats take one pass of :mod:`asyncddp.kernels.triton_sum` where Triton works;
-    else, and for other dtypes, torch makes one pass for each neighbour. Halves are accumulated in
-    float32 and rounded once. The others come in the order of ``row.sources``; ``out`` may be
+    With one neighbour, and weights that add up to 1, it takes one pass of torch's ``lerp``. All
+    other sums of floats take one pass of :mod:`asyncddp.kernels.triton_sum` if Triton works; else,
+    and for other dtypes, torch makes one pass per neighbour. Half-precision tensors are accumulated
+    in float32 and rounded once. ``others`` is in the order of ``row.sources``; ``out`` may be
     ``own``.
     """
     one_pass = own.dtype == dtype or (own.is_cuda and own.is_floating_point())

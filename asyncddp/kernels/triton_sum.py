@@ -1,9 +1,9 @@
-"""Triton kernel for the weighted sum of many tensors: one pass over memory.
+"""Triton kernel that computes the weighted sum of many tensors in one pass over memory.
 
-Triton compiles it when it is first needed, once for each dtype and number of tensors, and keeps
-what it has compiled on disk. Triton comes with torch's CUDA wheels for Linux; where it is missing,
-importing this module is an ``ImportError``, and
-:func:`~asyncddp.kernels.device_weighted_sum.weighted_sum_on_device` goes on with torch.
+Triton compiles it on first use, once for each dtype and number of tensors, and caches the compiled
+code on disk. Triton comes with torch's CUDA wheels for Linux; where it is missing, importing this
+module raises an ``ImportError``, and
+:func:`~asyncddp.kernels.device_weighted_sum.weighted_sum_on_device` uses torch instead.
 """
 
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
@@ -27,7 +27,7 @@ FAILURES = (
     TritonError, RuntimeError, OSError, SubprocessError, ValueError, TypeError, AttributeError,
     LookupError, AssertionError,
 )  # fmt: skip
-"""Exceptions of Triton where it cannot compile or start a kernel: no C compiler, say."""
+"""Exceptions of Triton if it cannot compile or launch a kernel, as without a C compiler."""
 
 MAX_OTHERS = 8
 """Maximum number of tensors that one pass adds to the first."""
@@ -43,7 +43,7 @@ _SCALARS = ("count", *(f"w{k}" for k in range(MAX_OTHERS + 1)), "divisor")
 
 @triton.jit
 def _term(x, weight, offsets, inside, wide: tl.constexpr):
-    """Load a block of x and multiply it by its weight, in the accumulation dtype."""
+    """Load a block of x, and multiply it by its weight in the accumulation dtype."""
     value = tl.load(x + offsets, mask=inside).to(wide)
     return weight.to(tl.float64, bitcast=True).to(wide) * value
 
@@ -83,7 +83,7 @@ def _weighted_sum_kernel(
     count, w0, w1, w2, w3, w4, w5, w6, w7, w8, divisor,
     others: tl.constexpr, divides: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Kernel entry point: full blocks are accessed without a mask, in the widest accesses."""
+    """Kernel entry point: accesses full blocks without a mask, the last block with one."""
     start = tl.program_id(0).to(tl.int64) * block
     offsets = start + tl.arange(0, block)
     if start + block <= count:
@@ -107,7 +107,7 @@ def weighted_sum(
     divisor: float = 1,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    r"""Queue :math:`y = \frac{1}{d} (w_0 x_0 + \sum_k w_k x_k)` on the current stream.
+    r"""Enqueue :math:`y = \frac{1}{d} (w_0 x_0 + \sum_k w_k x_k)` on the current stream.
 
     Every product and sum is rounded in ``dtype`` (float32 or float64), and the result once more
     where that is wider than the tensors. Up to :data:`MAX_OTHERS` others take one pass; more take
@@ -166,8 +166,8 @@ def _launch(
 def _bits(weight: float) -> int:
     """Reinterpret a 64-bit float as an integer: Triton passes float arguments with 32 bits.
 
-    Integers that fit into 32 bits would be passed in so many: those are the bits of zero, and of
-    numbers below 1e-313, which count as zero.
+    Triton would pass integers that fit into 32 bits in 32 bits. Such are the bits of zero and of
+    numbers below 1e-313; they are replaced by minus zero.
     """
     (bits,) = struct.unpack("=q", struct.pack("=d", weight))
     return bits if bits >> 31 not in (0, -1) else _MINUS_ZERO

@@ -1,4 +1,4 @@
-"""Weight row: the weights with which one rank averages, a row of the mixing matrix."""
+"""Weight row: one rank's averaging weights, a row of the mixing matrix."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from asyncddp.tensors.means import sum_of
 
 @dataclass(frozen=True)
 class WeightRow:
-    """One rank's row of the mixing matrix: receive weights by source and send factors by target.
+    """One rank's row of the mixing matrix: own weight, weight per source, send factor per target.
 
-    ``row_of`` returns a target rank's own weight and receive weights by this rank's topology; it is
-    None if the weights do not come from a topology. This rank's own are not the topology's where
-    they are set ``by_hand``.
+    ``row_of`` returns a target rank's own weight and source weights according to this rank's
+    topology; it is None if the weights do not come from a topology. With ``by_hand``, this rank's
+    weights are set by the user, and only those of ``row_of`` come from the topology.
     """
 
     self_weight: float
@@ -32,7 +32,7 @@ class WeightRow:
     by_hand: bool = field(default=False, compare=False, repr=False)
 
     def without(self, sources: Collection[int]) -> WeightRow:
-        r"""Return a row in which the weights of some sources are added to the own weight.
+        r"""Return the row without some sources, whose weights are added to the own weight.
 
         .. math:: w'_{ii} = w_{ii} + \sum_{j \in D} w_{ij}, \qquad w'_{ij} = w_{ij}\ (j \notin D)
         """
@@ -43,14 +43,14 @@ class WeightRow:
         return WeightRow(math.fsum([self.self_weight, *moved]), kept, self.dst_weights)
 
     def between(self, ranks: Sequence[int]) -> WeightRow:
-        """Return the row in which ``ranks[k]`` takes the place of node k."""
+        """Return the row with node k of the graph replaced by rank ``ranks[k]``."""
         sources = {ranks[node]: weight for node, weight in self.src_weights.items()}
         targets = {ranks[node]: factor for node, factor in self.dst_weights.items()}
         return WeightRow(self.self_weight, sources, targets)
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
-        """Ranks to receive from, ascending: results do not depend on the order of arrival."""
+        """Ranks to receive from, ascending, which is the order of summation."""
         return tuple(sorted(self.src_weights))
 
     @cached_property
@@ -60,25 +60,25 @@ class WeightRow:
 
     @cached_property
     def common_factor(self) -> float | None:
-        """The send factor, if all targets have the same one; None otherwise."""
+        """The send factor if it is the same for all targets; None otherwise."""
         factors = set(self.dst_weights.values()) or {1.0}
         return factors.pop() if len(factors) == 1 else None
 
     @cached_property
     def is_uniform(self) -> bool:
-        """True if all weights are equal: the mean is then formed as a sum and one division."""
+        """True if all weights are equal: the mean is then computed as a sum and one division."""
         share = 1.0 / (len(self.src_weights) + 1)
         weights = (self.self_weight, *self.src_weights.values())
         return all(math.isclose(weight, share, rel_tol=WEIGHT_TOLERANCE) for weight in weights)
 
     @property
     def is_silent(self) -> bool:
-        """True if nothing of this rank counts: it forms the mean of its sources, and sends none."""
+        """True if this rank's own weight is zero and it sends to nobody."""
         return self.self_weight == 0.0 and not self.dst_weights
 
     @cached_property
     def lerp_weight(self) -> float | None:
-        """The weight of the only source, if it and the own weight add up to 1; None otherwise."""
+        """The weight of the only source, if that and the own weight add up to 1; else None."""
         weights = list(self.src_weights.values())
         if len(weights) != 1:
             return None
@@ -87,18 +87,18 @@ class WeightRow:
 
     @cached_property
     def is_pairwise(self) -> bool:
-        """True for one source whose weight and the own one sum to 1, and send factors of 1."""
+        """True if one source's weight and the own weight add up to 1, and send factors are 1."""
         return self.lerp_weight is not None and self.common_factor == 1.0
 
     @property
     def reuses_received(self) -> bool:
-        """True if the sum may be formed in the memory of the first received tensor."""
+        """True if the sum can be computed in the memory of the first received tensor."""
         return self.lerp_weight is not None or (self.is_uniform and bool(self.src_weights))
 
     def describe_rows(self) -> tuple[str, Mapping[int, str]]:
-        """Format this row and its targets' rows by this rank's topology, so that they be compared.
+        """Format this row, and its targets' rows by this rank's topology, for comparison by ranks.
 
-        This row is empty where it is not the topology's.
+        The text of this row is empty if its weights are not the topology's.
 
         Example:
             >>> row = WeightRow(0.5, {2: 0.25, 1: 0.25}, {1: 1.0}, lambda rank: (1.0, {}))
@@ -117,7 +117,7 @@ class WeightRow:
     ) -> torch.Tensor:
         """Write the weighted sum into ``out``, which may be ``own`` and has its dtype.
 
-        The others may have a narrower one, except where the sum is formed by ``lerp``.
+        ``others`` may have a narrower dtype, except if the sum is computed by ``lerp``.
         """
         if self.lerp_weight is not None:
             return torch.lerp(own, others[0], self.lerp_weight, out=out)
@@ -137,7 +137,7 @@ class WeightRow:
         others: Sequence[torch.Tensor],
         out: torch.Tensor,
     ) -> None:
-        """Write the weighted sum into ``out``, accumulated in a dtype that may be wider."""
+        """Write the weighted sum into ``out``, accumulated in ``dtype``, which may be wider."""
         if own.dtype == dtype:
             self.weighted_sum(own, others, out)
             return
