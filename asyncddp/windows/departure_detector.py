@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 CONCLUDED = 1 << 62
-"""Added to the step count that a rank publishes when no step of it follows: it is never behind."""
+"""Added to the published step count of a rank that makes no more steps: it is never behind."""
 
 _SILENT = 100  # rounds without a new step after which a neighbour has left, at least …
 _USUAL = 20  # … and as a multiple of the rounds that it usually takes for a step
@@ -14,7 +14,7 @@ _USUAL = 20  # … and as a multiple of the rounds that it usually takes for a s
 
 @dataclass
 class _NeighborStepCount:
-    """A neighbour's step count, and the round of this rank in which it last changed."""
+    """A neighbour's step count, and this rank's round in which the count last changed."""
 
     step: int
     since: int
@@ -23,13 +23,13 @@ class _NeighborStepCount:
 
 
 class DepartureDetector:
-    """Detector of neighbours that have left averaging, from the step counts that they publish.
+    """Detector of neighbours that have left asynchronous averaging, judging by their step counts.
 
-    A neighbour has left when it has made fewer steps than this rank and makes no more: it has said
-    so, by :data:`CONCLUDED` in its step count, or it is ``gone`` from the world, or its count has
-    stayed the same for more than 100 rounds of this rank, and 20 times as many as it usually takes
-    for a step. One that makes a step again is back. One that has ``failed`` has left at once.
-    ``now`` is the last result of :meth:`look`.
+    A neighbour has left if it has made fewer steps than this rank and makes no more: its step count
+    contains :data:`CONCLUDED`, or it is ``gone`` from the world, or its count has not changed for
+    more than 100 rounds of this rank, and for 20 times as many rounds as its steps usually take. A
+    neighbour that makes a step again has not left any more. A neighbour that has ``failed`` has
+    left at once. ``now`` is the last result of :meth:`look`.
     """
 
     def __init__(self, gone: Callable[[int], bool], failed: Callable[[int], bool]) -> None:
@@ -39,9 +39,9 @@ class DepartureDetector:
         self.now: tuple[int, ...] = ()
 
     def look(self, own: int, steps: Mapping[int, int]) -> tuple[int, ...]:
-        """Return which neighbours have left, ascending, by the newest known step count of each.
+        """Return the neighbours that have left, ascending, given their newest known step counts.
 
-        To be called once in each round of this rank, which has made ``own`` steps.
+        Call it once in each round of this rank, which has made ``own`` steps.
         """
         self._rounds += 1
         self.now = tuple(r for r in sorted(steps) if self._has_left(r, steps[r], own))

@@ -1,9 +1,9 @@
 """Asynchronous copies between device tensors and the host buffers of a window.
 
-A tensor to publish is copied on the DEVICE_TO_HOST stream, after what the caller has queued, into
-pinned memory; the engine publishes it once the copy has completed. What is read is summed on the
-host, copied on the HOST_TO_DEVICE stream, and averaged on the device before what the caller queues
-next. The calling thread waits for neither.
+A tensor to publish is copied into pinned memory on the DEVICE_TO_HOST stream, after the caller's
+earlier work; the engine publishes it once the copy has completed. Tensors that were read are summed
+on the host; the sum is copied on the HOST_TO_DEVICE stream, and averaged on the device before the
+caller's later work. The calling thread waits for neither copy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_QUEUED = 4  # copies of a window under way each way, before a caller waits 
 
 
 class _ActionAfterEvent(NamedTuple):
-    """Action to run once a device event has completed, and the pinned memory that it needs."""
+    """Action to run after a device event, and the pinned memory that it needs."""
 
     pending: PendingPublish
     act: Callable[[], SentMessages]
@@ -56,9 +56,9 @@ class _ActionAfterEvent(NamedTuple):
 
 
 class DeviceStaging(SynchronousTensorStaging):
-    """Asynchronous copies, through pinned host memory, for a window whose tensor is on a device.
+    """Staging for a window whose tensor is on a device: asynchronous copies via pinned memory.
 
-    The engine publishes, on whichever thread drives it, under the window's lock.
+    The engine publishes, in whichever thread drives it, under the window's lock.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DeviceStaging(SynchronousTensorStaging):
         event: DeviceEvent | None = None,
         pinned: torch.Tensor | None = None,
     ) -> PendingPublish:
-        """Run an action after all queued copies and an event; at once if there are none."""
+        """Run an action after all queued actions and an event; immediately if there are none."""
         pending = PendingPublish()
         self._queued.append(_ActionAfterEvent(pending, act, event, pinned))
         if not self._advance() and not self._watched:
@@ -122,7 +122,7 @@ class DeviceStaging(SynchronousTensorStaging):
         return pending
 
     def _try_advance(self) -> bool:
-        """Advance the queue unless another thread has the window; return True if it is empty."""
+        """Run ready actions unless another thread holds the window; True if none is left."""
         if not self._lock.acquire(blocking=False):  # its owner may be waiting for the engine
             return False
         try:
@@ -194,7 +194,7 @@ class DeviceStaging(SynchronousTensorStaging):
     def _sum_on_device(
         self, shape: torch.Size, dtype: torch.dtype, terms: Sequence[WeightedTensor]
     ) -> torch.Tensor:
-        """Return a sum of tensors on the host as a new one on the device for the COMPUTE stream."""
+        """Sum tensors on the host, and copy the sum to a new device tensor for COMPUTE work."""
         streams = self._streams
         pinned, here = self._pinned_tensor(shape, dtype)
         weighted_sum(here, terms)
@@ -217,7 +217,7 @@ class DeviceStaging(SynchronousTensorStaging):
             return pinned, pinned[:size].view(dtype).view(shape)
 
     def _reclaim(self) -> None:
-        """Take back pinned memory that the device has read."""
+        """Free pinned memory whose copies to the device have completed."""
         while self._copies_in and self._copies_in[0][0].done():
             staging = self._copies_in.popleft()[1]
             self._streams.pinned.give(staging, staging.nbytes)
@@ -248,7 +248,7 @@ class DeviceStaging(SynchronousTensorStaging):
 
 @contextmanager
 def _ordered(streams: DeviceStreams, *tensors: torch.Tensor) -> Iterator[StreamOrdering]:
-    """Order the work inside after what the caller has queued, and before what it queues next."""
+    """Order device work in this context between the caller's earlier and later device work."""
     order = StreamOrdering(streams, tensors)
     order.begin()
     try:

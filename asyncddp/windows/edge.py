@@ -1,4 +1,4 @@
-"""Interfaces of a window edge, along which a rank publishes tensors to a neighbour."""
+"""Interfaces of a window edge: the one-sided channel from one rank to one neighbour."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from asyncddp.shm.arena import SharedMemoryHandle
 
 
 class RefCountedBuffer:
-    """Reference-counted tensor that a window publishes: written once, then unchanged while in use.
+    """Reference-counted buffer for a published tensor, which stays unchanged while it is in use.
 
-    ``place`` is its location in shared memory, None if it is not shared, and ``holds`` counts the
+    ``place`` is its location in shared memory, None in private memory. ``holds`` counts the
     references by threads and messages of this rank.
     """
 
@@ -25,7 +25,7 @@ class RefCountedBuffer:
         self.tensor, self.place, self.holds = tensor, place, 0
 
     def hold(self) -> None:
-        """Add a reference: the values stay unchanged."""
+        """Add a reference, so that the values stay unchanged."""
         with self.counting:
             self.holds += 1
 
@@ -36,11 +36,11 @@ class RefCountedBuffer:
 
 
 AcquireBuffer: TypeAlias = Callable[[], RefCountedBuffer]
-"""Returns a buffer that nobody reads, which is held until it is dropped."""
+"""Returns a buffer that nobody reads, with one reference."""
 
 
 class PublishedSnapshot(NamedTuple):
-    """Tensor published to a neighbour: ``weight * tensor``, and the push-sum weight p."""
+    """Snapshot that a reader gets of a published tensor: ``weight * tensor``, and metadata."""
 
     version: int  # number of puts and accumulates along the edge
     floor: int  # the version by which all earlier ones were overwritten; 0 where it adds to them
@@ -52,64 +52,64 @@ class PublishedSnapshot(NamedTuple):
 
 
 class EdgeWriter(ABC):
-    """Interface of the writing end of a window edge, which publishes tensors to one neighbour."""
+    """Interface of the writing end of a window edge: publishes tensors to one neighbour."""
 
     published = 0  # the version that was published last
     visible_at_once = True  # the reader sees at once what is published
 
     @abstractmethod
     def put(self, buffer: RefCountedBuffer, weight: float, p: float, clock: int) -> int:
-        """Publish ``weight * buffer`` instead of what was published before; return its version."""
+        """Publish ``weight * buffer`` in place of earlier tensors; return the new version."""
 
     @abstractmethod
     def add(
         self, buffer: RefCountedBuffer, weight: float, p: float, clock: int, acquire: AcquireBuffer
     ) -> int:
-        """Publish ``weight * buffer`` added to what is not taken yet; return its version."""
+        """Publish the sum of ``weight * buffer`` and all not yet taken; return the version."""
 
     def set_clock(self, clock: int) -> None:  # noqa: B027 - it goes with the next message
-        """Send the reader this rank's step count, at the latest with the next message."""
+        """Pass this rank's step count to the reader, at the latest with the next message."""
 
     def tell(self, clock: int) -> None:
-        """Send the reader this rank's step count at once."""
+        """Send this rank's step count to the reader immediately."""
         self.set_clock(clock)
 
     def arrived(self, version: int) -> bool:
-        """Return True if the reader can see a version, or a later one."""
+        """Return whether the reader can see a version, or a later one."""
         del version
         return True
 
     @abstractmethod
     def has_unread(self) -> bool:
-        """Return True if the reader is not known to have taken all that was published."""
+        """Return whether the reader may have left published tensors untaken."""
 
     @abstractmethod
     def in_use(self) -> Sequence[RefCountedBuffer]:
-        """Return the buffers that the reader reads, or may begin to; call after a full fence."""
+        """Return the buffers that the reader reads or may begin to read; fence fully before."""
 
 
 class EdgeReader(ABC):
-    """Interface to read what one neighbour has published for this rank's window.
+    """Interface of the reading end of a window edge: reads tensors that one neighbour publishes.
 
-    What a neighbour published last may be gone with it: reading raises a PeerLeftError then.
+    If a neighbour has exited, its last tensor may be lost; reading then raises a PeerLeftError.
     """
 
     taken = 0  # the version up to which everything was taken
 
     @abstractmethod
     def look(self) -> PublishedSnapshot | None:
-        """Return a snapshot of what was published last; None if it was taken."""
+        """Return a snapshot of the newest tensor; None if it was taken already."""
 
     @abstractmethod
     def take(self) -> PublishedSnapshot | None:
-        """Return a snapshot as :meth:`look` does, and mark it as taken: later sums start anew."""
+        """Return the same as :meth:`look`, and mark it as taken: later sums exclude it."""
 
     def release(self) -> None:  # noqa: B027 - a copy needs none
         """Release the snapshot, whose buffer the writer may reuse."""
 
     @abstractmethod
     def version(self) -> int:
-        """Return the version that was published last."""
+        """Return the newest published version."""
 
     @abstractmethod
     def clock(self) -> int:

@@ -1,4 +1,4 @@
-"""Gets by message: requests for what other ranks have published, which their engines answer."""
+"""Gets by message: requests for tensors that other ranks have published, and their replies."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ GET, LOOK, GOT, GIVE_BACK = "get", "look", "got", "give back"
 
 
 class GetRequests:
-    """Requests of one rank for tensors that others have published, and its answers to theirs.
+    """Sends this rank's requests for published tensors, and answers requests of other ranks.
 
-    A get is of a neighbour on another machine, which then publishes its updates, too. A look is of
-    any rank, and changes nothing there; on one machine the tensor is read where it lies, which the
-    owner keeps unchanged until it is given back. ``send`` sends a peer a message about a window.
+    A *get* goes to a neighbour on another machine, which from then on publishes its updates, too. A
+    *look* goes to any rank, and changes nothing there; on the same machine the tensor is read in
+    place, and its owner keeps it unchanged until it is given back. ``send`` sends a peer a message
+    about a window.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class GetRequests:
         }
 
     def start(self, window: Window, peer: int, word: str) -> PendingGet:
-        """Request a rank's tensor, by :data:`GET` or :data:`LOOK`."""
+        """Send a peer a request for its tensor: :data:`GET` or :data:`LOOK`."""
         request, ticket = PendingGet(), next(self._tickets)
         self._pending[ticket] = request
         self._send(peer, window.number, word, ticket)

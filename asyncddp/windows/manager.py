@@ -1,4 +1,4 @@
-"""Manager of one rank's windows: creates them, finds them by name, handles peers' messages."""
+"""Window manager of a rank, which keeps its windows by name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may
 
 
 class WindowManager:
-    """Manager of all windows of a rank: creates, finds and frees them, handles their messages."""
+    """Manager of one rank's windows: creates, finds and frees them, and handles their messages."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._engine = context, context.engine
@@ -63,14 +63,14 @@ class WindowManager:
 
     @property
     def names(self) -> list[str]:
-        """The names of all windows, sorted."""
+        """Names of all windows, sorted."""
         return sorted(self._by_name)
 
     def __iter__(self) -> Iterator[Window]:
         return iter(list(self._by_name.values()))
 
     def find(self, verb: str, name: str) -> Window:
-        """Return the window of a name, for an operation within no ``torch.func`` transform."""
+        """Find a window by name; raise an error if there is none, or inside ``torch.func``."""
         refuse_transforms(verb)
         window = self._by_name.get(name)
         if window is None:
@@ -92,7 +92,7 @@ class WindowManager:
         zero_init: bool,
         codec: TensorCompressor | None = None,
     ) -> Window:
-        """Create a window, which :meth:`connect` gives its edges."""
+        """Create a window without edges; :meth:`connect` adds them."""
         number = self._made
         self._made += 1
         facts = self._context, name, number, tensor, schedule
@@ -121,10 +121,10 @@ class WindowManager:
         sources: dict[int, SharedMemoryHandle | None],
         own: ControlWords,
     ) -> None:
-        """Make a window's edges, and register it by name.
+        """Create a window's edges, and register the window by name.
 
-        Shared memory is used where the neighbour can map it: for targets with own control words
-        that :meth:`reserve` has returned, and for sources with the place of theirs.
+        An edge uses shared memory if the neighbour can map it: to targets with control words in
+        ``own``, which :meth:`reserve` has returned, and from sources with a handle of theirs.
         """
         number = window.number
         window.open(self._make_edges(window, targets, sources, own))
@@ -169,7 +169,7 @@ class WindowManager:
         return edges
 
     def drop(self, name: str) -> None:
-        """Remove a window that no peer uses any more."""
+        """Remove a window that all peers have stopped using."""
         with self._engine.active_messages():  # while no message about it is handled
             window = self._by_name.pop(name)
             del self._by_number[window.number], window.mutex  # which refers to the window
@@ -187,7 +187,7 @@ class WindowManager:
             active_messages.send(peer, _SERVICE, content, tensor)
 
     def get(self, window: Window, weights: Mapping[int, float]) -> WindowHandle:
-        """Read tensors in shared memory into buffers, and request those of other machines."""
+        """Get neighbours' tensors: read from shared memory, or requested by message."""
         window.require_open()
         requested: dict[int, PendingGet] = {}
         for source, weight in weights.items():
@@ -207,16 +207,16 @@ class WindowManager:
         return WindowHandle(window, "win_get", PendingPublish(messages), finish)
 
     def look(self, window: Window, peer: int) -> PendingGet:
-        """Request what any rank has published last, divided by its p, of which it need not know.
+        """Request any rank's newest published tensor, divided by its p.
 
-        Its engine answers: on this machine with the place of the tensor, which stays as it is until
-        the request is ended, and with a copy elsewhere.
+        The peer's engine answers without its user's code: on this machine with the location of the
+        tensor, which stays unchanged until the request is ended; on another one with a copy.
         """
         window.require_open()
         return self._gets.start(window, peer, LOOK)
 
     def _receive(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
-        """Receive a message of a peer; called by the engine, under its lock."""
+        """Dispatch a peer's message; called by the engine, under its lock."""
         number, word, *facts = content
         window = self._by_number.get(number)
         if window is not None:
@@ -255,7 +255,7 @@ class WindowManager:
 
 
 def windows_of(context: Context) -> WindowManager:
-    """Return the window manager of a context, made on first use; raises after shutdown."""
+    """Return a context's window manager, made on first use; raise an error after shutdown."""
     context.engine.ensure_open("window")
     found: WindowManager | None = context.extensions.get(_SERVICE)
     if found is None:

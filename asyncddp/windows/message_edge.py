@@ -1,9 +1,9 @@
-"""Window edge to a rank of another machine: sends it tensors by message, one at a time.
+"""Window edge to a rank on another machine: tensors are sent by message, one at a time.
 
-While one is under way, the next one waits at the writer, where a later put replaces it and a later
-accumulate is added to it: a slow network makes readers see fewer versions, and never makes a writer
-wait or its memory grow. The reader's engine stores what arrives, on whichever thread drives it, and
-confirms it to the writer.
+While one message is in flight, the next one waits at the writer, where a later put replaces it and
+a later accumulate is added to it. So with a slow network readers see fewer versions, but a writer
+never waits, and its memory does not grow. The reader's engine stores what arrives, in whichever
+thread drives it, and confirms it to the writer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PUT, ADD, ARRIVED, TAKEN, TICK = "put", "add", "arrived", "taken", "tick"
 
 
 class _PendingPut(NamedTuple):
-    """A put or accumulate message that waits to be sent, or is being sent; it holds its buffer."""
+    """Put or accumulate message, queued or in flight; it holds a reference to its buffer."""
 
     kind: str
     buffer: RefCountedBuffer
@@ -42,7 +42,7 @@ class _PendingPut(NamedTuple):
 
 
 class MessageEdgeWriter(EdgeWriter):
-    """Sends a window's tensors by message to a neighbour on another machine."""
+    """Writing end of a window edge by message: sends tensors to a neighbour on another machine."""
 
     visible_at_once = False
 
@@ -78,7 +78,7 @@ class MessageEdgeWriter(EdgeWriter):
     def _enqueue(
         self, kind: str, buffer: RefCountedBuffer, weight: float, p: float, clock: int
     ) -> int:
-        """Make a message the next one, and send it if none is under way; return its version."""
+        """Queue a message, and send it if none is in flight; return its version."""
         buffer.hold()
         self.published += 1
         self._next = _PendingPut(kind, buffer, weight, p, clock, self.published)
@@ -106,7 +106,7 @@ class MessageEdgeWriter(EdgeWriter):
         return self._taken < self.published
 
     def handle_taken(self, version: int) -> None:
-        """Handle the reader's message that it has taken a version."""
+        """Handle the reader's notice that it has taken a version."""
         self._taken = max(self._taken, version)
 
     @override
@@ -123,9 +123,9 @@ class MessageEdgeWriter(EdgeWriter):
 
 
 class MessageEdgeReader(EdgeReader):
-    """Reading end of a window edge, which stores tensors received by message from a neighbour.
+    """Reading end of a window edge by message: stores tensors received from a neighbour.
 
-    ``tell`` tells the writer which version was taken.
+    ``tell`` sends the writer the version that was taken.
     """
 
     def __init__(self, tell: Callable[[int], None]) -> None:
@@ -134,7 +134,7 @@ class MessageEdgeReader(EdgeReader):
         self._clock = 0
 
     def receive(self, kind: str, facts: Sequence[Any], tensor: torch.Tensor) -> None:
-        """Store a received tensor; called by the engine."""
+        """Store a received tensor, or its sum with the stored one; called by the engine."""
         weight, p, clock, version = facts
         with self._lock:
             known, floor = self._snapshot, version if kind == PUT else 0
@@ -167,7 +167,7 @@ class MessageEdgeReader(EdgeReader):
         return 0 if self._snapshot is None else self._snapshot.version
 
     def handle_clock(self, clock: int) -> None:
-        """Store the writer's step count."""
+        """Store the step count that the writer has sent."""
         self._clock = clock
 
     @override

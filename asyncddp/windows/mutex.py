@@ -1,9 +1,9 @@
-"""Distributed mutex of a window: one lock for each pair of neighbours, taken by messages.
+"""Distributed mutex of a window: one lock for each pair of neighbours, acquired by messages.
 
-Rank h has one *slot* for each in-neighbour w. Whoever holds slot (h, w), be it h or w, excludes the
-other; two writers of one rank do not exclude each other. The slots are kept by the holder's engine,
-which others ask for theirs by message. Threads of one rank exclude each other as well, and one that
-has a slot may take it again.
+Rank h owns one lock, a *slot*, for each in-neighbour w. Either of the ranks h and w may hold slot
+(h, w), and then excludes the other; two writers to one rank do not exclude each other. The engine
+of rank h grants its slots, which w requests by message. Threads of one rank exclude each other as
+well; a thread that holds a slot may acquire it again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LOCK, LOCKED, FREE = "lock", "locked", "free"
 
 
 class _LockRequest(NamedTuple):
-    """Request of a rank for one lock; its ticket number tells it from the rank's earlier ones."""
+    """A rank's request for a lock; the ticket distinguishes the requests of a rank."""
 
     rank: int
     ticket: int
 
 
 class _ReentrantThreadLock:
-    """Reentrant lock by which one thread of this rank at a time may hold a distributed lock."""
+    """Reentrant lock that lets only one thread of this rank at a time hold a distributed lock."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -37,9 +37,9 @@ class _ReentrantThreadLock:
 
 
 class WindowMutex:
-    """Mutex of a window: grants this rank's locks, and acquires those of other ranks by message.
+    """Mutex of a window: grants this rank's locks, and acquires other ranks' locks by message.
 
-    The engine waits, and its lock guards the slots. A message is one of three words, and a ticket.
+    The engine's lock guards the slots. A message is one of three words, and a ticket.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class WindowMutex:
 
     @contextmanager
     def holding(self, holders: Iterable[int], writers: Iterable[int]) -> Iterator[None]:
-        """Hold slots for this thread, taken in an order that is the same on all ranks; all or none.
+        """Hold locks for this thread: all or none, acquired in the same order on all ranks.
 
-        They are those for this rank at holders, and this rank's own ones for writers.
+        These are this rank's locks at ``holders``, and its own locks for ``writers``.
         """
         pairs = {*((holder, self._rank) for holder in holders), *((self._rank, w) for w in writers)}
         with ExitStack() as taken:
@@ -72,7 +72,7 @@ class WindowMutex:
             yield
 
     def handle_message(self, peer: int, word: str, ticket: int) -> None:
-        """Handle a peer's message: a request for its slot, a release, or a grant to this rank."""
+        """Handle a peer's message: a lock request, a release, or a grant to this rank."""
         if word == LOCKED:
             if ticket in self._granted:
                 self._granted[ticket] = True
@@ -106,7 +106,7 @@ class WindowMutex:
             guard.lock.release()
 
     def _acquire_slot(self, holder: int, writer: int) -> int:
-        """Request a slot and wait for it; return the ticket."""
+        """Request a lock, and wait until it is granted; return the ticket."""
         ticket = next(self._tickets)
         self._granted[ticket] = False
         if holder == self._rank:

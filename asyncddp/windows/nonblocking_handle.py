@@ -1,4 +1,4 @@
-"""Handle of a non-blocking window operation: poll, wait, cancel."""
+"""Handle of a non-blocking window operation, with ``poll``, ``wait`` and ``cancel``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from asyncddp.windows.staging import PendingPublish, SentMessages
 
 
 class PendingGet:
-    """Pending get: a request for a tensor that another rank has published, and its reply.
+    """Pending get: a request for a tensor that another rank has published, with its reply.
 
-    ``give_back`` tells the owner of a tensor in shared memory that it is not read any more.
+    ``give_back`` releases a tensor in shared memory to its owner.
     """
 
     reply: PublishedSnapshot | None = None
@@ -21,15 +21,15 @@ class PendingGet:
     over = False
 
     def has_reply(self) -> bool:
-        """Return True once the reply is here."""
+        """Return whether the reply has arrived."""
         return self.reply is not None
 
     def is_over(self) -> bool:
-        """Return True once the reply is here, or will never come."""
+        """Return whether the reply has arrived or will never arrive."""
         return self.over or self.has_reply()
 
     def end(self) -> None:
-        """Give back what was lent, and whatever comes later; under the engine's lock."""
+        """Release a lent tensor, or that of a late reply; the caller holds the engine's lock."""
         self.over, self.reply = True, None
         if self.give_back is not None:
             self.give_back()
@@ -37,7 +37,7 @@ class PendingGet:
 
 
 class WindowForHandles(Protocol):
-    """Interface of a window as its operations' handles see it: name, context, if it is open."""
+    """Interface of a window for the handles of its operations: name, context, check if open."""
 
     context: Context
     name: str
@@ -47,10 +47,10 @@ class WindowForHandles(Protocol):
 
 
 class WindowHandle:
-    """Handle of a put, accumulate, get or flush; done once neighbours see the data or have replied.
+    """Handle of a put, accumulate, get or flush; done once neighbours see the data or replied.
 
-    ``pending`` has the messages that neighbours are to answer, once published, and ``finish`` is
-    called once, when all have answered.
+    ``pending`` holds, once the tensor is published, the messages that neighbours answer. ``finish``
+    is called once, after all answers.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class WindowHandle:
         self._done = self._published() and not self._messages and finish is None
 
     def poll(self) -> bool:
-        """Return whether the operation is done; never waits.
+        """Return whether the operation is done, without waiting.
 
         Raises:
             PeerError: The window was freed before.
@@ -93,7 +93,7 @@ class WindowHandle:
         return True
 
     def cancel(self) -> None:
-        """Stop waiting for the operation; it goes on, and its end is ignored."""
+        """Abandon the handle: the operation continues, and its completion is ignored."""
         self._done, self._pending, self._messages, self._finish = True, None, (), None
 
     def _is_complete(self) -> bool:
@@ -103,7 +103,7 @@ class WindowHandle:
         return False
 
     def _published(self) -> bool:
-        """Return True once the tensor was published, and take over the messages that were sent."""
+        """Return whether the tensor was published; then take over the messages that were sent."""
         pending = self._pending
         if pending is None:
             return True

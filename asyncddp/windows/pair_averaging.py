@@ -1,19 +1,19 @@
-r"""Atomic averages of pairs of ranks, without waiting: the protocol.
+r"""Protocol of atomic, wait-free pairwise averaging: one tensor, two ranks at a time.
 
 The protocol of one tensor
 --------------------------
 
-A rank *opens* a copy of its tensor for averaging, and *closes* it to use what it has become. While
-it is open, it answers at once, on whichever thread drives the engine:
+A rank *opens* a copy of its tensor for averaging, and *closes* it to use its averaged values. While
+it is open, it answers requests at once, in whichever thread drives the engine:
 
-1. Rank i asks rank j: it sends its :math:`x_i`, and averages with nobody else until j has replied.
+1. Rank i sends its :math:`x_i` to rank j, and averages with no other rank until j has replied.
 2. Rank j computes :math:`\delta = w (x_i - x_j)`, adds it to :math:`x_j` and sends it back.
-3. Rank i subtracts :math:`\delta` from what it has by then, or once it opens again.
+3. Rank i subtracts :math:`\delta` from its current values, or once it opens again.
 
-The sum :math:`x_i + x_j` never changes. Nobody waits for anybody, and no two averages overlap:
-who has asked refuses those who ask it, and so there is no circle of ranks that wait. A question to
-a rank that is closed lies there until it opens, or until the asking rank withdraws it, as it closes
-after some time; one that has been closed for so long refuses at once.
+The sum :math:`x_i + x_j` never changes. No rank waits for another, and no two averages overlap: a
+rank with an unanswered request refuses the requests of others, so that no cycle of waiting ranks
+can form. A rank that is closed keeps a request until it opens, or until the sender withdraws the
+request when it closes after some time. A rank that has been closed for that long refuses at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SILENT = 100  # openings after which a rank that does not reply is asked no mor
 
 
 class _Question(NamedTuple):
-    """Question of a rank for an average; its ticket tells it from the rank's other ones."""
+    """A peer's request to average with this rank; the ticket distinguishes its requests."""
 
     peer: int
     ticket: int
@@ -42,7 +42,7 @@ class _Question(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Question of this rank that has no reply yet."""
+    """This rank's request to a peer, not answered yet."""
 
     peer: int
     ticket: int
@@ -51,18 +51,18 @@ class _Asked(NamedTuple):
 
 
 class PairAveraging:
-    """One tensor of this rank, averaged atomically with those of single peers; does no I/O itself.
+    """Protocol state of one tensor that is averaged atomically with single peers; does no I/O.
 
     Args:
         send: ``send(peer, word, ticket, weight, tensor)`` sends one message of the protocol.
-        has_left: Whether a rank answers no more.
-        clock: The time, in seconds.
+        has_left: Returns whether a rank has left, so that it answers no more.
+        clock: Returns the time in seconds.
 
     Attributes:
         open: Whether the tensor is open for averages.
-        sent: Tensors sent so far, as question or answer.
+        sent: Tensors sent so far, as request or answer.
         averages: Averages with peers so far.
-        peers: The other rank of each average that the caller has not taken note of.
+        peers: The peer of each average; the caller removes those that it has recorded.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class PairAveraging:
 
     @property
     def waits_for(self) -> int | None:
-        """The rank that was asked and has not replied."""
+        """The peer with an unanswered request of this rank; None if there is none."""
         return None if self._asked is None else self._asked.peer
 
     @property
     def steps(self) -> int:
-        """Openings so far, plus CONCLUDED where none follow for now."""
+        """Number of openings so far, plus CONCLUDED if no further one follows for now."""
         return self._openings + CONCLUDED * self._concluded
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the copy that is averaged."""
+        """Size of the averaged copy in bytes."""
         return 0 if self._shared is None else self._shared.nbytes
 
     def begin(self, tensor: torch.Tensor) -> None:
-        """Open a copy of a tensor; answer the questions that lie here."""
+        """Open a copy of a tensor for averaging, and answer the pending requests of peers."""
         if self._shared is None or self._shared.shape != tensor.shape:
             self._shared = empty(tuple(tensor.shape), tensor.dtype)
         self._shared.copy_(tensor)
@@ -116,7 +116,7 @@ class PairAveraging:
                 self._answer(question)
 
     def ask(self, peer: int, weight: float) -> bool:
-        """Ask a peer for an average; False if it cannot be now, and there is none."""
+        """Send a peer a request to average; False if that is impossible now."""
         if self._asked is not None or peer in self._silent or self._has_left(peer):
             return False
         assert self._shared is not None
@@ -128,7 +128,7 @@ class PairAveraging:
         return True
 
     def end(self) -> torch.Tensor:
-        """Close, and return what the tensor has become; withdraw a question that lies too long."""
+        """Close and return the averaged copy; withdraw a request that is unanswered too long."""
         assert self._shared is not None
         self.open, self._closed, asked = False, self._clock(), self._asked
         waits = asked is not None and self._closed - asked.time > _PATIENCE
@@ -138,14 +138,14 @@ class PairAveraging:
         return self._shared
 
     def conclude(self) -> None:
-        """Refuse all questions until the next :meth:`begin`."""
+        """Refuse all requests until the next :meth:`begin`."""
         self.open, self._concluded = False, True
         questions, self._questions = self._questions, {}
         for question in questions.values():
             self._send(question.peer, REFUSE, question.ticket, 0.0, None)
 
     def look(self) -> tuple[float, torch.Tensor | None]:
-        """Return a copy of what averages have made of the tensor, and how long ago it opened."""
+        """Return the time since opening in seconds, and a copy of the current values."""
         if self._shared is None:
             return 0.0, None
         values = detached_copy(self._shared)
@@ -156,7 +156,7 @@ class PairAveraging:
     def receive(
         self, peer: int, word: str, ticket: int, weight: float, tensor: torch.Tensor | None
     ) -> None:
-        """Handle a message of a peer."""
+        """Handle one message of a peer."""
         self._silent.discard(peer)
         if word == ASK:
             assert tensor is not None
@@ -200,7 +200,7 @@ class PairAveraging:
             self._late = change if self._late is None else self._late + change
 
     def _forget_the_silent(self) -> None:
-        """Average with others again where the rank that was asked has left, or does not reply."""
+        """Drop this rank's request if its peer has left or does not reply."""
         if self._asked is None:
             return
         if self._has_left(self._asked.peer):

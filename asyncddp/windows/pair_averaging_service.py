@@ -1,4 +1,4 @@
-"""Messages of averages in pairs of ranks, over the engine's active messages, by tensors' names."""
+"""Messages of pairwise averaging, sent as active messages of the engine, keyed by tensor name."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may
 
 
 class PairAveragingService:
-    """Pair averages of one rank's tensors, by name, over the engine's active messages.
+    """Pairwise averaging of one rank's tensors, by name, over the engine's active messages.
 
-    A name stands for the same tensor on all ranks; questions for one that is not here are refused.
+    A name denotes the same tensor on all ranks; requests for an unknown name are refused.
     """
 
     def __init__(self, context: Context) -> None:
@@ -40,14 +40,14 @@ class PairAveragingService:
             active_messages.handlers[_SERVICE] = self._receive
 
     def add(self, name: str) -> PairAveraging:
-        """Make the averages of a tensor, which is closed at first."""
+        """Register a tensor by name; its averaging is closed at first."""
         one = PairAveraging(partial(self._send, name), self._engine.lost_peers.is_lost)
         with self._engine.active_messages():
             self._tensors[name] = one
         return one
 
     def remove(self, names: Mapping[str, PairAveraging]) -> None:
-        """Refuse what still lies there, and forget tensors."""
+        """Unregister tensors, and refuse their pending requests."""
         with self._engine.lock:
             for name, one in names.items():
                 if not self._engine.closed:
@@ -55,13 +55,13 @@ class PairAveragingService:
                 self._tensors.pop(name, None)
 
     def progress(self) -> None:
-        """Handle what has arrived, and have the engine look for more while ranks compute."""
+        """Handle arrived messages, and make the idle engine poll for messages more often."""
         self._engine.idle_interval = min(self._engine.idle_interval, _POLL_INTERVAL)
         with suppress(PeerLeftError):  # raised where somebody waits
             self._engine.progress()
 
     def look(self, name: str, peer: int) -> PendingGet:
-        """Request a copy of any rank's tensor, which its engine makes if it has one."""
+        """Request a copy of any rank's tensor; that rank's engine answers."""
         request, ticket = PendingGet(), next(self._tickets)
         self._looks[ticket] = request
         self._send(name, peer, _LOOK, ticket, 0.0, None)
@@ -84,14 +84,14 @@ class PairAveragingService:
     def _record(
         self, kind: str, name: str, peer: int, number: str, tensor: torch.Tensor | None
     ) -> None:
-        """Record a message with a tensor in the timeline, if there is one."""
+        """Record a message that carries a tensor in the timeline."""
         tracer, now = self._engine.tracer, time.monotonic_ns()
         if tracer is not None and tensor is not None:
             facts = "pair_average", name, peer, tensor.nbytes, now, now, number
             tracer.record_transfer(kind, *facts)
 
     def _receive(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
-        """Receive a message of a peer; called by the engine, under its lock."""
+        """Dispatch a peer's message; called by the engine, under its lock."""
         name, word, ticket, weight, steps = content
         self._record("receive", name, peer, f"{word} {ticket}", tensor)
         one = self._tensors.get(name)
@@ -111,7 +111,7 @@ class PairAveragingService:
 
 
 def pair_averaging_of(context: Context) -> PairAveragingService:
-    """Return the pair averages of a context, made on first use; raises after shutdown."""
+    """Return a context's pairwise averaging, made on first use; raise an error after shutdown."""
     context.engine.ensure_open(_SERVICE)
     found: PairAveragingService | None = context.extensions.get(_SERVICE)
     if found is None:

@@ -1,4 +1,4 @@
-"""Receive buffers of a window: per in-neighbour, the value that it put or that this rank got."""
+"""Receive buffers of a window: one per in-neighbour, for values that it put or this rank got."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from asyncddp.windows.edge import EdgeReader, PublishedSnapshot
 
 
 class Staleness(NamedTuple):
-    """Age of the value that was last read from a neighbour's window, in versions and in seconds.
+    """Staleness of the value last read from a neighbour: its version, and age in steps and seconds.
 
     Attributes:
-        version: How many times the neighbour had published to this rank; 0: nothing was read yet.
-        steps: Steps that the neighbour is known to have made since.
-        seconds: Time since it was published, or has come where it came from another machine.
+        version: Number of times the neighbour had published to this rank; 0 before the first read.
+        steps: Known steps of the neighbour since then.
+        seconds: Time since publication, or since arrival if it came from another machine.
         lag: Steps by which the neighbour was behind this rank's own count; negative if ahead.
     """
 
@@ -31,14 +31,14 @@ class Staleness(NamedTuple):
 
 
 class WeightedTerms(NamedTuple):
-    """Content of a receive buffer as weights and tensors to be summed, with its push-sum weight."""
+    """Value of a receive buffer: a weighted sum, as terms still to be added, and its p."""
 
     terms: list[WeightedTensor]
     p: float
 
 
 class _AccumulateBase(NamedTuple):
-    """Value that a neighbour's later ``win_accumulate`` adds to: the first, or the last read."""
+    """Base value that a neighbour's later ``win_accumulate`` adds to: initial, or last got."""
 
     tensor: torch.Tensor | None
     p: float
@@ -49,9 +49,9 @@ class ReceiveBuffers:
     """Receive buffers of one window on one rank; guarded by the window's lock.
 
     A buffer has no memory of its own: its value is the newest version that the neighbour has
-    published, plus a base value, until that is overwritten or taken; ``first`` is the initial one,
-    None for zero. ``read`` gives the values of a published tensor. A value that cannot be read any
-    more raises a PeerLeftError.
+    published, plus a base value until that is overwritten or taken. ``first`` is the initial base
+    value, None for zero. ``read`` decodes a published tensor. Reading raises a PeerLeftError if the
+    neighbour has exited and its tensor is lost.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ReceiveBuffers:
         self._made = time.monotonic()
 
     def content(self, source: int, *, take: bool) -> WeightedTerms:
-        """Return a buffer's value, valid until :meth:`release`; zero the buffer if it is taken."""
+        """Return a buffer's value, valid until :meth:`release`; ``take`` zeroes the buffer."""
         edge = self._edges[source]
         snapshot = edge.take() if take else edge.look()
         base = self._base_values.get(source)
@@ -91,7 +91,7 @@ class ReceiveBuffers:
         return WeightedTerms(terms, p)
 
     def contents(self, sources: Iterable[int], *, take: bool) -> dict[int, WeightedTerms]:
-        """Return the values of some buffers; if one cannot be read, none is taken."""
+        """Return the values of several buffers; if one cannot be read, none is taken."""
         found: dict[int, WeightedTerms] = {}
         try:
             for source in sorted(sources):
@@ -103,7 +103,7 @@ class ReceiveBuffers:
         return found
 
     def store_get_result(self, source: int, snapshot: PublishedSnapshot, weight: float) -> None:
-        """Replace the value of a neighbour's buffer by a tensor that was got; p stays."""
+        """Replace the value of a neighbour's buffer by a tensor that was got; p is kept."""
         try:
             _, p = self.content(source, take=True)
         finally:
@@ -119,7 +119,7 @@ class ReceiveBuffers:
         return _AccumulateBase(total, p, self._edges[source].taken)
 
     def last_read(self, source: int) -> tuple[int, int]:
-        """Return the version that was last read from a neighbour, and its step; 0 before that."""
+        """Return version and step of the value last read from a neighbour; 0, 0 before."""
         snapshot = self._read.get(source)
         return (0, 0) if snapshot is None else (snapshot.version, snapshot.clock)
 
@@ -131,7 +131,7 @@ class ReceiveBuffers:
     # versions and staleness
 
     def updated(self, sources: Iterable[int]) -> None:
-        """Record that an update has used the buffers of some neighbours."""
+        """Record that an update has read the buffers of some neighbours."""
         chosen = set(sources)
         for source, edge in self._edges.items():
             seen = self._read.get(source) if source in chosen else None
@@ -139,14 +139,14 @@ class ReceiveBuffers:
             self._gets_made[source] = 0
 
     def versions(self) -> dict[int, int]:
-        """Return how many times each buffer was written since the last update."""
+        """Return the number of writes to each buffer since the last update."""
         return {
             source: edge.version() - self._updated[source] + self._gets_made[source]
             for source, edge in self._edges.items()
         }
 
     def staleness(self, clock: int) -> dict[int, Staleness]:
-        """Return the age of what was last read from each neighbour, by this rank's step count."""
+        """Return the staleness of each neighbour's last read value; ``clock``: own step count."""
         now, found = time.monotonic(), {}
         for source, edge in self._edges.items():
             snapshot, (version, step) = self._read.get(source), self.last_read(source)

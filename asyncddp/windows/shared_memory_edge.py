@@ -1,9 +1,9 @@
-"""Window edge between two ranks of a machine: wait-free publication of tensors in shared memory.
+"""Window edge between two ranks of one machine: wait-free publication in shared memory.
 
-Each end is used by a single thread at a time. A version is published by one store. A reader
-marks the version that it reads and then looks whether it is still the newest; a writer that looks
-for room sees the mark. So neither ever waits for the other, not even for one that is stopped in
-the middle::
+Each end is used by a single thread at a time. A version is published by one store. A reader marks
+the version that it reads, and then checks that it is still the newest; a writer that looks for a
+free buffer sees the mark. So neither ever waits for the other, not even if the other is stopped
+in the middle::
 
     writer                              reader
       fill header of version v            mark v as held
@@ -12,12 +12,11 @@ the middle::
       a buffer is free if no edge has     newest is still v? then v is safe to read,
       it as its newest or held version    else look again
 
-A reader that *takes* a version, so that nothing more is added to it, says beforehand that it
-intends to; it has taken the version if that is still the newest then. A writer that adds cannot
-know whether the reader is just succeeding. Therefore it publishes several sums, each of all that
-came after one version: after the one that the reader says it has taken, after the one that it
-intends to take, and after the newest but one, which it may have begun to take since. The reader
-knows which of them fits.
+A reader that *takes* a version, so that nothing more is added to it, first marks it as intended; it
+has taken the version if that is still the newest afterwards. A writer that accumulates cannot know
+if the reader is just succeeding. Therefore it publishes several sums, each of all tensors after one
+version: after the version that the reader has taken, after the version that it intends to take, and
+after the newest but one, which it may have begun to take since. The reader knows which sum fits.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from asyncddp.windows.edge import (
 
 _LINE = 8  # words of 8 bytes in a line of a processor's cache
 WORDS = 8 * _LINE
-"""Words of an edge: the writer's, two headers by the parity of the version, the reader's."""
+"""Words of an edge: the writer's line, headers of even and odd versions, the reader's line."""
 
 _NEWEST, _CLOCK = 0, 1
 _HEADER = 3 * _LINE  # words of a header
@@ -63,7 +62,7 @@ _ONE = _HEADS[1]
 
 
 class _PublishedSum(NamedTuple):
-    """Sum of the tensors that a rank has accumulated for a neighbour, and their push-sum weight."""
+    """Sum of tensors that a rank has accumulated for a neighbour: weighted buffer, and p."""
 
     buffer: RefCountedBuffer
     weight: float
@@ -71,9 +70,9 @@ class _PublishedSum(NamedTuple):
 
 
 class SharedMemoryWriter(EdgeWriter):
-    """Writing end of a window edge, which publishes tensors to a neighbour in shared memory.
+    """Writing end of a window edge in shared memory: publishes tensors to a neighbour.
 
-    The words of the edge, all zero, begin at the offset.
+    The words of the edge, initially zero, begin at the offset.
     """
 
     def __init__(self, view: MappedChunk, offset: int) -> None:
@@ -117,7 +116,7 @@ class SharedMemoryWriter(EdgeWriter):
         self._words[_CLOCK] = clock
 
     def reader_gets(self) -> bool:
-        """Return True if the reader has ever got a tensor."""
+        """Return whether the reader has ever got a tensor."""
         return self._words[_WANTED] > 0
 
     @override
@@ -156,7 +155,7 @@ class SharedMemoryWriter(EdgeWriter):
 
 
 class SharedMemoryReader(EdgeReader):
-    """Reader of the tensors that one neighbour puts into a window, from shared memory.
+    """Reading end of a window edge in shared memory: reads the tensors that a neighbour publishes.
 
     The words of the edge begin at a place in the memory of the writer's process.
     """
@@ -190,7 +189,7 @@ class SharedMemoryReader(EdgeReader):
         return snapshot
 
     def _read(self, *, take: bool) -> PublishedSnapshot | None:
-        """Mark the newest version as held, read it, and check that it is still the newest."""
+        """Mark the newest version as held, read it, and retry unless it is still the newest."""
         words = self._words
         while (version := words[_NEWEST]) > self.taken:
             words[_HELD] = version
@@ -223,7 +222,7 @@ class SharedMemoryReader(EdgeReader):
         self._words[_HELD] = 0
 
     def announce_gets(self) -> None:
-        """Tell the writer that this rank gets its tensor."""
+        """Tell the writer that this rank uses gets, so that it publishes its updates."""
         self._words[_WANTED] = 1
 
     @override

@@ -1,4 +1,4 @@
-"""Host buffers of a rank's window, and copies between them and the rank's own tensor."""
+"""Staging of a window: host buffers that neighbours read, and copies from and to the own tensor."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from asyncddp.windows.edge import EdgeWriter, RefCountedBuffer
 _NOWHERE = SharedMemoryHandle(0, 0, 0)  # of tensors without elements
 
 UndeliveredMessage: TypeAlias = tuple[int, Callable[[], bool]]
-"""A neighbour to which a message was sent, and a function that says if it has been answered."""
+"""Neighbour to which a message was sent, and a function that returns if it was answered."""
 
 SentMessages: TypeAlias = Sequence[UndeliveredMessage]
 PublishCallback: TypeAlias = Callable[[RefCountedBuffer], SentMessages]
-"""Publishes a buffer along edges, under the window's lock; returns messages that were sent."""
+"""Publishes a buffer along edges, under the window's lock; returns the sent messages."""
 
 
 def scalar_for(tensor: torch.Tensor, weight: float) -> float:
-    """Return a weight as a number by which a tensor can be multiplied in place."""
+    """Convert a weight to a scalar that can multiply a tensor in place: an int for integers."""
     return weight if tensor.is_floating_point() else int(weight)
 
 
 class BufferPool:
-    """Pool of the buffers in which a window publishes; a buffer is reused once no peer reads it.
+    """Pool of the buffers that a window publishes; a buffer is reused once nobody reads it.
 
-    They are ordinary memory without an arena, and in use along edges.
+    Buffers are in shared memory, or in private memory without an arena.
     """
 
     def __init__(self, arena: Arena | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -42,7 +42,7 @@ class BufferPool:
         self.buffers: list[RefCountedBuffer] = []
 
     def acquire_buffer(self) -> RefCountedBuffer:
-        """Return a buffer that nobody reads, a new one if need be; it is held until dropped."""
+        """Return a buffer that nobody reads, allocated if necessary, with one reference."""
         full_memory_fence()  # between the newest versions and what readers say that they hold
         busy: list[RefCountedBuffer] = []
         for edge in self.edges:
@@ -58,7 +58,7 @@ class BufferPool:
         return buffer
 
     def close(self) -> None:
-        """Release all buffers, which no peer reads any more; those still in use stay."""
+        """Release all buffers; peers must have stopped reading them."""
         self._arena = None
         self.edges, self.buffers = [], []
 
@@ -73,9 +73,10 @@ class BufferPool:
 
 
 class PendingPublish:
-    """Publication of a tensor in a window, still pending; it may wait for a copy from the GPU.
+    """Pending publication of a tensor in a window, which may wait for a copy from the GPU.
 
-    ``messages`` were sent, None before that; ``problem`` is the error if it could not be published.
+    ``messages`` are the sent messages, None before publication; ``problem`` is the error if
+    publication failed.
     """
 
     __slots__ = ("messages", "problem")
@@ -86,7 +87,7 @@ class PendingPublish:
 
 
 class SynchronousTensorStaging:
-    """Synchronous copies between a window's tensor and host buffers, under the window's lock."""
+    """Staging by synchronous copies, for a window whose tensor is on the host."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
@@ -94,7 +95,7 @@ class SynchronousTensorStaging:
     def publish(
         self, tensor: torch.Tensor, factor: float, publish_buffer: PublishCallback
     ) -> PendingPublish:
-        """Publish a tensor with its present values, then multiply it by a factor."""
+        """Publish a copy of a tensor, then multiply the tensor by a factor."""
         values = tensor.detach() if tensor.requires_grad else tensor
         messages = self._publish_copy(values, publish_buffer)
         if factor != 1.0:
@@ -110,7 +111,7 @@ class SynchronousTensorStaging:
             buffer.drop()
 
     def run_after(self, act: Callable[[], SentMessages]) -> PendingPublish:
-        """Run an action after all tensors that were published before."""
+        """Run an action after all earlier publications."""
         return PendingPublish(act())
 
     def average_into(
@@ -122,10 +123,10 @@ class SynchronousTensorStaging:
         *,
         clone: bool,
     ) -> torch.Tensor:
-        r"""Form :math:`w_0 x + \sum_k w_k b_k`, into x, or into a new tensor for ``clone``.
+        r"""Compute :math:`w_0 x + \sum_k w_k b_k` in x, or with ``clone`` in a new tensor.
 
-        ``terms`` are tensors on the host, which are not needed afterwards, and ``shares`` is how
-        many tensors are averaged, as for :func:`~asyncddp.kernels.cpu_weighted_sum.weighted_sum`.
+        ``terms`` are tensors on the host, not used afterwards. ``shares`` is the number of tensors
+        in the average, as for :func:`~asyncddp.kernels.cpu_weighted_sum.weighted_sum`.
         """
         values = own.detach() if own.requires_grad else own
         direct = own.is_cpu and own.is_contiguous()
@@ -145,9 +146,9 @@ class SynchronousTensorStaging:
         return out.to(own.device)
 
     def throttle(self) -> None:
-        """Wait, without the window's lock, until few enough copies are under way.
+        """Wait, without the window's lock, until few enough copies are in flight.
 
-        It raises the error of an earlier tensor that could not be published.
+        Raises the error of an earlier publication that failed.
         """
 
     def close(self) -> None:
@@ -155,7 +156,7 @@ class SynchronousTensorStaging:
 
 
 class CompressedStaging(SynchronousTensorStaging):
-    """Copies that encode a window's tensor on the way into the buffers which neighbours read."""
+    """Staging that compresses a window's tensor as it is copied into buffers for neighbours."""
 
     def __init__(self, pool: BufferPool, codec: TensorCompressor) -> None:
         super().__init__(pool)
@@ -172,11 +173,11 @@ class CompressedStaging(SynchronousTensorStaging):
 
 
 class StoredForm:
-    """Form in which a window stores what its ranks publish: as it is, or encoded.
+    """Format of a window's published tensors: uncompressed, or compressed by a codec.
 
     Attributes:
-        codec: The compressor; None for as it is.
-        shape, dtype: Of the published tensors.
+        codec: The compressor; None if uncompressed.
+        shape, dtype: Of the published tensors, which are bytes if compressed.
     """
 
     def __init__(self, tensor: torch.Tensor, codec: TensorCompressor | None) -> None:
@@ -187,7 +188,7 @@ class StoredForm:
             self.shape, self.dtype = (1, size), torch.uint8
 
     def read(self, published: torch.Tensor) -> torch.Tensor:
-        """Return the values of a published tensor, in new memory where they have to be decoded."""
+        """Return the values of a published tensor, decoded into new memory if compressed."""
         if self.codec is None:
             return published
         shape, dtype = self._values

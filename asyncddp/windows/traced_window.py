@@ -1,4 +1,4 @@
-"""Window that records its puts, gets and updates in the timeline."""
+"""Window with tracing: records its puts, gets and updates in the timeline."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from asyncddp.windows.window_edges import WindowEdges
 
 
 class TracedWindow(Window):
-    """Window that records its sends and reads in the timeline.
+    """Window that records spans of its operations, and transfers of its tensors, in the timeline.
 
-    A message is numbered by its version; one that was replaced before it was read has no end.
+    A transfer is numbered by its version; if it was replaced before it was read, it has no end.
     """
 
     def __init__(self, tracer: Tracer, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Window of one rank: publishes its tensor, and averages it with what neighbours have written."""
+"""Window of one rank: publishes its tensor, and averages it with tensors of its neighbours."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _ROUNDING = 1e-6  # by which weights of an average may miss 1
 
 
 class Window:
-    """One rank's part of a window: its own tensor, and a receive buffer for each in-neighbour.
+    """One rank's part of a window: its own tensor, and one receive buffer per in-neighbour.
 
-    One lock guards it against other threads of this rank; other ranks need none. ``number`` is how
-    many windows were made before, and ``device`` the tensor's, None on the host. Buffers are
-    initialised with zero for ``zero_init``, with the rank's own tensor otherwise.
+    One lock guards it against other threads of this rank; other ranks need none. ``number`` counts
+    the windows that were made before. Receive buffers are initialised with zero for ``zero_init``,
+    otherwise with the rank's own tensor.
     """
 
     edges: WindowEdges
@@ -100,7 +100,7 @@ class Window:
         WindowHandle(self, "win_create", pending).wait()
 
     def close(self, end: AsyncDDPError) -> None:
-        """Free all memory; nobody reads what this rank has published any more."""
+        """Free all memory; peers must have stopped reading this window."""
         with self.lock:
             self.end = end
             self.edges = WindowEdges({})
@@ -131,9 +131,10 @@ class Window:
         with_p: bool,
         step: int | None = None,
     ) -> WindowHandle:
-        """Publish a tensor to neighbours, then multiply it, and p if asked for, by ``self_weight``.
+        """Publish a tensor to neighbours, then multiply it by ``self_weight``, and p as well.
 
-        With ``add`` it is added to what they have not taken; the step is the next if not given.
+        With ``add``, it is added to the tensors that they have not taken; else it replaces them. p
+        is multiplied only with ``with_p``. ``step`` is this rank's step count, by default the next.
         """
         self._staging.throttle()
         with self.lock:
@@ -162,21 +163,21 @@ class Window:
         return WindowHandle(self, "win_accumulate" if add else "win_put", pending)
 
     def publish(self) -> PendingPublish:
-        """Publish the rank's own tensor, as it is now, for neighbours to get."""
+        """Publish a copy of this rank's own tensor for neighbours' gets."""
         with self.lock:
             self.require_open()
             offer = partial(self.edges.publish_for_gets, weight=1.0, clock=self.clock, p=self.p)
             return self._staging.publish(self.tensor, 1.0, offer)
 
     def flush(self) -> WindowHandle:
-        """Return a handle that is done once neighbours can see all that was put so far."""
+        """Return a handle that is done once neighbours see all earlier puts."""
         with self.lock:
             self.require_open()
             pending = self._staging.run_after(lambda: list(self._unconfirmed.values()))
             return WindowHandle(self, "win_flush", pending)
 
     def tell(self, clock: int, but: Collection[int] = ()) -> WindowHandle:
-        """Send neighbours, except some, the step count, after all earlier puts."""
+        """Send the step count to all neighbours except ``but``, after all earlier puts."""
 
         def send_step_count() -> tuple[UndeliveredMessage, ...]:
             for peer, edge in self.edges.outgoing.items():
@@ -188,27 +189,27 @@ class Window:
             return WindowHandle(self, "win_flush", self._staging.run_after(send_step_count))
 
     def conclude(self) -> WindowHandle:
-        """Tell neighbours that no further step follows, and publish the own tensor for gets."""
+        """Announce to neighbours that no further step follows; publish the own tensor for gets."""
         with self.lock:
             self.clock = CONCLUDED + self.steps
             self.publish()
         return self.tell(self.clock)
 
     def resume(self) -> None:
-        """Tell neighbours that further steps follow after :meth:`conclude`."""
+        """Announce to neighbours that further steps follow after :meth:`conclude`."""
         with self.lock:
             self.clock = self.steps
         self.tell(self.clock)
 
     @property
     def steps(self) -> int:
-        """Steps that this rank has made, also where no more follow."""
+        """Number of steps that this rank has made, without CONCLUDED."""
         return self.clock % CONCLUDED
 
     # reading
 
     def get(self, source: int, weight: float) -> None:
-        """Read the tensor that a neighbour publishes for gets into its receive buffer."""
+        """Get a neighbour's tensor from shared memory into its receive buffer."""
         with self.lock:
             self.require_open()
             edge = self.edges.get_readers[source]
@@ -221,7 +222,7 @@ class Window:
                 edge.release()
 
     def store_get_result(self, source: int, snapshot: PublishedSnapshot, weight: float) -> None:
-        """Replace the value of a neighbour's buffer by a tensor that was got; p stays."""
+        """Replace the value of a neighbour's buffer by a tensor that was got; p is kept."""
         with self.lock:
             self.require_open()
             self._buffers.store_get_result(source, snapshot, weight)
@@ -235,10 +236,11 @@ class Window:
         clone: bool,
         with_p: bool,
     ) -> torch.Tensor:
-        r"""Form :math:`w_0 x + \sum_j w_j b_j` over buffers, in x or, for ``clone``, a new tensor.
+        r"""Average x with the receive buffers: :math:`w_0 x + \sum_j w_j b_j`.
 
-        With ``reset`` these buffers are zero then: each value counts exactly once. p is mapped too
-        if asked for. Neighbours that have failed are left out.
+        The result replaces x, or is a new tensor with ``clone``. ``reset`` zeroes these buffers, so
+        that each value counts exactly once. ``with_p`` averages p, too. Failed neighbours are left
+        out.
         """
         self._staging.throttle()
         with self.lock:
@@ -267,9 +269,9 @@ class Window:
     def _of_survivors(
         self, self_weight: float, weights: Mapping[int, float], *, reset: bool
     ) -> tuple[float, Mapping[int, float]]:
-        """Leave out failed neighbours: in an average, whose weights sum to 1, they go to the own.
+        """Leave out failed neighbours; if weights sum to 1, the own weight takes over theirs.
 
-        Of a sum that resets, such as push-sum's, what they gave before is still collected once.
+        A sum with ``reset``, such as push-sum's, still includes once what they had published.
         """
         failed = [source for source in weights if self.context.engine.has_failed(source)]
         if not failed:
@@ -292,7 +294,7 @@ class Window:
                 self._buffers.release([source])
 
     def unreadable(self, sources: Iterable[int]) -> list[int]:
-        """Return the neighbours that have exited and whose last tensor cannot be read any more."""
+        """Return the neighbours that have exited such that their last tensor is lost."""
         gone = []
         for source in sources:
             try:
@@ -302,22 +304,22 @@ class Window:
         return gone
 
     def versions(self) -> dict[int, int]:
-        """Return how many times each neighbour's buffer was written since the last update."""
+        """Return the number of writes to each neighbour's buffer since the last update."""
         with self.lock:
             return self._buffers.versions()
 
     def staleness(self) -> dict[int, Staleness]:
-        """Return the age of what was last read from each neighbour."""
+        """Return the staleness of the value last read from each neighbour."""
         with self.lock:
             return self._buffers.staleness(self.steps)
 
     def read_step(self, source: int) -> int:
-        """Return the step count of a neighbour's value that was read last; see ``CONCLUDED``."""
+        """Return the step count of the value last read from a neighbour; see ``CONCLUDED``."""
         with self.lock:
             return self._buffers.last_read(source)[1]
 
     def known_steps_of(self, source: int, *, got: bool) -> int:
-        """Return a neighbour's last known step count, got or put, plus CONCLUDED if none follow."""
+        """Return a neighbour's last known step count, by gets or by puts; see ``CONCLUDED``."""
         if not got:
             return self.edges.incoming[source].clock()
         reader = self.edges.get_readers.get(source)

@@ -14,13 +14,13 @@ from asyncddp.windows.shared_memory_edge import SharedMemoryReader, SharedMemory
 from asyncddp.windows.staging import UndeliveredMessage
 
 ControlWords: TypeAlias = dict[int, AllocatedBlock[OwnedChunk]]
-"""By out-neighbour of this machine, memory for the words of the edges of its puts and its gets."""
+"""Memory for the words of the edges of puts and gets, by out-neighbour on this machine."""
 
 
 class OfferedTensor(NamedTuple):
-    """Buffer that a rank has published for gets: ``weight * buffer``, and p, by which it is biased.
+    """Tensor that a rank has published for gets: ``weight * buffer``, with its bias p.
 
-    ``time`` is that of publication, in seconds of this process's monotonic clock.
+    ``time`` is the time of publication, in seconds of this process's monotonic clock.
     """
 
     buffer: RefCountedBuffer
@@ -30,7 +30,7 @@ class OfferedTensor(NamedTuple):
 
 
 class WindowEdges:
-    """Edges of one rank's window: the writer to, and the reader from, each neighbour rank."""
+    """Edges of one rank's window: a writer per out-neighbour, a reader per in-neighbour."""
 
     def __init__(self, control_words: ControlWords) -> None:
         self.control_words = control_words  # of edges to ranks of this machine
@@ -44,7 +44,7 @@ class WindowEdges:
 
     @property
     def is_read_by_gets(self) -> bool:
-        """True if a neighbour has ever got something, so that updates are published for gets."""
+        """True if a neighbour has ever used a get, so that updates are published for gets."""
         edges = self.get_writers.values()
         return self.remote_get_received or any([edge.reader_gets() for edge in edges])
 
@@ -56,9 +56,10 @@ class WindowEdges:
         p: float,
         acquire_buffer: AcquireBuffer | None,
     ) -> list[UndeliveredMessage]:
-        """Publish to neighbours, and the step count to all; return the messages that were sent.
+        """Publish a buffer to neighbours with weights, and the step count to all neighbours.
 
-        It is added to what they have not taken where ``acquire_buffer`` returns buffers for sums.
+        With ``acquire_buffer``, which returns buffers for sums, it is added to the tensors that
+        they have not taken yet. Returns the sent messages.
         """
         messages: list[UndeliveredMessage] = []
         for peer, edge in self.outgoing.items():
@@ -77,9 +78,9 @@ class WindowEdges:
     def publish_for_gets(
         self, buffer: RefCountedBuffer, weight: float, clock: int, p: float = 1.0
     ) -> tuple[UndeliveredMessage, ...]:
-        """Publish ``weight * buffer``, of some step, for gets; no message is sent.
+        """Publish ``weight * buffer`` for gets, without sending a message.
 
-        ``p`` is the push-sum weight by which the buffer is biased.
+        ``p`` is the push-sum weight that biases the buffer, and ``clock`` this rank's step count.
         """
         buffer.hold()
         offered = OfferedTensor(buffer, weight, p, time.monotonic())
@@ -91,7 +92,7 @@ class WindowEdges:
         return ()
 
     def hold_offered(self) -> OfferedTensor | None:
-        """Return what ranks may get, with its buffer held; called by any thread."""
+        """Return the tensor offered for gets, with a reference to its buffer; from any thread."""
         while offered := self._offered:
             offered.buffer.hold()
             if offered is self._offered:
@@ -100,6 +101,6 @@ class WindowEdges:
         return None
 
     def take_back(self, is_lost: Callable[[int], bool]) -> None:
-        """Take back the buffers that were lent to ranks which have been lost since."""
+        """Release the buffers that were lent to ranks which have been lost since."""
         for key in [key for key in self.lent if is_lost(key[0])]:
             self.lent.pop(key).drop()
