@@ -1,8 +1,8 @@
-"""Progress engine: runs operations, matches messages between ranks, and bounds every wait.
+"""Progress engine: runs operations, matches messages between ranks, and limits every wait.
 
 Here belong exchanges, matching by name, handles, deadlines, and the thread that makes progress.
-``ops`` and ``windows`` submit operations to it. It knows no particular verb and negotiates nothing:
-every message carries a header, and the rank that receives it checks that header against its own
+``ops`` and ``windows`` submit operations to it. It does not depend on particular verbs, and ranks
+negotiate nothing: every message carries a header, which the receiving rank checks against its own
 exchange request.
 """
 

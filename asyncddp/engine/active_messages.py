@@ -1,4 +1,4 @@
-"""Active messages: one-sided messages, each of which runs a handler on the receiving rank."""
+"""Active messages: one-sided messages that run a handler on the receiving rank."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from asyncddp.tensors.byte_views import as_bytes, from_bytes
 from asyncddp.transport.base import SHORT_BYTES, TRANSFER_ERRORS, Request, Transport, has_ended
 
 ActiveMessageHandler: TypeAlias = Callable[[int, tuple[Any, ...], torch.Tensor | None], None]
-"""Function that is called with the sender's rank, the arguments, and the tensor sent along."""
+"""Handler of active messages, called with the sender's rank, the arguments, and the tensor."""
 
 _Received: TypeAlias = tuple[ActiveMessage, torch.Tensor | None, Request | None]
 
 
 class ActiveMessageDispatcher:
-    """Active messages of one rank: sends them, and runs the handlers of those received.
+    """Dispatcher of one rank's active messages: sends messages, and runs handlers of received ones.
 
-    The engine's lock guards it. ``handlers`` are by name, and run on whichever thread drives the
-    engine; their errors are raised by the next operation, here and where the message was sent. So
-    is that of a tensor for which there is no memory; its handler gets None.
+    The engine's lock guards it. ``handlers`` are keyed by name, and run in whichever thread drives
+    the engine. Their errors are raised by the next operation of both ranks. So is the error if
+    there is no memory for a tensor; its handler then gets None.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ActiveMessageDispatcher:
 
     @property
     def busy(self) -> bool:
-        """Tell whether tensors are in transit."""
+        """True while tensors are in flight."""
         return bool(self._received or self._sends)
 
     def send(
@@ -62,9 +62,9 @@ class ActiveMessageDispatcher:
         arguments: HandlerArguments,
         tensor: torch.Tensor | None = None,
     ) -> None:
-        """Send a message that runs a handler of a peer; the call never waits.
+        """Send a message that runs a handler on a peer, without waiting.
 
-        A tensor is contiguous, on the host, and unchanged until the peer is known to have it.
+        The tensor is contiguous, on the host, and unchanged until the peer is known to have it.
         """
         if tensor is None:
             self._queue.put(peer, ActiveMessage(handler, arguments, "", (), None, -1))
@@ -81,7 +81,7 @@ class ActiveMessageDispatcher:
         self._sends.append((self._transport.isend(tensor, peer, tag), tensor))
 
     def receive(self, peer: int, message: ActiveMessage) -> None:
-        """Receive a message of a peer, and its tensor if one follows, and run the handler."""
+        """Receive a peer's message, and its tensor if one follows; then run the handler."""
         tensor: torch.Tensor | None = None
         request: Request | None = None
         if message.payload is not None:
@@ -98,7 +98,7 @@ class ActiveMessageDispatcher:
         self._deliver(peer)
 
     def progress(self) -> bool:
-        """Run the handlers of messages that are complete, and tell whether there were any."""
+        """Run the handlers of complete messages; return whether there were any."""
         if self._sends:
             self._sends = [pair for pair in self._sends if not has_ended(pair[0])]
         return any([self._deliver(peer) for peer in list(self._received)])
@@ -116,7 +116,7 @@ class ActiveMessageDispatcher:
         self.handlers.clear()
 
     def _deliver(self, peer: int) -> bool:
-        """Run the handlers of a peer's complete messages, and tell whether there were any."""
+        """Run the handlers of one peer's complete messages; return whether there were any."""
         waiting, delivered = self._received[peer], False
         while waiting and (waiting[0][2] is None or self._complete(waiting[0][2], waiting)):
             message, tensor, _ = waiting.popleft()
@@ -131,7 +131,7 @@ class ActiveMessageDispatcher:
         return delivered
 
     def _fail(self, peer: int, message: ActiveMessage, cause: Exception) -> None:
-        """Fail the next operation of this rank, and of the peer that has sent a message."""
+        """Fail the next operation of this rank and of the message's sender."""
         problem = f"what rank {peer} sent to {message.handler} could not be taken"
         error = PeerError(f"{problem}: {type(cause).__name__}: {cause}")
         error.__cause__ = cause
@@ -140,7 +140,7 @@ class ActiveMessageDispatcher:
         self._queue.put(peer, Nack.of(self._transport.rank, key, error))
 
     def _complete(self, request: Request, waiting: deque[_Received]) -> bool:
-        """Tell whether a tensor is here; drop all messages of a peer that has failed."""
+        """Return whether a tensor was received; drop all messages of a peer that has failed."""
         try:
             return request.done()
         except PeerError:

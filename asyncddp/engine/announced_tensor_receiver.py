@@ -1,4 +1,4 @@
-"""Receives tensors that a peer's header has announced; drops those of wrong shape or too late."""
+"""Receives tensors that peers have announced by a header, and discards unwanted ones."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from asyncddp.transport.base import TRANSFER_ERRORS, Request, has_ended
 from asyncddp.transport.cuda.device_transport import DirectReadTransport
 
 _DISCARD_STREAMS = HostStreams()
-"""Streams for bytes that come from a device and are dropped on the host."""
+"""Streams for receiving unwanted device tensors into host memory."""
 
 
 class AnnouncedTensorReceiver:
-    """Receives the tensors that peers have announced to this rank by sending a header first."""
+    """Receiver of announced tensors: begins their receives, and discards unwanted tensors."""
 
     def __init__(self, rank: int, channels: PersistentChannelTable, sends: SendQueue) -> None:
         self._rank, self._channels, self._sends = rank, channels, sends
@@ -39,9 +39,9 @@ class AnnouncedTensorReceiver:
         self._discards: list[tuple[Request, torch.Tensor | None]] = []
 
     def accept(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
-        """Receive a tensor that a peer has announced for an exchange; acknowledge it if asked.
+        """Begin to receive a tensor announced for an exchange, and acknowledge it if requested.
 
-        Where that fails, as without memory for it, the exchange fails.
+        If that fails, as for lack of memory, the exchange fails.
         """
         try:
             self._accept(exchange, peer, message)
@@ -102,12 +102,12 @@ class AnnouncedTensorReceiver:
         receive.request = transport.irecv(receive.tensor, peer, message.tag)
 
     def discard(self, peer: int, message: TensorMessage | ActiveMessage) -> None:
-        """Receive and drop the bytes of an unwanted tensor, so that its sender can go on."""
+        """Receive and discard an unwanted tensor, so that its sender can proceed."""
         if message.payload is None and not self._begin_discard(peer, message):
             self._unwanted.append((peer, message))  # tried again later
 
     def _begin_discard(self, peer: int, message: TensorMessage | ActiveMessage) -> bool:
-        """Begin to receive an unwanted tensor; False if that fails, as without memory for it."""
+        """Begin to receive an unwanted tensor; False if that fails, as for lack of memory."""
         dtype = getattr(torch, message.dtype)
         on_host = getattr(message, "device", "cpu") == "cpu"
         try:
@@ -124,12 +124,12 @@ class AnnouncedTensorReceiver:
         return True
 
     def discard_receive(self, receive: PendingReceive) -> None:
-        """Drop a tensor of a failed exchange once it has been received."""
+        """Discard the tensor of a failed exchange once it has been received."""
         if receive.request is not None:
             self._discards.append((receive.request, receive.tensor))
 
     def free_discards(self) -> None:
-        """Free the buffers of unwanted tensors that have been received; receive further ones."""
+        """Free the buffers of received unwanted tensors, and retry receives that had failed."""
         if self._unwanted:
             self._unwanted = [one for one in self._unwanted if not self._begin_discard(*one)]
         if self._discards:
@@ -139,5 +139,5 @@ class AnnouncedTensorReceiver:
 def _fits(
     into: torch.Tensor | None, message: TensorMessage, dtype: torch.dtype
 ) -> TypeGuard[torch.Tensor]:
-    """Tell whether an announced tensor can be received into a given one."""
+    """Return whether an announced tensor fits into a given tensor."""
     return into is not None and into.dtype is dtype and into.shape == torch.Size(message.shape)

@@ -1,8 +1,8 @@
-"""Chunked exchange: sends a tensor to several peers and receives theirs, one chunk after another.
+"""Chunked exchange: sends a tensor to several peers, and receives theirs, chunk by chunk.
 
-Chunks go through ring buffers in shared memory where these are set up, and by message elsewhere.
-While the calling thread drives the exchange and all chunks come at once, it has no exchange
-request; it gets one when it has to wait, so that messages that contradict it are matched with it.
+Chunks go through ring buffers in shared memory if these are set up, otherwise by message. While the
+calling thread drives the exchange without having to wait, there is no exchange request. One is made
+when the exchange has to wait, so that contradicting messages are matched with it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from asyncddp.shm.chunk_layout import ChunkLayout
 from asyncddp.shm.ring_buffer import ReceiveRingBuffer, SendRingBuffer
 
 _WHOLE = ChunkLayout.single((), torch.uint8)
-"""Layout of one chunk, whatever its size."""
+"""Layout with a single chunk of any size."""
 
 
 class ChunkReceiver:
-    """Receives one peer's tensor in chunks; also the wait condition that the next has come."""
+    """Receiver of a peer's tensor in chunks; as a wait condition: the current chunk has arrived."""
 
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer
@@ -34,12 +34,12 @@ class ChunkReceiver:
         self._flat: torch.Tensor | None = None
 
     def for_chunk(self, number: int) -> ChunkReceiver:
-        """Select the chunk to wait for, and return this receiver as the wait condition."""
+        """Select the current chunk, and return this receiver as the wait condition for it."""
         self._number = number
         return self
 
     def done(self) -> bool:
-        """Tell whether the current chunk can be read; raises what made the exchange fail."""
+        """Return whether the current chunk can be read; raise the error of a failed exchange."""
         exchange = self._exchange
         exchange.raise_if_failed()
         if not exchange.is_first_in_flight:
@@ -56,12 +56,12 @@ class ChunkReceiver:
 
     @property
     def receive(self) -> PendingReceive | None:
-        """Pending receive of the peer's tensor, where that comes by message."""
+        """Pending receive of the peer's tensor by message; None without an exchange request."""
         request = self._exchange.request
         return None if request is None else request.receives[self.peer]
 
     def take(self) -> torch.Tensor:
-        """Return the current chunk as a flat tensor, once it is here."""
+        """Return the current chunk, which has arrived, as a flat tensor."""
         exchange, peer, step = self._exchange, self.peer, self._exchange.key.step
         receive, channel = self.receive, exchange.channel
         receive_ring = exchange.ring_from(peer)
@@ -79,22 +79,22 @@ class ChunkReceiver:
         return receive_ring.slot(step, self._number)
 
     def release(self) -> None:
-        """Acknowledge that the current chunk has been read."""
+        """Acknowledge to the sender that the current chunk has been read."""
         receive_ring, step = self._exchange.ring_from(self.peer), self._exchange.key.step
         if receive_ring is not None and receive_ring.published(step):
             receive_ring.acknowledge(step, self._number + 1)
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peer that holds up the chunk, with the match key."""
+        """Return the awaited peer, with the match key."""
         return [(self.peer, self._exchange.key)]
 
 
 class ChunkedExchange:
-    """Exchange in which a rank sends its tensor to peers and receives theirs, chunk by chunk.
+    """Exchange of tensors with peers, chunk by chunk; as a wait condition: a chunk can be sent.
 
-    As a wait condition it is done once the ring has room for the current chunk. ``targets`` are the
-    ranks that read this rank's ring; tensors stay whole without a ``channel``. An exchange that has
-    ``begun`` is listed in the channel already, with so many of its chunks ``published``.
+    ``targets`` are the ranks that read this rank's ring buffer. Without a ``channel`` there is a
+    single chunk. An exchange that has ``begun`` is listed in the channel already, and has published
+    ``published`` chunks.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class ChunkedExchange:
 
     @property
     def is_first_in_flight(self) -> bool:
-        """True once all earlier steps of the channel have ended here."""
+        """True once all earlier steps of the channel have ended on this rank."""
         return self.channel is None or self.channel.in_flight[0] == self.key.step
 
     def raise_if_failed(self) -> None:
-        """Raise what made this exchange fail, if something did."""
+        """Raise the error of this exchange if it has failed."""
         if self.request is not None:
             self.request.raise_if_failed()
         channel = self.channel
@@ -143,12 +143,12 @@ class ChunkedExchange:
     # sending
 
     def for_chunk(self, number: int) -> ChunkedExchange:
-        """Select the chunk to send next, and return this exchange as the wait condition."""
+        """Select the current chunk, and return this exchange as its send's wait condition."""
         self._number = number
         return self
 
     def done(self) -> bool:
-        """Tell whether there is room for the current chunk; raises what made the exchange fail."""
+        """Return whether the ring has room for the current chunk; raise the error of a failure."""
         self.raise_if_failed()
         if self._send_ring is None:
             return True
@@ -161,11 +161,11 @@ class ChunkedExchange:
         return self._mapped or not self._lagging()
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peers that have yet to read before the current chunk can be sent."""
+        """Return the peers that must read earlier chunks before the current chunk can be sent."""
         return [(rank, MatchKey(self.key.name, step)) for rank, step in self._lagging()]
 
     def _lagging(self) -> list[tuple[int, int]]:
-        """Return the readers that lag so far behind that there is no room."""
+        """Return the readers, with their steps, that still read the current chunk's slot."""
         if self._send_ring is None:
             return []
         needed = self._number - self._send_ring.cycle + 1
@@ -176,9 +176,9 @@ class ChunkedExchange:
     def send_chunk(
         self, number: int, flat: torch.Tensor, factor: float, handle: SharedMemoryHandle | None
     ) -> None:
-        """Publish chunk ``number`` of a flat tensor, times a factor, once there is room.
+        """Publish chunk ``number`` of a flat tensor, times a factor; there must be room.
 
-        Where there is a handle, all of it is read in its own memory.
+        With a handle, peers read the whole tensor in its own memory.
         """
         send_ring, step = self._send_ring, self.key.step
         if send_ring is None or number < self._published:
@@ -193,22 +193,22 @@ class ChunkedExchange:
         send_ring.send_chunk(step, number, self.layout.chunk(flat, number), factor)
 
     def chunks_read(self, number: int) -> ChunkReadWaitCondition:
-        """Return the condition that all targets have read the first ``number`` chunks."""
+        """Return the wait condition that all targets have read the first ``number`` chunks."""
         return ChunkReadWaitCondition(self, self._send_ring, number)
 
     # receiving
 
     def ring_from(self, peer: int) -> ReceiveRingBuffer | None:
-        """Return the ring buffer in which a peer's tensor comes, unless it comes by message."""
+        """Return the ring buffer from a peer; None if its tensor comes by message."""
         return None if self.channel is None else self.channel.receive_rings.get(peer)
 
     def first_received(self) -> torch.Tensor | None:
-        """Return the first source's tensor, if it came by message into a buffer of its own."""
+        """Return the first source's tensor if it was received by message, else None."""
         receive = self.sources[0].receive if self.sources else None
         return None if receive is None else receive.tensor
 
     def close(self, *, failed: bool) -> None:
-        """End the exchange; harmless when called twice."""
+        """End the exchange; a second call does nothing."""
         peers = [source.peer for source in self.sources]
         self.sources.clear()  # they know each other: without this, memory waits for the gc
         channel, step = self.channel, self.key.step
@@ -228,10 +228,10 @@ class ChunkedExchange:
 
 
 class RaggedExchange(ChunkedExchange):
-    """Exchange of whole tensors, whose first dimension may differ between ranks.
+    """Exchange of one-chunk tensors whose first dimension may differ between ranks.
 
-    A channel is for tensors of one shape, so that a peer's may come through another channel of the
-    name than that by which this rank's goes.
+    A channel is for tensors of one shape, so that a peer's tensor may come through another channel
+    of the same name than this rank's tensor.
     """
 
     @override
@@ -249,18 +249,18 @@ class RaggedExchange(ChunkedExchange):
 
 
 class ChunkReadWaitCondition:
-    """Wait condition: all readers of a ring buffer have read its first n chunks."""
+    """Wait condition: all readers of this rank's ring buffer have read the first n chunks."""
 
     def __init__(self, exchange: ChunkedExchange, ring: SendRingBuffer | None, number: int) -> None:
         self._exchange, self._ring, self._number = exchange, ring, number
 
     def done(self) -> bool:
-        """Tell whether all readers have read the chunks; raises what made the exchange fail."""
+        """Return whether all readers have read the chunks; raise the error of a failed exchange."""
         self._exchange.raise_if_failed()
         return not self.missing()
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the readers that have yet to read the chunks, with their match keys."""
+        """Return the readers that have not read the chunks yet, with their match keys."""
         if self._ring is None:
             return []
         key = self._exchange.key

@@ -1,4 +1,4 @@
-"""Wait condition of a collective that the transport runs, and what tells why it has failed."""
+"""Wait condition of a collective that the transport runs; it finds the cause of a failure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _GRACE = 0.3  # seconds for a signature that explains an error of the transport
 
 
 class CollectiveWaitCondition:
-    """Wait condition: a collective run by the transport, such as MPI's allreduce, has completed.
+    """Wait condition: a collective of the transport, such as MPI's allreduce, has completed.
 
-    Where the transport fails because ranks called different collectives, it cannot say which; the
-    signatures that they exchange can, and get a moment to arrive.
+    If ranks have called different collectives, the transport fails without naming them. The
+    signatures that ranks exchange name them, and get a moment to arrive.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class CollectiveWaitCondition:
         self._deadline = 0.0
 
     def done(self) -> bool:
-        """Tell whether the collective has ended; raises what made it fail."""
+        """Return whether the collective has ended; raise the error if it has failed."""
         self._exchange.raise_if_failed()
         if self._problem is None:
             try:
@@ -40,13 +40,13 @@ class CollectiveWaitCondition:
         return False
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return all other ranks, unless the transport tells which of them are late."""
+        """Return the late ranks if the transport knows them, else all other ranks."""
         late = self._late()
         late = self._group if late is None else late
         return [(peer, self._exchange.key) for peer in late if peer != self._rank]
 
     def joined(self) -> list[int]:
-        """Return the other ranks that the transport knows to take part already."""
+        """Return the other ranks that are known to have called the collective."""
         late = self._late()
         here = () if late is None else set(self._group).difference(late)
         return sorted(peer for peer in here if peer != self._rank)

@@ -1,11 +1,11 @@
-"""Deadlock detection: finds ranks that wait for each other in a cycle, by edge chasing.
+"""Deadlock detection by edge chasing: finds ranks that wait for each other in a cycle.
 
-A rank that has waited for a while sends a probe along each edge "I wait until you submit this". A
-rank that is itself blocked in a verb, and has not submitted what the probe asks for, passes it on
-along its own edges. A probe that comes back to where it started has found a cycle: since a
-blocked rank submits nothing, every edge of it still holds, so no rank in it can ever go on. So has
-one that comes to a rank which waits for the same call of the same peer as the first one did.
-Nothing in here communicates: the watchdog sends the probes.
+A rank that has waited for a while sends a probe to each peer that it waits for, along a wait-for
+edge. A peer that is itself blocked in a verb, and has not submitted the awaited call, forwards the
+probe along its own edges. A probe that returns to its first rank has found a cycle: blocked ranks
+submit nothing, so that all edges still hold, and no rank of the cycle can ever proceed. A probe has
+also found a cycle if it reaches a rank that waits for the same call of the same peer as its first
+rank. Nothing in here communicates: the watchdog sends the probes.
 
 Source: Chandy, Misra, Haas, "Distributed deadlock detection", ACM TOCS 1(2), 1983 (the AND model).
 """
@@ -17,17 +17,17 @@ from collections.abc import Callable, Sequence
 from asyncddp.engine.messages import DeadlockProbe, MatchKey, WaitForEdge
 
 MAX_CYCLE = 256
-"""Ranks in a cycle beyond which it is left to the deadline."""
+"""Maximum number of ranks in a detected cycle; longer cycles end by the deadline."""
 MAX_PROBED = 16
-"""Peers that a rank probes at a time, and to which it passes a probe on."""
+"""Maximum number of peers to which a rank sends or forwards a probe at a time."""
 
 
 def choose_probed(
     missing: Sequence[tuple[int, MatchKey]], turn: int
 ) -> Sequence[tuple[int, MatchKey]]:
-    """Choose the edges along which to send: all of few, and of many some others each turn.
+    """Choose the edges to probe: all if there are few, otherwise a different part in each turn.
 
-    Many ranks that wait for the same many would otherwise send a message for each pair of them.
+    Otherwise, many ranks that wait for the same many ranks would send a message for each pair.
     """
     if len(missing) <= MAX_PROBED:
         return missing
@@ -38,9 +38,9 @@ def choose_probed(
 def start_probes(
     rank: int, verb: str, missing: Sequence[tuple[int, MatchKey]], turn: int = 0
 ) -> list[tuple[int, DeadlockProbe]]:
-    """Create the probes with which a blocked rank starts, and the peer to send each to.
+    """Create the probes that a blocked rank sends first, each with its destination.
 
-    ``turn`` is how often it has done so in this wait.
+    ``turn`` counts the calls in this wait.
     """
     probed = choose_probed(missing, rank + turn)
     return [(peer, DeadlockProbe((WaitForEdge(rank, verb, key),))) for peer, key in probed]
@@ -53,7 +53,7 @@ def forward_probe(
     missing: Sequence[tuple[int, MatchKey]],
     submitted: Callable[[MatchKey], bool],
 ) -> tuple[list[tuple[int, DeadlockProbe]], tuple[WaitForEdge, ...] | None]:
-    """Return the probes that a blocked rank passes on, and the cycle if this one has closed one."""
+    """Return the probes that a blocked rank forwards, and the cycle if this probe has found one."""
     last, first = probe.chain[-1], probe.chain[0]
     if submitted(last.key):
         return [], None
@@ -72,7 +72,7 @@ def forward_probe(
 
 
 def describe_cycle(cycle: tuple[WaitForEdge, ...]) -> str:
-    """Describe a cycle in words: which rank waits for which."""
+    """Describe a cycle as text: each rank, its call, and the rank it waits for."""
     if len(cycle) == 1:
         return f"rank {cycle[0].rank} is in {cycle[0].verb} {cycle[0].key}"
     return "; ".join(

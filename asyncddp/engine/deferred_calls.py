@@ -1,4 +1,4 @@
-"""Calls that a verb has begun without the engine, and whose rest no thread drives yet."""
+"""Deferred calls (interface): operations started without the engine, not driven by any thread."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Collection, Sized
 
 
 class DeferredCalls:
-    """Deferred calls of one rank; this class is for an engine that has none.
+    """Base class of a rank's deferred calls; itself the implementation without any calls.
 
     Attributes:
-        unsent: Calls whose tensors are yet to be sent: before anything else of this rank is.
-        names: The names under which they are.
+        unsent: Calls with tensors to be sent, before anything else of this rank is sent.
+        names: The names of the calls.
     """
 
     unsent: Sized = ()
     names: Collection[str] = ()
 
     def send(self) -> None:
-        """Send the tensors of all calls that are yet to be sent."""
+        """Send the tensors of all unsent calls."""
 
     def hand_to_engine(self, age: float) -> None:
-        """Let the engine go on with calls that were sent so many seconds ago, or longer."""
+        """Submit to the engine all calls that were sent at least ``age`` seconds ago."""
 
     def end_after_fork(self, why: str) -> None:
-        """End all calls with an error in a forked process, telling no peer."""
+        """End all calls with an error in a forked process, without notifying peers."""

@@ -1,6 +1,6 @@
-"""Exchange request: tensors that one rank sends and receives together, and when each is complete.
+"""Exchange request: tensors that a rank sends and receives under one key, with wait conditions.
 
-Nothing in here communicates: the matcher and the send queue fill in what was received and sent.
+Nothing in here communicates: the matcher and the send queue store the requests of transfers here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from asyncddp.transport.cuda.device_transport import DirectReadReceiveRequest, D
 
 
 class ShortMessage(NamedTuple):
-    """A short tensor that goes to one rank, or comes from it.
+    """Short tensor sent to one rank, or received from it, within a single message.
 
     Attributes:
-        signature: Of what is sent, or expected.
+        signature: Signature of the tensor.
         peer: The other rank.
-        tensor: What is sent, or received into; None for a new tensor.
-        receives: True if this rank receives it.
+        tensor: The tensor to send, or to receive into; None to receive a new tensor.
+        receives: True if this rank receives.
     """
 
     signature: ExchangeSignature
@@ -43,7 +43,7 @@ class ShortMessage(NamedTuple):
         *,
         receives: bool = False,
     ) -> ShortMessage | None:
-        """Return the message with a tensor; None where the engine must move it."""
+        """Return a tensor's short message; None unless it is short, contiguous and on the CPU."""
         if signature.device != "cpu":
             return None
         if tensor is not None and (
@@ -56,7 +56,7 @@ class ShortMessage(NamedTuple):
 
 
 class PendingReceive:
-    """Pending receive of one tensor from one peer; done once the tensor can be read."""
+    """Pending receive of a tensor from a peer; as a wait condition: the tensor can be read."""
 
     def __init__(self, exchange: ExchangeRequest, peer: int) -> None:
         self.exchange, self.peer = exchange, peer
@@ -66,16 +66,16 @@ class PendingReceive:
 
     @property
     def announced(self) -> bool:
-        """Tell whether the peer has announced the tensor."""
+        """True if the peer has announced the tensor."""
         return self.tensor is not None or self.import_request is not None
 
     def done(self) -> bool:
-        """Tell whether the tensor can be read; raises what made the exchange fail."""
+        """Return whether the tensor can be read; raise the error of a failed exchange."""
         self.exchange.raise_if_failed()
         return self.announced and (self.request is None or self.request.done())
 
     def take(self) -> torch.Tensor:
-        """Return the tensor, once done."""
+        """Return the tensor; call it only once done."""
         if self.import_request is not None:
             return self.import_request.tensor
         if self.tensor is None:
@@ -83,21 +83,21 @@ class PendingReceive:
         return self.tensor
 
     def release(self) -> None:
-        """Let the peer overwrite the tensor in its own memory, once all reads are queued here."""
+        """Release a tensor in the peer's memory after this rank's reads, so that it may change."""
         if self.import_request is not None:
             self.import_request.release()
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peer and match key, while nothing has come from that peer."""
+        """Return the peer and match key, as long as the peer has announced nothing."""
         return [] if self.announced else [(self.peer, self.exchange.key)]
 
 
 class ExchangeRequest:
-    """Request of one rank for one exchange: tensors it expects from sources, and sends to targets.
+    """One rank's request for an exchange: receives from sources, and sends to targets.
 
-    Peers match it by its key, and must agree on its signature. With ``peer_access`` tensors are
-    read in the peers' own memory where the transport can do that, and each pending receive is to be
-    released then.
+    Peers match it by its key, and must agree on its signature. With ``peer_access``, tensors are
+    read in the peers' own memory if the transport can do that, and each pending receive must be
+    released afterwards.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ExchangeRequest:
         self.reason = ""
 
     def fail(self, error: PeerError, reason: str) -> None:
-        """Fail this exchange for a reason that peers are told, unless it has failed before."""
+        """Mark this exchange as failed, unless it has failed before; peers are sent the reason."""
         if self.error is None:
             self.error, self.reason = error, reason
 
@@ -137,7 +137,7 @@ class ExchangeRequest:
             raise self.error
 
     def row_difference(self, message: TensorMessage) -> str | None:
-        """Say how the sender's and this rank's mixing weights differ; None if they agree."""
+        """Describe how the sender's mixing weights differ from this rank's; None if equal."""
         if not self.row or not message.weights or message.weights == self.row:
             return None
         return (
@@ -147,22 +147,22 @@ class ExchangeRequest:
 
     @property
     def sources(self) -> frozenset[int]:
-        """Return the ranks from which a tensor is expected."""
+        """Ranks from which a tensor is expected."""
         return frozenset(self.receives)
 
     def sent(self) -> SendWaitCondition:
-        """Return the condition that all sends are complete, and acknowledged where asked for."""
+        """Return the wait condition that all sends are complete, and acknowledged if required."""
         return SendWaitCondition(self)
 
 
 class SendWaitCondition:
-    """Wait condition: all sends of an exchange are done, and acknowledged where asked for."""
+    """Wait condition: all sends of an exchange are complete, and acknowledged if required."""
 
     def __init__(self, exchange: ExchangeRequest) -> None:
         self.exchange = exchange
 
     def done(self) -> bool:
-        """Tell whether all sends are complete and no acknowledgement is missing."""
+        """Return whether all sends are complete and no acknowledgement is missing."""
         exchange = self.exchange
         exchange.raise_if_failed()
         if exchange.sends and all([request.done() for request in exchange.sends]):
@@ -170,14 +170,14 @@ class SendWaitCondition:
         return not exchange.sends and not exchange.unacknowledged
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peers that have yet to acknowledge, or to receive."""
+        """Return the peers that have not acknowledged or received yet."""
         exchange = self.exchange
         peers = exchange.unacknowledged or (exchange.targets if exchange.sends else ())
         return [(peer, exchange.key) for peer in sorted(peers)]
 
 
 class BufferReuseWaitCondition(SendWaitCondition):
-    """Wait condition: what the device stream is given from now on may overwrite sent buffers."""
+    """Wait condition: later work on the device stream may overwrite the sent buffers."""
 
     @override
     def done(self) -> bool:

@@ -1,4 +1,4 @@
-"""Handle that a non-blocking operation returns, to poll or to wait for its result."""
+"""Handle of a non-blocking operation: polls for completion, or waits for the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class Handle(Generic[R]):
-    """Handle of a non-blocking call, to poll or wait for its result.
+    """Handle of a non-blocking call: polls for completion, or waits for the result.
 
     Example:
         >>> import asyncddp as bf, torch
@@ -26,13 +26,13 @@ class Handle(Generic[R]):
 
     @uncompiled
     def poll(self) -> bool:
-        """Tell whether the call has ended, well or not; never waits."""
+        """Return whether the call has ended, with a result or an error, without waiting."""
         self._loop.progress_unthreaded()
         return self._work.finished
 
     @uncompiled
     def wait(self, timeout: float | None = None) -> R:
-        """Wait for the result; every further call returns the same.
+        """Wait for the result, and return it; later calls return the same.
 
         Args:
             timeout: Seconds to wait at most; the operation goes on when they have passed. None
@@ -54,7 +54,7 @@ class Handle(Generic[R]):
         return cast("R", self._work.result)
 
     def fail(self, error: BaseException) -> None:
-        """End the call with an error unless it has ended, and tell the peers."""
+        """End the call with an error, unless it has ended, and notify the peers."""
         with self._loop.lock:
             if not self._work.finished:
                 self._work.fail(error)
@@ -62,7 +62,7 @@ class Handle(Generic[R]):
     @property
     @uncompiled
     def result(self) -> R:
-        """The result, as :meth:`wait` returns it."""
+        """The result; waits for it, as :meth:`wait` does."""
         return self.wait()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Lost peers: ranks that have exited or failed, or whose messages cannot be read."""
+"""Lost peers: ranks that have exited or failed, or that send unreadable messages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ADVICE = (
 
 
 class LostPeers:
-    """Peers that have exited or failed, and the errors raised by operations that need them.
+    """Record of lost peers, and of the errors of operations that need them.
 
-    The engine's lock guards it. ``shared`` are records that all ranks of this process keep
-    together; without them each rank keeps those of which it has been told.
+    The engine's lock guards it. ``shared`` are exit records that all ranks of this process share;
+    without them each rank records the exits that peers announce to it.
     """
 
     def __init__(
@@ -34,26 +34,26 @@ class LostPeers:
 
     @property
     def any(self) -> bool:
-        """True while there are lost peers."""
+        """True if there are lost peers."""
         return bool(self._exited) or bool(self._unreadable)
 
     def mark_exited(self, peer: int, message: ExitAnnouncement) -> None:
-        """Note that a peer has announced its exit."""
+        """Record that a peer has announced its exit."""
         counts = message.collective_counts
         self._exited[peer] = ExitRecord(message.reason, counts, time.monotonic())
 
     def mark_failed(self, peer: int, reason: str) -> None:
-        """Note that a peer has failed; operations that need it fail after a moment."""
+        """Record that a peer has failed; operations that need it fail after a moment."""
         self._exited[peer] = ExitRecord(reason, {}, time.monotonic(), failed=True)
 
     def mark_dead(self, failed: Mapping[int, str]) -> None:
-        """Note which peers the transport knows to have ended, unless they announced their exit."""
+        """Record peers that the transport reports dead, unless they have announced their exit."""
         for peer, reason in failed.items():
             if peer not in self._exited:
                 self.mark_failed(peer, reason)
 
     def mark_unreadable(self, peer: int, error: Exception, *, tell_next_verb: bool) -> None:
-        """Note that a peer's messages cannot be read; operations that need it fail."""
+        """Record that a peer's messages cannot be read; operations that need it fail."""
         problem = (
             f"rank {self._rank}: a message of rank {peer} cannot be read "
             f"({type(error).__name__}: {error}); run the same version of asyncddp on all ranks"
@@ -63,26 +63,26 @@ class LostPeers:
             self._matcher.channels.fail_next_call(known)
 
     def has_exited(self, peer: int) -> bool:
-        """Tell whether a rank has exited or failed."""
+        """Return whether a rank has exited or failed."""
         return peer in self._exited
 
     def has_failed(self, peer: int) -> bool:
-        """Tell whether a rank was killed or has raised, so that its values count no more."""
+        """Return whether a rank was killed or has raised, so that its values are ignored."""
         exited = self._exited.get(peer)
         return exited is not None and _has_failed(exited)
 
     def is_lost(self, peer: int) -> bool:
-        """Tell whether a rank answers no more: it has exited, failed, or cannot be read."""
+        """Return whether a rank has exited, failed, or sent unreadable messages."""
         return peer in self._exited or peer in self._unreadable
 
     def readmit(self) -> None:
-        """Forget which peers have exited, since they are back."""
+        """Clear the records of exited peers, which have rejoined."""
         self._exited.clear()
 
     def error_of(
         self, subject: str, missing: Sequence[tuple[int, MatchKey | None]], now: float
     ) -> PeerError | None:
-        """Return the error of a wait for peers and their submissions, if one peer is lost."""
+        """Return the error of an operation that waits for a lost peer; None if no peer is lost."""
         for peer, _ in missing:
             known = self._unreadable.get(peer)
             if known is not None:

@@ -1,7 +1,7 @@
 """Message matching: pairs incoming messages with this rank's exchange requests, by name and step.
 
-As in MPI there are two queues: requests that wait for their messages, and unexpected messages that
-wait for their request.
+As in MPI there are two queues: posted requests that wait for messages, and unexpected messages that
+wait for a request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ACK_EVERY = 64  # uses of a name after which a sender waits for its receivers
 
 
 class _ExchangeRecord(NamedTuple):
-    """Record of a finished exchange: source and target ranks, error if it failed, signature."""
+    """Record of a finished exchange: source and target ranks, error if any, signature."""
 
     sources: frozenset[int]
     targets: frozenset[int]
@@ -46,23 +46,24 @@ class _ExchangeRecord(NamedTuple):
 
 
 class ExpectedMessage(Protocol):
-    """Receive of one message without an exchange request."""
+    """Interface of a receive of one message without an exchange request."""
 
     def receive(self, peer: int, message: TensorMessage) -> bool:
-        """Take a message of the expected key; open a request for it and return False otherwise."""
+        """Receive the message of the expected key; if impossible, open a request: False."""
         ...
 
     def hand_over(self) -> None:
-        """Open a request for it."""
+        """Open an exchange request that replaces this receive."""
         ...
 
 
 class MessageMatcher:
-    """Matcher that pairs incoming messages with one rank's exchange requests, by name and step.
+    """Matcher of one rank: pairs incoming messages with its exchange requests, by name and step.
 
-    Messages that no request expects yet are kept; those that contradict a request fail the exchange
-    on both sides. It is not thread-safe: the engine's lock guards it. ``uses`` tells how often each
-    name was used on this rank, and ``refused`` has refusals of exchanges that are yet to be opened.
+    Unexpected messages are kept until a request expects them. A message that contradicts a request
+    fails the exchange on both sides. It is not thread-safe: the engine's lock guards it. ``uses``
+    counts the uses of each name on this rank. ``refused`` holds refusals of exchanges that are not
+    opened yet.
     """
 
     def __init__(
@@ -93,15 +94,15 @@ class MessageMatcher:
         self.expected: dict[MatchKey, ExpectedMessage] = {}
 
     def is_refused_at(self, name: str, step: int) -> bool:
-        """Tell whether a peer has refused, in advance, the exchange of a name's use."""
+        """Return whether a peer has refused an exchange that this rank has not opened yet."""
         return bool(self.refused) and MatchKey(name, step) in self.refused
 
     # exchanges
 
     def open(self, exchange: ExchangeRequest, *, check: bool) -> None:
-        """Add an exchange request, and match it with messages that have arrived before.
+        """Post an exchange request, and match it with messages that have arrived already.
 
-        Targets that have never acknowledged its signature must do so; in check mode all must.
+        Targets that have never acknowledged its signature must acknowledge; in check mode all must.
         """
         key = exchange.key
         if key in self._posted:
@@ -123,7 +124,7 @@ class MessageMatcher:
     def post_short(
         self, key: MatchKey, signature: ExchangeSignature, peer: int, payload: bytes
     ) -> bool:
-        """Send a tensor's bytes in one message; False if the receiver has to acknowledge them."""
+        """Send a short tensor in one message; False if that needs an exchange request."""
         if (
             key.step % _ACK_EVERY == 0
             or (peer, signature) not in self._acknowledged
@@ -135,7 +136,7 @@ class MessageMatcher:
         return True
 
     def expect(self, key: MatchKey, receive: ExpectedMessage) -> None:
-        """Let a receive take the message of a key, which may be here already."""
+        """Register a receive for the message of a key, which may have arrived already."""
         waiting = self._unexpected.get(key)
         self.expected[key] = receive
         if key in self.refused:
@@ -146,7 +147,7 @@ class MessageMatcher:
                 del self._unexpected[key]
 
     def _give(self, receive: ExpectedMessage, peer: int, message: TensorMessage) -> bool:
-        """Give a receive its message; False if it opens a request for it instead."""
+        """Pass a message to its receive; False if the receive opened a request instead."""
         if not receive.receive(peer, message):
             return False
         key = message.key
@@ -160,7 +161,7 @@ class MessageMatcher:
             self._finished.popitem(last=False)
 
     def close(self, exchange: ExchangeRequest, error: PeerError | None) -> None:
-        """Remove an exchange request; if it failed, notify all ranks that take part."""
+        """Remove an exchange request; if it failed, notify all participating ranks."""
         self._posted.pop(exchange.key, None)
         for receive in exchange.receives.values():
             receive.release()
@@ -186,9 +187,9 @@ class MessageMatcher:
             request.abandon()
 
     def has_submitted(self, key: MatchKey) -> bool:
-        """Tell whether this rank has submitted an exchange with this key, or its operation.
+        """Return whether this rank has submitted the operation of an exchange's key.
 
-        What later parts of a submitted operation send comes without the caller.
+        Later exchanges of a submitted operation are made without the caller.
         """
         counts = self._use_counts
         return key.step < counts.get(key.name, counts.get(key.base, 0))
@@ -198,7 +199,7 @@ class MessageMatcher:
         return self._finished.get(key) or (_ExchangeRecord(*partners, None) if partners else None)
 
     def refuse_waiting_peer(self, peer: int, key: MatchKey) -> None:
-        """Send a refusal to a peer that waits for an exchange in which this rank leaves it out."""
+        """Send a refusal to a peer that waits for this rank, if this rank's exchange omits it."""
         mine = self._posted.get(key) or self._finished_exchange(key)
         if mine is None or mine.error is not None or key.collective:
             return
@@ -207,17 +208,17 @@ class MessageMatcher:
             self.sends.put(peer, Nack(key, f"rank {self.rank} {problem}", origin=self.rank))
 
     def is_announced(self, peer: int, key: MatchKey) -> bool:
-        """Tell whether a peer has announced a tensor that no request expects yet."""
+        """Return whether a peer has announced a tensor that no request expects yet."""
         return peer in self._unexpected.get(key, ())
 
     def unexpected_from(self, peer: int) -> list[TensorMessage]:
-        """Return the messages of a peer that no request expects yet."""
+        """Return a peer's messages that no request expects yet."""
         return [waiting[peer] for waiting in self._unexpected.values() if peer in waiting]
 
     # incoming messages
 
     def receive(self, peer: int, bundle: bytes) -> list[Message]:
-        """Handle a bundle of messages, and return those that are not about exchanges."""
+        """Handle a bundle of messages; return the messages that do not concern exchanges."""
         others: list[Message] = []
         for message in decode(bundle):
             if isinstance(message, TensorMessage):
@@ -245,7 +246,7 @@ class MessageMatcher:
                 self._unexpected[message.key][peer] = message
 
     def scan_rings(self) -> None:
-        """Find tensors in the peers' ring buffers that this rank does not expect."""
+        """Find unexpected tensors in the peers' ring buffers, and fail their exchanges."""
         suspects = set()
         for peer, message in self.channels.unexpected_tensors():
             key = message.key
@@ -260,7 +261,7 @@ class MessageMatcher:
         self._suspects = suspects
 
     def _match(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
-        """Check a message against its request; accept it, or fail the exchange on both sides."""
+        """Check a message against its request; accept it, or fail the exchange on both ranks."""
         problem, reason = _contradiction(exchange, peer, message)
         if problem is None:
             self._announced.accept(exchange, peer, message)
@@ -273,7 +274,7 @@ class MessageMatcher:
             self.sends.put(peer, Nack(message.key, reason, origin=self.rank))
 
     def _receive_late(self, peer: int, message: TensorMessage, finished: _ExchangeRecord) -> None:
-        """Refuse a tensor for an exchange that has ended here without it."""
+        """Refuse a tensor for an exchange that has ended without it on this rank."""
         self._announced.discard(peer, message)
         if finished.error is not None:
             self.sends.put(peer, Nack.of(self.rank, message.key, finished.error))
@@ -289,7 +290,7 @@ class MessageMatcher:
         self.sends.put(peer, Nack(message.key, problem, origin=self.rank))
 
     def _receive_nack(self, peer: int, nack: Nack) -> None:
-        """Fail the exchange that a peer has refused, or keep the nack until it is requested."""
+        """Fail the exchange that a peer has refused, or keep the nack until it is opened."""
         finished = self._finished_exchange(nack.key)
         if nack.key.step < 0:  # of an active message
             what = f"message to {nack.key.name}"
@@ -304,7 +305,7 @@ class MessageMatcher:
             self._fail_finished(nack.key, nack.to_error(self.rank, f"{nack.key}", peer))
 
     def _fail_finished(self, key: MatchKey, error: PeerError) -> None:
-        """Fail an exchange that had ended well; the next verb raises the error, once."""
+        """Fail an exchange that had ended without error; the next verb raises the error once."""
         finished = self._finished_exchange(key)
         if finished is not None:
             self._finished[key] = finished._replace(error=error)
@@ -322,9 +323,9 @@ class MessageMatcher:
 def _contradiction(
     exchange: ExchangeRequest, peer: int, message: TensorMessage
 ) -> tuple[str | None, str]:
-    """Say how a message contradicts a request, for this rank and for its sender; None if it fits.
+    """Describe how a message contradicts a request, for this rank and its sender; None if it fits.
 
-    Ranks that meet in different collectives may exchange with different peers, too.
+    Ranks that call different collectives under one key may also exchange with different peers.
     """
     expected, collective = peer in exchange.receives, exchange.key.collective
     if expected or collective:

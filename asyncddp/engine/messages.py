@@ -1,7 +1,7 @@
-"""Messages between the progress engines of different ranks: match keys, signatures, encoding.
+"""Messages between the progress engines of ranks: message types, match keys, encoding.
 
-On the transport a bundle is a MessagePack array of messages, and a message an array of its kind's
-number and its fields. Decoding checks the type of every field and executes nothing.
+On the transport, a bundle is a MessagePack array of messages, and a message is an array of its tag
+and its fields. Decoding checks the type of every field and executes nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ GROUP_COLLECTIVE = "<collective of group {}>"
 
 
 class MatchKey(NamedTuple):
-    """Match key, a name and a use count, by which one rank's sends pair with another's receives."""
+    """Match key of an exchange, equal on all its ranks: a name and its number of earlier uses."""
 
     name: str
     step: int
 
     @property
     def base(self) -> str:
-        """Name without the number of the part, where one operation makes several exchanges."""
+        """Name of the operation, without the number of the exchange if it makes several."""
         name, _, part = self.name.rpartition("/")
         return name if name and part.isdecimal() else self.name
 
     @property
     def collective(self) -> bool:
-        """True for the key of a collective."""
+        """True if this is the key of a collective."""
         return self.name.startswith("<collective")
 
     def __str__(self) -> str:
@@ -54,13 +54,13 @@ class MatchKey(NamedTuple):
 
 
 SIGNATURE_ONLY = -1
-"""Tag of a :class:`TensorMessage` that carries its exchange's signature, without a tensor."""
+"""Tag of a :class:`TensorMessage` that carries the signature of its exchange, but no tensor."""
 
 DECODE_ERRORS = (
     ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, OSError,
     MemoryError,
 )  # fmt: skip
-"""Exceptions that a malformed message may raise where it is handled."""
+"""Exceptions that handling a malformed message may raise."""
 
 _SENDABLE_ERRORS: dict[str, type[PeerError]] = {
     kind.__name__: kind
@@ -73,7 +73,7 @@ _SENDABLE_ERRORS: dict[str, type[PeerError]] = {
         WaitTimeoutError,
     )
 }
-"""Errors that a :class:`Nack` carries: the peers of a rank that failed raise the same one."""
+"""Errors that a :class:`Nack` can carry, so that peers raise the same error as the failed rank."""
 
 _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 HandlerArguments: TypeAlias = tuple[bool | int | float | str | None, ...]
@@ -81,11 +81,11 @@ HandlerArguments: TypeAlias = tuple[bool | int | float | str | None, ...]
 
 
 class _MessageBase(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of all messages: an immutable struct that is encoded as an array of its fields."""
+    """Base class of all messages: an immutable struct, encoded as an array of its fields."""
 
 
 class TensorMessage(_MessageBase, frozen=True, tag=0):
-    """Message with a tensor's header, and its bytes or the tag of the transfer that brings them."""
+    """Header of a tensor, with its bytes, or with the tag of the transfer that follows."""
 
     key: MatchKey
     verb: str
@@ -102,13 +102,13 @@ class TensorMessage(_MessageBase, frozen=True, tag=0):
 
 
 class Ack(_MessageBase, frozen=True, tag=1):
-    """Acknowledgement that the receiver expects this tensor, with the same dtype and shape."""
+    """Acknowledgement that the receiver expects a tensor, with the same dtype and shape."""
 
     key: MatchKey
 
 
 class Nack(_MessageBase, frozen=True, tag=2):
-    """Negative acknowledgement: tells a peer that this rank's part of an exchange has failed."""
+    """Negative acknowledgement: an exchange has failed on the sending rank, for a reason."""
 
     key: MatchKey
     reason: str
@@ -126,14 +126,14 @@ class Nack(_MessageBase, frozen=True, tag=2):
         *,
         told_all: bool = False,
     ) -> Nack:
-        """Build the nack for an exchange that failed on this rank, by default with its error."""
+        """Make the nack of an exchange that failed on this rank, by default with its error."""
         origin = rank if error.origin is None else error.origin
         kind = type(error).__name__
         kind = kind if kind in _SENDABLE_ERRORS else "PeerError"
         return cls(key, reason or str(error), kind, origin, told_all)
 
     def to_error(self, rank: int, what: str, peer: int) -> PeerError:
-        """Build the error that this rank raises when a peer has refused or given up ``what``."""
+        """Make the error that this rank raises after a peer's nack of ``what``."""
         kind = _SENDABLE_ERRORS.get(self.kind, PeerError)
         did = "refused" if issubclass(kind, MismatchError) else "given up"
         error = kind(f"rank {rank}, {what}, {did} by rank {peer}: {self.reason}")
@@ -142,14 +142,14 @@ class Nack(_MessageBase, frozen=True, tag=2):
 
 
 def mismatch_found_by(rank: int, problem: str) -> MismatchError:
-    """Build a MismatchError whose origin is the rank that has found the contradiction."""
+    """Make a MismatchError that records the rank that has found the mismatch as its origin."""
     error = MismatchError(problem)
     error.origin = rank
     return error
 
 
 class WaitForEdge(NamedTuple):
-    """Edge of a wait-for graph: a blocked rank, the operation it is in, and the call it awaits."""
+    """Edge of the wait-for graph: a blocked rank, its operation, and the call that it waits for."""
 
     rank: int
     verb: str
@@ -157,26 +157,26 @@ class WaitForEdge(NamedTuple):
 
 
 class DeadlockProbe(_MessageBase, frozen=True, tag=3):
-    """Message that waiting ranks pass along, each adding itself, to find a cycle of them."""
+    """Probe for deadlocks: blocked ranks forward it, each adding its wait-for edge."""
 
     chain: tuple[WaitForEdge, ...]
 
 
 class DeadlockCycle(_MessageBase, frozen=True, tag=4):
-    """Message to deadlocked ranks: the cycle in which they wait for each other."""
+    """Notice to deadlocked ranks: the cycle in which they wait for each other."""
 
     chain: tuple[WaitForEdge, ...]
 
 
 class ExitAnnouncement(_MessageBase, frozen=True, tag=5):
-    """Announcement that the sending rank exits, with the number of collectives it has submitted."""
+    """Announcement that the sending rank exits, with its number of submitted collectives."""
 
     reason: str
     collective_counts: Mapping[str, int]
 
 
 class ActiveMessage(_MessageBase, frozen=True, tag=6):
-    """One-sided message that runs a handler on the receiving rank, possibly with a tensor."""
+    """One-sided message that runs a handler on the receiving rank, optionally with a tensor."""
 
     handler: str
     arguments: HandlerArguments
@@ -196,7 +196,7 @@ _ITEM_SIZES = {row.name: dtype.itemsize for dtype, row in DTYPES.items()}
 
 
 def encode(messages: Iterable[Message]) -> bytes:
-    """Encode messages for one peer; they are decoded in the same order."""
+    """Encode messages for one peer as a bundle, in their order."""
     every = list(messages)
     try:
         return _ENCODER.encode(every)
@@ -205,7 +205,7 @@ def encode(messages: Iterable[Message]) -> bytes:
 
 
 def decode(data: bytes) -> list[Message]:
-    """Decode messages; raise ValueError if one is of no known kind or contradicts itself."""
+    """Decode a bundle of messages; raise ValueError if one is malformed or inconsistent."""
     try:
         messages = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -219,7 +219,7 @@ def decode(data: bytes) -> list[Message]:
 
 
 def _check_tensor(message: TensorMessage | ActiveMessage) -> None:
-    """Raise unless a message's dtype is known and its inline bytes fill its shape."""
+    """Raise a ValueError unless the dtype is known and the payload has the size of the shape."""
     size = _ITEM_SIZES.get(message.dtype)
     if size is None:
         if isinstance(message, ActiveMessage) and not message.dtype and message.payload is None:
@@ -237,7 +237,7 @@ def _check_tensor(message: TensorMessage | ActiveMessage) -> None:
 
 
 def _in_utf8(message: Message) -> Message:
-    """Copy a message, with escapes in place of characters that UTF-8 cannot encode."""
+    """Copy a message with characters escaped that UTF-8 cannot encode."""
     texts = {
         name: value.encode("utf-8", "backslashreplace").decode()
         for name, value in msgspec.structs.asdict(message).items()
@@ -247,9 +247,9 @@ def _in_utf8(message: Message) -> Message:
 
 
 class ExchangeSignature(msgspec.Struct, frozen=True):
-    """Signature that both sides of an exchange must share: operation, dtype, shape, device type.
+    """Signature on which both sides of an exchange must agree: verb, dtype, shape, device type.
 
-    ``members`` describes the list of tensors of which the operation's are made, if there is one.
+    ``members`` describes the list of tensors on which the operation is called, if there is one.
     """
 
     verb: str
@@ -259,7 +259,7 @@ class ExchangeSignature(msgspec.Struct, frozen=True):
     members: str = ""
 
     def difference(self, message: TensorMessage) -> str | None:
-        """Say how a message differs from it, as "expected …, got …"; None if it fits."""
+        """Describe a message's difference as "expected …, got …"; None if it agrees."""
         if message.verb != self.verb:
             return f"expected verb {self.verb}, got {message.verb}"
         if message.members != self.members:
@@ -277,7 +277,7 @@ class ExchangeSignature(msgspec.Struct, frozen=True):
 
 
 class AnyTensorSignature(ExchangeSignature, frozen=True):
-    """Signature of a receiver who knows neither dtype nor shape of what it is sent."""
+    """Signature of a receive that accepts any dtype and shape."""
 
     @override
     def difference(self, message: TensorMessage) -> str | None:
@@ -287,6 +287,6 @@ class AnyTensorSignature(ExchangeSignature, frozen=True):
 
 
 def _format_shape(shape: Iterable[int | None]) -> str:
-    """Write a shape as Python does, ``(3,)``, with ``any`` where every size fits."""
+    """Format a shape as Python does, ``(3,)``, with ``any`` for sizes that may differ."""
     sizes = ["any" if size is None else str(size) for size in shape]
     return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"

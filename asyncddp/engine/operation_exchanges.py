@@ -1,4 +1,4 @@
-"""Opens the message exchanges and collectives of one operation, and closes them at its end."""
+"""Exchanges and collectives of one operation: opened by its steps, closed at its end."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from asyncddp.transport.base import Request
 
 
 class PeerExchanges(Protocol):
-    """Exchanges of one operation with peers, over the engine or another group of processes."""
+    """Interface of an operation's exchanges with peers, by the engine or a torch process group."""
 
     @property
     def verb(self) -> str:
-        """Type of the operation, for messages."""
+        """Name of the operation's type, for error messages."""
         ...
 
     @property
     def key(self) -> MatchKey:
-        """Name of the operation, and how often it was used before."""
+        """Match key of the operation: its name, and the number of earlier uses."""
         ...
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Rank of this process."""
         ...
 
     def exchange(
@@ -48,7 +48,7 @@ class PeerExchanges(Protocol):
         *,
         into: Mapping[int, torch.Tensor] | None = None,
     ) -> ExchangeRequest:
-        """Open an exchange of tensors of one signature with peers, received ``into`` some."""
+        """Open an exchange of tensors of one signature; ``into`` are tensors to receive into."""
         ...
 
     def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
@@ -57,11 +57,11 @@ class PeerExchanges(Protocol):
 
 
 class OperationExchanges:
-    """Exchanges and collectives of one operation: opens them, and closes them when it ends.
+    """Opens the exchanges and collectives of one operation, and closes them at its end.
 
-    All calls are made under the engine's lock. ``round_number`` tells how often the verb was used
-    under its name before, which is the round of a schedule. ``members`` describes the list of
-    tensors that it is called on, which all signatures get.
+    All calls are made under the engine's lock. ``round_number`` counts the verb's earlier uses of
+    this name, which is the round of a schedule. ``members`` describes the list of tensors on which
+    the operation is called; it becomes part of all signatures.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class OperationExchanges:
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Rank of this process."""
         return self._matcher.rank
 
     def slots_of(self, group: str) -> CollectiveSlots | None:
-        """Return the slots of a group's collectives; None where not all its ranks share memory."""
+        """Return a group's collective slots; None unless all its ranks share memory."""
         return self._matcher.slots.get(group)
 
     def exchange(
@@ -104,11 +104,11 @@ class OperationExchanges:
         row: WeightRow | None = None,
         into: Mapping[int, torch.Tensor] | None = None,
     ) -> ExchangeRequest:
-        """Open an exchange with peers; an operation with several gives each a name of its own.
+        """Open an exchange with peers; each exchange of an operation has its own name.
 
-        ``streams`` are of the tensors' device, None on the host. In check mode peers compare the
-        row of weights. What fits a tensor of ``into`` is received there, by source. It raises a
-        MismatchError if an earlier message contradicts it.
+        ``streams`` are those of the tensors' device, None on the host. In check mode peers compare
+        ``row``. ``into`` maps sources to tensors to receive into, where dtype and shape fit. Raises
+        a MismatchError if an earlier message contradicts the exchange.
         """
         signature = self._with_members(signature)
         exchange = ExchangeRequest(
@@ -120,10 +120,10 @@ class OperationExchanges:
     def chunked_exchange(
         self, signature: ExchangeSignature, row: WeightRow
     ) -> tuple[ChunkedExchange, ExchangeRequest]:
-        """Open an exchange chunk by chunk, through ring buffers where these are set up.
+        """Open a chunked exchange, through ring buffers where these are set up.
 
-        Targets that do not read from the send ring must be sent the tensor with :meth:`send`, as
-        part of the request.
+        The tensor must be sent with :meth:`send`, as part of the request, to targets that do not
+        read from the send ring.
         """
         signature = self._with_members(signature)
         exchange = ExchangeRequest(self._next_key(), signature, row.sources, row.dst_weights)
@@ -136,10 +136,10 @@ class OperationExchanges:
         sources: Iterable[int],
         targets: Iterable[int],
     ) -> tuple[ChunkedExchange, ExchangeRequest]:
-        """Open an exchange of tensors whose first dimension may differ between ranks.
+        """Open a ragged exchange: the tensors' first dimension may differ between ranks.
 
-        What is said of :meth:`chunked_exchange` holds here too. This rank's tensor has the
-        signature ``own``; None for one of several chunks, which goes by message.
+        See :meth:`chunked_exchange` for targets and sends. This rank's tensor has the signature
+        ``own``; None if it has several chunks, so that it is sent by message.
         """
         signature = self._with_members(signature)
         exchange = ExchangeRequest(self._next_key(), signature, sources, targets)
@@ -153,7 +153,7 @@ class OperationExchanges:
         own: ExchangeSignature | None,
         row: WeightRow | None = None,
     ) -> tuple[ChunkedExchange, ExchangeRequest]:
-        """Open an exchange through ring buffers where these are set up."""
+        """Open a chunked or ragged exchange, in the channel of its name and signature."""
         alike = row is None or len(set(row.dst_weights.values())) == 1
         channels, key = self._matcher.channels, exchange.key
         channel = None if own is None else channels.find_or_open(key, own, exchange.targets)
@@ -167,7 +167,7 @@ class OperationExchanges:
         return chunked, exchange
 
     def adopt(self, chunked: ChunkedExchange) -> None:
-        """Take over a chunked exchange that the calling thread has begun without the engine."""
+        """Take over a chunked exchange that the caller's thread began without the engine."""
         sources = [source.peer for source in chunked.sources]
         exchange = ExchangeRequest(chunked.key, chunked.signature, sources, chunked.targets)
         exchange.ring_targets, exchange.channel = exchange.targets, chunked.channel
@@ -175,7 +175,7 @@ class OperationExchanges:
         chunked.request = self._open(exchange)
 
     def skip_exchanges(self, count: int) -> None:
-        """Leave out exchanges that other ranks of the operation make among themselves."""
+        """Skip the names of exchanges that other ranks of the operation make among themselves."""
         self._part += count
 
     def _with_members(self, signature: ExchangeSignature) -> ExchangeSignature:
@@ -200,32 +200,32 @@ class OperationExchanges:
     def export(
         self, exchange: ExchangeRequest, targets: Mapping[int, float], tensor: torch.Tensor
     ) -> None:
-        """Let targets read multiples of a device tensor, by :meth:`SendQueue.export`."""
+        """Export multiples of a device tensor to targets, by :meth:`SendQueue.export`."""
         for factor in sorted(set(targets.values())):
             peers = sorted(peer for peer, other in targets.items() if other == factor)
             self._matcher.sends.export(exchange, peers, tensor, factor)
 
     def open_for_refusal(self, signature: ExchangeSignature, group: Sequence[int]) -> None:
-        """Open an exchange with the others of a group, who learn so that the operation fails."""
+        """Open an exchange with all others of a group, so that they are notified of the failure."""
         others = [peer for peer in group if peer != self.rank]
         self.exchange(signature, others, others)
 
     def record_collective(
         self, key: MatchKey, signature: ExchangeSignature, group: Sequence[int], begun: int
     ) -> None:
-        """Record in the timeline a collective that began at ``begun`` nanoseconds and has ended."""
+        """Record in the timeline a collective that has ended; ``begun`` is its start time in ns."""
         self._matcher.channels.tracing.collective(key.name, signature, group, begun)
 
     def collective(
         self, group: Sequence[int], signature: ExchangeSignature, start: Callable[[], Request]
     ) -> Generator[PendingReceive | CollectiveWaitCondition | SendWaitCondition, None, None]:
-        """Take part in a collective of the ranks in ``group``.
+        """Run a transport's collective of the ranks in ``group``, and compare signatures.
 
-        Its signature goes to the next rank of the group, so that ranks which call different
-        collectives, dtypes or shapes find out while the collective itself is in progress, and tell
-        all: a rank whose part has ended by then raises in its next verb. In check mode, and where
-        ranks are known to differ, the signature goes to all, and nothing starts before all
-        signatures are known to agree. Where they are known to agree already, none is sent.
+        The signature is sent to the next rank of the group, so that ranks that call different
+        collectives, dtypes or shapes detect it while the collective is in progress, and notify all;
+        a rank whose part has ended by then raises in its next verb. In check mode, and if ranks are
+        known to differ, the signature is sent to all, and the collective starts only after all
+        signatures agree. If they are known to agree already, none is sent.
         """
         index = group.index(self.rank)
         others = [peer for peer in group if peer != self.rank]
@@ -253,19 +253,19 @@ class OperationExchanges:
             yield exchange.sent()
 
     def raise_if_failed(self) -> None:
-        """Raise the error of an exchange that has failed, even if it had completed on this rank."""
+        """Raise the error of any failed exchange, even if it had completed on this rank."""
         for exchange in self._exchanges:
             exchange.raise_if_failed()
 
     def count_moves(self) -> int:
-        """Count what pieces of the transfers have done; while it changes, they make progress."""
+        """Count the progress of transfers that move in pieces; a changed count means progress."""
         requests: list[Request | None] = [*self._requests]
         for exchange in self._exchanges:
             requests += [*exchange.sends, *(one.request for one in exchange.receives.values())]
         return sum(getattr(request, "moves", 0) for request in requests)
 
     def close(self, error: PeerError | None) -> None:
-        """End all exchanges, with the error that ended the operation if there was one."""
+        """Close all exchanges, with the error of the operation if it has failed."""
         for request in self._requests:
             request.abandon()
         for chunked in self._chunked_exchanges:

@@ -1,7 +1,7 @@
-"""Pairwise averaging of a tensor with one peer, through ring buffers in shared memory.
+"""Pairwise averaging of a tensor with one peer, by polling ring buffers in shared memory.
 
-It polls for the peer, which is the fastest while both ranks make progress, and stops where one does
-not; the engine goes on from there.
+Polling for the peer is fastest while both ranks make progress. If one does not, the averaging
+stops, and the engine continues it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pause: TypeAlias = Callable[[], None]
 
 
 def poll_briefly(check: Callable[[], bool], pause: Pause | None, timeout: float = _TIMEOUT) -> bool:
-    """Poll a condition for a moment, and tell whether it has become true."""
+    """Poll a condition for at most ``timeout`` seconds; return whether it has become true."""
     limit = 0.0
     while True:
         for _ in range(_POLLS):
@@ -37,17 +37,17 @@ def poll_briefly(check: Callable[[], bool], pause: Pause | None, timeout: float 
 
 
 def _poll_word(words: memoryview, index: int, goal: int, pause: Pause | None) -> bool:
-    """Poll until a header word reaches a goal; longer for a chunk that is not the first."""
+    """Poll briefly until a header word reaches a goal; longer after the first chunk."""
     timeout = _CHUNK_TIMEOUT if unpack_chunks(goal) > 1 else _TIMEOUT
     return words[index] >= goal or poll_briefly(lambda: words[index] >= goal, pause, timeout)
 
 
 class PairwiseAveraging:
-    """Weighted averaging of this rank's tensor x and one peer's: :math:`y = x + w (x_{peer} - x)`.
+    """Average of this rank's tensor x and a peer's, by polling: :math:`y = x + w (x_p - x)`.
 
-    ``targets`` read this rank's send ring, which is None if there are none; ``pause`` is called
-    between two polls, where there are fewer cores than ranks. ``chunks_sent`` were published here,
-    and ``chunks_read`` of the peer were averaged.
+    ``targets`` read this rank's send ring, which is None if there are none. ``pause`` is called
+    between two polls, if there are fewer cores than ranks. ``chunks_sent`` counts this rank's
+    published chunks, ``chunks_read`` the averaged chunks of the peer.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PairwiseAveraging:
         self.chunks_sent = self.chunks_read = 0
 
     def begin(self, handle: SharedMemoryHandle | None) -> bool:
-        """Announce this rank's tensor, by handle if not in the slots; False if there is no room."""
+        """Begin to send this rank's tensor, in slots or by handle; False if there is no room."""
         send_ring, step = self._send_ring, self._step
         if send_ring is None:
             return True
@@ -78,7 +78,7 @@ class PairwiseAveraging:
         return True
 
     def peer_handle(self) -> SharedMemoryHandle | None:
-        """Return a handle to the peer's tensor, if published soon and outside the slots."""
+        """Return the handle of the peer's tensor; None if it is in slots, or not published soon."""
         receive_ring, line = self._receive_ring, 8 * (self._step & 1)
         if _poll_word(receive_ring.words, line, pack_progress(self._step, 1), self._pause):
             store_fence()
@@ -89,7 +89,7 @@ class PairwiseAveraging:
     def average_mapped(
         self, own: torch.Tensor, other: torch.Tensor, out: torch.Tensor, weight: float
     ) -> bool:
-        """Average two whole tensors, the peer's in its own memory; True if ours may change now."""
+        """Average with the peer's tensor in its own memory; True if all peers have read ours."""
         chunks, send_ring = self._receive_ring.layout.num_chunks, self._send_ring
         torch.lerp(own, other, weight, out=out)
         self._receive_ring.acknowledge(self._step, chunks)
@@ -97,7 +97,7 @@ class PairwiseAveraging:
         return send_ring is None or self._read_by_all(send_ring, chunks)
 
     def _read_by_all(self, send_ring: SendRingBuffer, chunks: int) -> bool:
-        """Tell whether all targets read so many chunks of this rank within a moment."""
+        """Wait briefly for all targets to read ``chunks`` chunks; return whether they did."""
         step = self._step
         return not send_ring.pending_readers(step, chunks) or poll_briefly(
             lambda: not send_ring.pending_readers(step, chunks), self._pause, _CHUNK_TIMEOUT
@@ -106,9 +106,9 @@ class PairwiseAveraging:
     def average_chunks(
         self, own: Sequence[torch.Tensor], out: Sequence[torch.Tensor], weight: float
     ) -> bool:
-        """Copy this rank's chunks into slots, and average with the peer's chunks from its slots.
+        """Average chunk by chunk, through slots; return whether all chunks were averaged.
 
-        If that is not all done, ``chunks_sent`` and ``chunks_read`` say how far it came.
+        Otherwise, ``chunks_sent`` and ``chunks_read`` count the chunks done so far.
         """
         send_ring, receive_ring, number = self._send_ring, self._receive_ring, len(own)
         line, base = 8 * (self._step & 1), pack_progress(self._step, 0)
@@ -132,7 +132,7 @@ class PairwiseAveraging:
         return True
 
     def _reads_slots(self) -> bool:
-        """Tell whether the peer published this step for this rank, and in its slots."""
+        """Return whether the peer has published this step for this rank, in its slots."""
         receive_ring, step = self._receive_ring, self._step
         return (
             receive_ring.published(step) > 0
@@ -141,7 +141,7 @@ class PairwiseAveraging:
         )
 
     def _send_chunk(self, send_ring: SendRingBuffer, chunk: torch.Tensor) -> bool:
-        """Copy one more chunk into its slot and publish it, if the slot is free."""
+        """Send the next chunk if its slot is free in time; return whether it was sent."""
         number = self.chunks_sent
         before = number - send_ring.cycle  # the chunk that the slot held
         if before >= 0 and not self._read_by_all(send_ring, before + 1):

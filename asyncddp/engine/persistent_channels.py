@@ -1,8 +1,8 @@
-"""Persistent channels: ring buffers reused whenever a tensor of the same name is exchanged.
+"""Persistent channels: ring buffers reused by all exchanges of tensors of the same name.
 
-The first exchange of a name goes by message: header, bytes, acknowledgement. With the second one a
-rank offers its peers on this machine a ring buffer; from the third one on, tensors of that name and
-signature are read there, and a progress word takes the place of the header.
+The first exchange of a name goes by message: header, bytes, acknowledgement. In the second one a
+rank offers a ring buffer to its peers on this machine. From the third one on, tensors of that name
+and signature are read there, and a progress word replaces the header.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_HISTORY = 256  # steps of a channel whose partners are remembered
 
 
 class PersistentChannel:
-    """Ring buffers to peers on this machine, reused by each exchange of tensors under one name."""
+    """Channel of one name and signature: the ring buffers to and from peers on this machine."""
 
     def __init__(self, name: str, signature: ExchangeSignature, layout: ChunkLayout) -> None:
         self.name, self.signature, self.layout = name, signature, layout
@@ -49,18 +49,18 @@ class PersistentChannel:
         self._history: deque[tuple[int, Iterable[int], Iterable[int]]] = deque(maxlen=_MAX_HISTORY)
 
     def serves(self, sources: Iterable[int], targets: Collection[int]) -> bool:
-        """Tell whether ring buffers from all sources and to all targets are set up."""
+        """Return whether ring buffers from all sources and to all targets are set up."""
         for peer in sources:
             if peer not in self.receive_rings:
                 return False
         return not targets or (self.send_ring is not None and self.readers.issuperset(targets))
 
     def record(self, step: int, sources: Iterable[int], targets: Iterable[int]) -> None:
-        """Remember the sources and targets of a step."""
+        """Record the sources and targets of a step."""
         self._history.append((step, sources, targets))
 
     def partners(self, step: int) -> tuple[frozenset[int], frozenset[int]] | None:
-        """Return the sources and targets of a step, if it is remembered."""
+        """Return the recorded sources and targets of a step, or None."""
         for known, sources, targets in list(self._history):
             if known == step:
                 return frozenset(sources), frozenset(targets)
@@ -68,10 +68,10 @@ class PersistentChannel:
 
 
 class PersistentChannelTable:
-    """One rank's persistent channels (ring buffers of repeated exchanges), by name and signature.
+    """Table of one rank's persistent channels, keyed by name and signature.
 
-    ``shared_memory_group`` has the ranks with which it shares memory, and ``late_error`` is that of
-    an exchange which had already ended here, for the next operation to raise.
+    ``shared_memory_group`` contains the ranks with which it shares memory. ``late_error`` is the
+    error of an exchange that had ended on this rank before; the next operation raises it.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class PersistentChannelTable:
     def find_or_open(
         self, key: MatchKey, signature: ExchangeSignature, targets: Collection[int]
     ) -> PersistentChannel | None:
-        """Return the channel for a use of a name, if there is one; the second use opens it.
+        """Return the channel of a name and signature, opened in the second use; None before.
 
-        Without targets, as for the ring buffer of a peer, there may be any number of channels.
+        Without targets, as for a peer's ring buffer, the number of channels is not limited.
         """
         group = self._group
         channel = self._by_name.get(key.name, {}).get(signature)
@@ -121,7 +121,7 @@ class PersistentChannelTable:
         return channel
 
     def get(self, name: str, signature: ExchangeSignature) -> PersistentChannel | None:
-        """Return the channel of a name and signature, if there is one."""
+        """Return the channel of a name and signature; None if there is none."""
         return self._by_name.get(name, {}).get(signature)
 
     def _allocate_ring(self, channel: PersistentChannel) -> SendRingBuffer | None:
@@ -143,7 +143,7 @@ class PersistentChannelTable:
         return send_ring
 
     def _tell_of_end(self, name: str) -> None:
-        """Say once that further names have no ring buffers."""
+        """Log a warning, once, that further names get no ring buffers."""
         if not self._is_full:
             self._is_full = True
             logger.warning(
@@ -158,7 +158,7 @@ class PersistentChannelTable:
     def ring_to_offer(
         self, channel: PersistentChannel | None, peer: int
     ) -> SharedMemoryHandle | None:
-        """Return the send ring's handle for a peer that can map it and has not got it yet."""
+        """Return the send ring's handle for a peer that can map it and was not sent it yet."""
         if channel is None or channel.send_ring is None or not channel.send_ring.reaches(peer):
             return None
         return None if peer in channel.readers else channel.send_ring.handle
@@ -176,13 +176,13 @@ class PersistentChannelTable:
             channel.receive_rings[peer] = receive_ring
 
     def handle_of(self, tensor: torch.Tensor) -> SharedMemoryHandle | None:
-        """Return a shared-memory handle to a tensor, or None if its memory is not shared."""
+        """Return a tensor's shared-memory handle; None if its memory is not shared."""
         return None if self._group is None else self._group.arena.locate(tensor)
 
     def map_tensor(
         self, peer: int, channel: PersistentChannel, handle: SharedMemoryHandle
     ) -> torch.Tensor:
-        """Map a peer's tensor by its shared-memory handle, and return it flat."""
+        """Map a peer's tensor by its shared-memory handle; return it as a flat tensor."""
         if self._group is None:
             raise RuntimeError("there is no shared memory")
         view = self._group.arena.open(self._group.processes[peer], handle)
@@ -198,11 +198,11 @@ class PersistentChannelTable:
         return list(self._by_name.get(name, {}).values())
 
     def partners(self, key: MatchKey) -> tuple[frozenset[int], frozenset[int]] | None:
-        """Return the sources and targets of a use of a name, if a channel remembers it."""
+        """Return the recorded sources and targets of a use of a name, or None."""
         return next(filter(None, (one.partners(key.step) for one in self.find_all(key.name))), None)
 
     def is_in_flight(self, key: MatchKey) -> bool:
-        """Tell whether a use of a name is in progress in some channel."""
+        """Return whether a use of a name is in progress in any channel."""
         return any(key.step in list(channel.in_flight) for channel in self.find_all(key.name))
 
     def fail_next_call(self, error: PeerError) -> None:
@@ -210,14 +210,14 @@ class PersistentChannelTable:
         self.late_error = self.late_error or error
 
     def raise_late_error(self) -> None:
-        """Raise the error stored for the next operation, if there is one, once."""
+        """Raise the error stored for the next operation, if there is one, and discard it."""
         error = self.late_error
         if error is not None:
             self.discard_error(error)
             raise error
 
     def discard_error(self, error: PeerError) -> None:
-        """Discard a late error that has been raised, so that nothing raises it again."""
+        """Discard a stored error, so that it is not raised again."""
         if self.late_error is error:
             self.late_error = None
         for channel in self._all():
@@ -225,7 +225,7 @@ class PersistentChannelTable:
                 channel.error = None
 
     def unexpected_tensors(self) -> list[tuple[int, TensorMessage]]:
-        """List tensors that peers have published for this rank and it has not read, as messages."""
+        """List unread tensors in the receive rings of this rank, in the form of messages."""
         found = []
         for channel in self._all():
             form = channel.signature

@@ -1,4 +1,4 @@
-"""Progress engine of one rank: submits operations, and ends open ones at shutdown."""
+"""Progress engine of one rank: submits operations, counts uses of names, ends at shutdown."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ProgressEngine(ProgressLoop):
-    """Engine that runs all operations of one rank over one transport, by its progress loop.
+    """Engine that runs all operations of one rank over one transport, with its progress loop.
 
     Attributes:
         config: Deadlines and the check mode.
@@ -68,7 +68,7 @@ class ProgressEngine(ProgressLoop):
     def submit(
         self, spec: OperationSpec[R], key: MatchKey | None = None, about: Sequence[object] = ()
     ) -> Handle[R]:
-        """Queue an operation for the progress thread; ``key`` is that of a use counted before."""
+        """Submit an operation, and return its handle; ``key`` is given if its use was counted."""
         if key is None and (span := self._call_span(spec, about)) is not None:
             with span:
                 return self._submit(spec, None)
@@ -85,7 +85,7 @@ class ProgressEngine(ProgressLoop):
         return Handle(self, work)
 
     def run(self, spec: OperationSpec[R], about: Sequence[object] = ()) -> R:
-        """Run an operation on the calling thread and return its result."""
+        """Run an operation in the calling thread, and return its result."""
         span = self._call_span(spec, about)
         if span is not None:
             with span:
@@ -94,7 +94,7 @@ class ProgressEngine(ProgressLoop):
         return (Handle(self, self._enqueue(spec)) if short is None else short).wait()
 
     def _start_short(self, spec: OperationSpec[R]) -> Handle[R] | None:
-        """Send or expect the one short message of an operation; None if the engine must do it."""
+        """Start an operation that is a single short message; None if it needs the engine."""
         message = spec.message
         if message is None or spec.check or self.config.check or self.tracer is not None:
             return None
@@ -110,7 +110,7 @@ class ProgressEngine(ProgressLoop):
         return handle
 
     def _go_on(self, spec: OperationSpec[R], key: MatchKey, rounds: int) -> Handle[R]:
-        """Submit an operation whose use was counted before."""
+        """Submit an operation whose use of a name was counted before."""
         work = self.add(spec, key, rounds)
         if self.thread is not None:
             self.thread.wake()
@@ -137,7 +137,7 @@ class ProgressEngine(ProgressLoop):
             return self.add(spec, key, rounds)
 
     def add(self, spec: OperationSpec[R], key: MatchKey, rounds: int) -> Work[R]:
-        """Queue an operation whose use has been counted, under the lock of submissions."""
+        """Queue an operation whose use of a name was counted; holds ``submit_lock``."""
         check = spec.check or self.config.check
         operation = OperationExchanges(
             self.matcher, spec.verb, key, rounds, check=check, members=spec.members
@@ -149,16 +149,16 @@ class ProgressEngine(ProgressLoop):
     # counting
 
     def is_free(self, sequence: str | None) -> bool:
-        """Tell whether no operation of a sequence is in progress, under the lock of submissions."""
+        """Return whether no operation of a sequence is in progress; holds ``submit_lock``."""
         if not (self.queue or self.active):  # from the former to the latter, where it is in both
             return True
         every = (*list(self.active), *list(self.queue), *list(self.active))
         return all(work.sequence != sequence for work in every)
 
     def count_use(self, verb: str, name: str, in_flight: deque[int]) -> int | None:
-        """Count a use of a name by an operation that begins without the engine; return its step.
+        """Count a use of a name for an operation that starts without the engine; return its step.
 
-        It is None where the name is in use by something that must end first.
+        The step is None if another operation of this name must end first.
         """
         if self.deferred.unsent:
             self.deferred.send()
@@ -166,7 +166,10 @@ class ProgressEngine(ProgressLoop):
         return self.count_uses([(verb, name, in_flight)])[0]
 
     def count_uses(self, calls: Iterable[tuple[str, str, deque[int]]]) -> list[int | None]:
-        """Count a use of each of several names, for calls that have begun by :meth:`enter`."""
+        """Count uses of names for several operations that start without the engine.
+
+        :meth:`enter` was called before. Returns each operation's step as :meth:`count_use` does.
+        """
         counts, rounds, refused = self._use_counts, self._round_counts, self.matcher.refused
         steps: list[int | None] = []
         with self.submit_lock:
@@ -186,29 +189,29 @@ class ProgressEngine(ProgressLoop):
         return steps
 
     def claim_use(self, name: str) -> MatchKey:
-        """Count a use of a name that an operation under way makes, and return its key."""
+        """Count a use of a name by an operation in progress; return its match key."""
         with self.submit_lock:
             step = self._use_counts[name]
             self._use_counts[name] = step + 1
         return MatchKey(name, step)
 
     def use_count(self, name: str) -> int:
-        """Return how often a name was used, which is its next step."""
+        """Return the number of uses of a name, which is its next step."""
         return self._use_counts[name]
 
     def use_counts(self) -> dict[str, int]:
-        """Return how often each name was used; ranks whose counts are equal are in step."""
+        """Return the number of uses of each name; ranks with equal counts are in step."""
         self.deferred.send()
         return {name: count for name, count in self._use_counts.items() if count}
 
     def round_count(self, verb: str, name: str) -> int:
-        """Return how often an operation type was used under a name."""
+        """Return the number of uses of a name by one verb, which is the round of a schedule."""
         if name in self.deferred.names:
             self.deferred.send()
         return self._round_counts[verb, name]
 
     def enter(self, verb: str) -> None:
-        """Begin a call of a verb; raise if there can be none, or what an earlier call failed by."""
+        """Begin a call of a verb; raise a stored late error, or an error after shutdown."""
         thread = threading.get_ident()
         if thread != self._last_caller:
             self.watchdog.callers.add(threading.current_thread())
@@ -219,7 +222,7 @@ class ProgressEngine(ProgressLoop):
             self._channels.raise_late_error()
 
     def count(self, verb: str, label: str, name: str) -> tuple[int, int]:
-        """Count a use of a name, and return its step and the verb's earlier uses of the name."""
+        """Count a use of a name; return its step and the number of the verb's earlier uses."""
         self.enter(verb)
         step, rounds = self._use_counts[name], self._round_counts[verb, label]
         self._use_counts[name] = step + 1
@@ -230,16 +233,16 @@ class ProgressEngine(ProgressLoop):
 
     @contextmanager
     def active_messages(self) -> Iterator[ActiveMessageDispatcher]:
-        """Give access to the active messages under the engine's lock, and flush them at the end."""
+        """Lock the engine, give access to its active messages, and flush them at the end."""
         with self.lock:
             self.ensure_open("a one-sided operation")
             yield self.matcher.active_messages
             self.matcher.sends.flush()
 
     def add_progress_hook(self, hook: Callable[[], bool]) -> None:
-        """Add a function that is called in every round of progress until it returns True.
+        """Add a hook: a function that is called in every round of progress until it returns True.
 
-        It neither raises nor waits, also not for a lock whose owner may wait for the engine.
+        It must neither raise nor wait, not even for a lock whose owner may wait for the engine.
         """
         self.hooks.append(hook)
         if self.thread is not None:
@@ -249,11 +252,11 @@ class ProgressEngine(ProgressLoop):
 
     @property
     def forked(self) -> bool:
-        """True in a process that was forked from the one that made the engine."""
+        """True in a process that was forked from the engine's process."""
         return self.closed_because.startswith(_FORKED)
 
     def announce_exit(self, reason: str) -> None:
-        """Tell all peers that this rank submits nothing more, so that none of them waits for it."""
+        """Announce to all peers that this rank submits nothing more, so that none waits for it."""
         self.deferred.send()
         with self.lock:
             self.progress()
@@ -263,7 +266,7 @@ class ProgressEngine(ProgressLoop):
                 self._tell_peers_of_exit(ExitAnnouncement(reason, counts))
 
     def readmit_peers(self) -> None:
-        """Take back :meth:`announce_exit` of all ranks, while none of them submits anything."""
+        """Undo :meth:`announce_exit` of all ranks; no rank may submit operations meanwhile."""
         with self.lock:
             self.progress()
             self.lost_peers.readmit()
@@ -271,8 +274,8 @@ class ProgressEngine(ProgressLoop):
     def detach_after_fork(self) -> None:
         """Close the engine in a forked child process, leaving the rank to the parent process.
 
-        Nothing is sent. Operations in progress end with an error, as does every later call; locks
-        that another thread may have held at the fork are made anew.
+        Nothing is sent. Operations in progress and all later calls end with an error. Locks that
+        another thread may have held at the fork are replaced.
         """
         self.thread, self.closed = None, True
         self.lock, self.submit_lock = threading.RLock(), threading.Lock()
@@ -288,10 +291,10 @@ class ProgressEngine(ProgressLoop):
             pending.clear()
 
     def close(self, reason: str) -> None:
-        """Stop the progress thread, fail what is in progress, and announce this rank's exit.
+        """Stop the progress thread, fail operations in progress, and announce this rank's exit.
 
-        It raises the error of a peer that has refused an earlier exchange which had ended here; not
-        where the peer has given up its part since a rank has left, as this one does.
+        Raises a stored late error, such as that of a peer which refused an exchange after it had
+        ended on this rank, unless it is a PeerLeftError.
         """
         if self.thread is not None:
             self.thread.stop()

@@ -1,4 +1,4 @@
-"""Progress loop: advances all operations of a rank, on waiting threads or a thread of its own."""
+"""Progress loop: advances all operations of a rank, in waiting threads or in a progress thread."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _SUBMIT_WINDOW = 0.0001  # seconds in which a caller may submit more before the 
 
 
 class ProgressLoop:
-    """Loop that advances all operations of one rank; a thread that waits for any of them runs it.
+    """Loop that advances all operations of one rank; driven by any thread that waits for one.
 
-    ``hooks`` are called in every round until they return True, no thread drives ``deferred`` calls,
-    ``pause`` is called between two polls where there are fewer cores than ranks and is None
-    elsewhere, and ``closed_because`` says why nothing can be submitted once ``closed``.
+    ``hooks`` are called in every round until they return True. No thread drives ``deferred`` calls.
+    ``pause`` is called between two polls if there are fewer cores than ranks, and else is None.
+    ``closed_because`` is the reason why nothing can be submitted once ``closed``.
     """
 
     def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
@@ -67,7 +67,7 @@ class ProgressLoop:
         self.thread = ProgressThread(self, transport) if threaded else None
 
     def ensure_open(self, what: str) -> None:
-        """Raise PeerError after :meth:`fail_all`, NotInitializedError after shutdown or a fork."""
+        """Raise a PeerError after :meth:`fail_all`, NotInitializedError after shutdown or fork."""
         if self.closed:
             raise self._closed_error(what, self.closed_because)
 
@@ -89,11 +89,11 @@ class ProgressLoop:
     # one round
 
     def progress(self, *, scan: bool = False) -> bool:
-        """Make one round of progress, and tell whether anything moved.
+        """Make one round of progress; return whether there was any progress.
 
-        It receives messages, advances operations, runs hooks, and sends what these have queued.
-        With ``scan`` it looks for unexpected tensors in the peers' rings. It raises that MPI has
-        found a failed process; any other exception fails all operations of this rank for good.
+        It receives messages, advances operations, runs hooks, and sends queued messages. With
+        ``scan`` it looks for unexpected tensors in the peers' rings. Raises a PeerLeftError if MPI
+        has found a failed process; any other exception fails all operations of this rank for good.
         """
         with self.lock:
             if self.closed:
@@ -134,7 +134,7 @@ class ProgressLoop:
         self.deferred.hand_to_engine(_MAX_DEFERRED_AGE)
 
     def progress_unthreaded(self) -> None:
-        """Make one round of progress where there is no progress thread."""
+        """Make one round of progress if there is no progress thread."""
         if self.thread is None:
             self.progress()
 
@@ -153,7 +153,7 @@ class ProgressLoop:
             self.lost_peers.mark_unreadable(peer, error, tell_next_verb=not expected)
 
     def _advance(self) -> bool:
-        """Advance the operations that may go on; those of a sequence start one after the other."""
+        """Advance all operations; the operations of a sequence start one after the other."""
         moved = False
         under_way: dict[str, int] = {}
         for work in list(self.active):
@@ -179,7 +179,7 @@ class ProgressLoop:
     # end
 
     def fail_all(self, reason: str, cause: BaseException | None = None) -> None:
-        """Fail all operations in progress and every later call, for a reason; peers are told."""
+        """Fail all operations in progress and all later calls; notify peers of the reason."""
         with self.lock, suppress(Exception):  # whatever broke may break this, too
             if not self.closed:
                 self._failure = reason, cause
@@ -214,7 +214,7 @@ class ProgressLoop:
     # waiting
 
     def drive(self, work: Work[Any], timeout: float | None = None) -> None:
-        """Make progress on this thread until an operation has ended, or ``timeout`` has passed."""
+        """Make progress in this thread until an operation has ended, or ``timeout`` has passed."""
         if work.finished:
             return
         limit = None if timeout is None else time.monotonic() + timeout
@@ -242,11 +242,11 @@ class ProgressLoop:
     def wait_until(
         self, done: Callable[[], bool], what: str, peers: Callable[[], list[int]]
     ) -> None:
-        """Wait until a condition holds, making progress meanwhile; for one-sided operations.
+        """Make progress until a condition of a one-sided operation holds.
 
-        ``what`` names the condition in messages, and ``peers`` returns the ranks that hold it up.
-        It raises after shutdown, when one of these ranks has left, after the deadline, and what a
-        message of this rank, or to it, has failed with.
+        ``what`` names the condition in messages, and ``peers`` returns the ranks to wait for.
+        Raises an error after shutdown, after the deadline, if one of these ranks has left, and if
+        an active message from or to this rank has failed.
         """
         attempt, check = 0, self.watchdog.wait_guard(what)
         while not done():
@@ -258,9 +258,9 @@ class ProgressLoop:
 
 
 class ProgressThread:
-    """Background thread that drives a progress loop while no caller does.
+    """Background thread that drives the progress loop while no calling thread does.
 
-    While nothing is in progress it polls at intervals, so that a rank that computes still answers.
+    While nothing is in progress, it polls at intervals, so that a computing rank still answers.
     """
 
     def __init__(self, loop: ProgressLoop, transport: Transport) -> None:
@@ -273,11 +273,11 @@ class ProgressThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Wake the thread, since an operation, hook or deferred call was added."""
+        """Wake the thread, after an operation, hook or deferred call was added."""
         self._awake.set()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """Stop the thread, and wait until it has ended."""
         self._stopping = True
         self._awake.set()
         if self._thread is not threading.current_thread():

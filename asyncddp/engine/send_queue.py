@@ -1,4 +1,4 @@
-"""Send queue: a rank's outgoing messages, bundled per peer, each followed by its tensors."""
+"""Send queue: bundles a rank's outgoing messages per peer, and sends their tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BYTES_AHEAD = 256 << 20  # bytes after which a sender waits: they may lie in th
 
 
 class SendQueue:
-    """Queue of one rank's outgoing messages and tensors; the engine's lock guards it."""
+    """Queue of one rank's outgoing messages and tensors, guarded by the engine's lock."""
 
     def __init__(self, transport: Transport, channels: PersistentChannelTable) -> None:
         self._transport, self._channels, self._tracing = transport, channels, channels.tracing
@@ -38,11 +38,11 @@ class SendQueue:
         self._tag = 0
 
     def put(self, peer: int, message: Message) -> None:
-        """Queue a message; it leaves with the next :meth:`flush`."""
+        """Queue a message for the next :meth:`flush`."""
         self._queued[peer].append(message)
 
     def flush(self) -> bool:
-        """Send the queued messages, one bundle for each peer, and tell whether there were any."""
+        """Send the queued messages, one bundle per peer; return whether there were any."""
         if not self._queued:
             return False
         queued, self._queued = self._queued, defaultdict(list)
@@ -51,12 +51,12 @@ class SendQueue:
         return True
 
     def next_tag(self) -> int:
-        """Return a new tag for a tensor that follows its message."""
+        """Return the tag for the next tensor that follows its header."""
         self._tag = (self._tag + 1) % _TAGS
         return self._tag
 
     def transport_for(self, streams: DeviceStreams | None) -> Transport:
-        """Return the transport for tensors of a device, or of the host."""
+        """Return the transport for tensors of a device, or of the host if ``streams`` is None."""
         if streams is None:
             return self._transport
         return device_transport_for(self._transport, streams)
@@ -69,7 +69,7 @@ class SendQueue:
     def post_short(
         self, key: MatchKey, signature: ExchangeSignature, peer: int, payload: bytes
     ) -> bool:
-        """Send a tensor's bytes within its header, unless too many are unacknowledged."""
+        """Send a tensor's bytes within its header; False if too many bytes are unacknowledged."""
         ahead = self._unacknowledged_bytes[peer] + len(payload)
         if ahead > _BYTES_AHEAD:
             return False
@@ -98,9 +98,9 @@ class SendQueue:
         tensor: torch.Tensor,
         factor: float = 1.0,
     ) -> None:
-        """Let peers read a multiple of a contiguous device tensor in this rank's memory.
+        """Export a multiple of a contiguous device tensor, which peers read in this rank's memory.
 
-        Where the transport cannot do that, the tensor is sent as usual.
+        If the transport cannot do that, the tensor is sent as usual.
         """
         transport = self.transport_for(exchange.streams)
         if not isinstance(transport, DirectReadTransport):
@@ -119,7 +119,7 @@ class SendQueue:
     def _announce_tensor(
         self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor, *, inline: bool
     ) -> int:
-        """Queue the header of a tensor, with its bytes if inline, and return its tag."""
+        """Queue the header of a tensor, with its bytes if ``inline``; return its tag."""
         tag = self.next_tag()
         self._unacknowledged_bytes[peer] += tensor.nbytes
         if self._unacknowledged_bytes[peer] > _BYTES_AHEAD:

@@ -1,8 +1,8 @@
-"""Short tensors from one rank to another, each within one message and without an operation.
+"""Short messages: sends a short tensor within one message, without submitting an operation.
 
-Once a receiver has acknowledged their signature, the caller's thread posts them, and a receive is
-an entry of the matcher, completed by whichever thread makes progress. The engine takes over what
-needs more: an acknowledgement, a tensor that does not fit, or a caller who has to wait.
+Once a receiver has acknowledged the signature, the caller's thread posts such messages, and a
+receive is an entry of the matcher, completed by whichever thread makes progress. An operation is
+submitted if more is needed: an acknowledgement, a mismatch, or a caller who has to wait.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from asyncddp.torch_modes import uncompiled
 
 
 class ShortMessageHandle(Handle[Any]):
-    """Handle of a call that sends or receives a short message.
+    """Handle of a call that sends or receives a short message, without an operation at first.
 
-    ``submit`` makes an operation of it, which takes over.
+    ``submit`` submits an operation that takes over.
     """
 
     _ended = False
@@ -45,7 +45,7 @@ class ShortMessageHandle(Handle[Any]):
         self._key, self._submit = key, submit
 
     def begin(self) -> None:
-        """Post the message, or expect it; submit an operation while the engine is busy."""
+        """Post or expect the message; submit an operation if the engine is locked or that fails."""
         lock, message, matcher = self._loop.lock, self._message, self._loop.matcher
         if not lock.acquire(blocking=False):
             self._operation = self._submit()
@@ -63,7 +63,7 @@ class ShortMessageHandle(Handle[Any]):
             lock.release()
 
     def receive(self, peer: int, message: TensorMessage) -> bool:
-        """Take a message of the expected key; submit an operation and return False if it cannot."""
+        """Receive the message of the expected key; if impossible, submit an operation: False."""
         mine, payload = self._message, message.payload
         if (
             peer != mine.peer
@@ -114,7 +114,7 @@ class ShortMessageHandle(Handle[Any]):
         return self._value if self._operation is None else self._operation.wait(timeout)
 
     def _has_moved(self) -> bool:
-        """Make progress; tell whether nothing is left to be polled for."""
+        """Make progress; return whether polling can stop."""
         self._loop.progress()
         return not self._is_pending()
 

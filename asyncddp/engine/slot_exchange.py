@@ -1,9 +1,8 @@
-"""Collectives through slots of shared memory: ranks agree on what they call, and share little data.
+"""Collectives through slots in shared memory: ranks compare their calls, and share small tensors.
 
-All ranks of a world or group that share memory post a digest of what they call, before anything
-else. Where the digests agree, they know that it is the same collective, and if each has given its
-data, these are there: nothing else is sent. Where they do not, all go the way of messages, which
-tell whose call is another one.
+If all ranks of a world or group share memory, each first posts a digest of its call, with its data
+if these are small. If the digests agree, all ranks have called the same collective, and small data
+need not be sent. If they differ, all ranks exchange messages, which identify the differing calls.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ Start: TypeAlias = Combine[StartedCollective[R]]
 
 
 class SlotExchange(Struct, Generic[R], frozen=True, dict=True):
-    """Collectives of one signature through slots, whatever is in the tensors.
+    """Description of a collective through slots, for all calls of one signature.
 
     Attributes:
-        signature: What must be the same on all ranks.
-        combine: Makes the result of what all ranks have given, in their order, of this rank's own
-            tensor, and of the tensor into which the result goes, or None; it is None where the
-            ranks agree on the signature by slots and exchange data otherwise.
-        dtype: In which ranks give their data.
-        shape: Of what a rank gives, with -1 for a size that may differ between ranks.
-        gives: Whether this rank gives anything.
-        start: Starts the transport's collective once the ranks agree, where there is no
-            ``combine``, and takes what that takes.
-        counts: What ranks give to ``start`` in place of their tensors, such as numbers of rows.
+        signature: The signature, which must be the same on all ranks.
+        combine: Computes the result from the data of all ranks in rank order, this rank's own
+            tensor, and the output tensor or None. It is None if the slots serve only to compare
+            signatures, and data are exchanged otherwise.
+        dtype: Dtype of the data in slots.
+        shape: Shape of a rank's data, with -1 for a size that may differ between ranks.
+        gives: Whether this rank contributes data.
+        start: Starts the transport's collective once the ranks agree, if there is no
+            ``combine``; it takes the same arguments.
+        counts: Data for ``start`` that are posted in place of tensors, such as numbers of rows.
     """
 
     signature: ExchangeSignature
@@ -58,12 +57,12 @@ class SlotExchange(Struct, Generic[R], frozen=True, dict=True):
 
     @cached_property
     def digest(self) -> int:
-        """Number that ranks compare in place of the signature."""
+        """Hash of the signature, which ranks compare."""
         facts = astuple(self.signature), self.combine is not None, self.start is not None
         return int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "little") or 1
 
     def data_of(self, given: torch.Tensor | None) -> torch.Tensor | None:
-        """Return what this rank writes into its slot, contiguous; None for nothing."""
+        """Return the contiguous data that this rank writes into its slot; None if it has none."""
         if self.combine is None:
             return self.counts
         if given is None or not self.gives:
@@ -74,7 +73,7 @@ class SlotExchange(Struct, Generic[R], frozen=True, dict=True):
 
 
 class SlotCall(Struct, Generic[R], frozen=True):
-    """One collective by slots: how it is done, this rank's tensor, and where the result goes."""
+    """One call of a collective through slots: its description, input tensor and output tensor."""
 
     exchange: SlotExchange[R]
     given: torch.Tensor | None = None
@@ -96,7 +95,7 @@ class SlotCall(Struct, Generic[R], frozen=True):
 
 
 class _SlotRoomCondition:
-    """Wait condition: all ranks have read what was in the slot of a step."""
+    """Wait condition: the slot of a step is free, since all ranks have read its earlier data."""
 
     def __init__(self, slots: CollectiveSlots, key: MatchKey) -> None:
         self._slots, self._key = slots, key
@@ -105,13 +104,13 @@ class _SlotRoomCondition:
         return self._slots.has_room(self._key.step)
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the ranks that have yet to read it, with the step that they have yet to make."""
+        """Return the ranks that have not read the earlier data, with the step of these data."""
         earlier = MatchKey(self._key.name, self._slots.step_before(self._key.step))
         return [(peer, earlier) for peer in self._slots.unread(self._key.step)]
 
 
 class _SlotsCondition:
-    """Wait condition: all ranks have posted to a step, or one has posted another digest."""
+    """Wait condition: all ranks have posted to a step, or one has posted a different digest."""
 
     def __init__(self, slots: CollectiveSlots, key: MatchKey, digest: int) -> None:
         self._slots, self._key, self._digest = slots, key, digest
@@ -121,11 +120,11 @@ class _SlotsCondition:
         return self._slots.all_posted(step) or self._slots.differs(step, self._digest)
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the ranks that have not posted."""
+        """Return the ranks that have not posted yet, with the match key."""
         return [(peer, self._key) for peer in self._slots.late(self._key.step)]
 
     def joined(self) -> list[int]:
-        """Return the ranks that have posted."""
+        """Return the other ranks that have posted."""
         return self._slots.joined(self._key.step)
 
 
@@ -135,9 +134,9 @@ def exchange_in_slots(
     call: SlotCall[R] | None,
     steps: _Steps[R],
 ) -> _Steps[R]:
-    """Run a collective in slots as far as possible, and otherwise by its steps.
+    """Run a collective through slots as far as possible, otherwise by its steps.
 
-    ``call`` is None for a collective without use for slots, which the others must know.
+    ``call`` is None if this collective does not use slots, which is then posted to all ranks.
     """
     step = op.key.step
     if not slots.has_room(step):
@@ -173,7 +172,7 @@ def exchange_in_slots(
 
 
 def interrupted_steps(slots: CollectiveSlots, op: OperationExchanges, what: str) -> _Steps[Any]:
-    """Fail a collective that was interrupted after it had begun in slots, and tell the others."""
+    """Fail a collective that was interrupted after its post to slots, and notify the others."""
     slots.withdraw(op.key.step)
     slots.finish(op.key.step)
     op.open_for_refusal(ExchangeSignature(op.verb, "uint8", ()), slots.ranks)

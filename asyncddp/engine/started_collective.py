@@ -1,4 +1,4 @@
-"""Collective of the transport that is started once all ranks are known to take part in it."""
+"""Transport's collective, started after all ranks are known to have called the same one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _POLL_SECONDS = 0.005
 
 @dataclass
 class StartedCollective(Generic[R]):
-    """Collective in progress that all ranks have agreed on.
+    """Collective of the transport in progress: its request, and the function for its result.
 
     Attributes:
-        request: The transport's.
-        finish: Makes the result once the request has completed.
+        request: Request of the transport.
+        finish: Returns the result once the request has completed.
         completed: True once :meth:`poll` has seen the request complete.
     """
 
@@ -33,7 +33,7 @@ class StartedCollective(Generic[R]):
     _error: PeerError | None = None
 
     def poll(self, pause: Callable[[], None] | None) -> None:
-        """Progress the request on the calling thread, for some milliseconds at most."""
+        """Poll the request in the calling thread, for some milliseconds at most."""
         done, limit = self.request.done, time.perf_counter() + _POLL_SECONDS
         try:
             while not done():
@@ -52,7 +52,7 @@ class StartedCollective(Generic[R]):
     def resume(
         self, group: Sequence[int], signature: ExchangeSignature, op: OperationExchanges
     ) -> Generator[Any, None, R]:
-        """Go on as part of an operation of a group; raises what the request has failed with."""
+        """Return steps that continue the collective in an operation, or raise its error."""
 
         def get() -> StartedCollective[R]:
             if self._error is not None:
@@ -75,9 +75,9 @@ def run_collective(
     signature: ExchangeSignature,
     start: Callable[[], StartedCollective[R]],
 ) -> Generator[Any, None, R]:
-    """Start a collective of a group as part of an operation, wait for it and return the result.
+    """Start a collective as part of an operation, wait for it, and return its result.
 
-    The arguments are those of :meth:`OperationExchanges.collective`.
+    For the arguments see :meth:`OperationExchanges.collective`.
     """
     started: list[StartedCollective[R]] = []
 

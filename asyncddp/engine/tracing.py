@@ -1,4 +1,4 @@
-"""Hooks that trace the engine: its transfers, collectives and use of ring buffers."""
+"""Tracing of the engine: records its transfers, collectives and averages in the timeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncddp.transport.base import Request
 
 
 class EngineTracing:
-    """Hooks that the progress engine calls; while tracing is on, they record timeline events."""
+    """Hooks that the progress engine calls; they record timeline events if tracing is on."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self.tracer = tracer
@@ -36,7 +36,7 @@ class EngineTracing:
         begun: int,
         request: Request | None,
     ) -> Request | None:
-        """Record one tensor of an exchange: now, or once its request has completed."""
+        """Record the transfer of one tensor: now, or once its request has completed."""
         tracer = self.tracer
         if tracer is None:
             return request
@@ -66,20 +66,20 @@ class EngineTracing:
     def average(
         self, verb: str, name: str, begun: int, chunk: torch.Tensor, sources: tuple[int, ...]
     ) -> None:
-        """Record that a chunk has just been averaged with those of its sources."""
+        """Record that a chunk has just been averaged with the chunks of its sources."""
         if self.tracer is not None:
             now, nbytes = time.monotonic_ns(), chunk.nbytes
             self.tracer.record_mix(verb, name, begun, now, nbytes, sources)
 
     def send_ring(self, verb: str, name: str) -> Callable[..., SendRingBuffer]:
-        """Return a function that makes the send ring buffer of an operation and name."""
+        """Return a factory of send ring buffers for a verb and name, with tracing if it is on."""
         if self.tracer is None:
             return SendRingBuffer
         record = partial(self.tracer.record_transfer, "send", verb, name)
         return partial(TracedSendRingBuffer, record)
 
     def receive_ring(self, verb: str, name: str, peer: int) -> Callable[..., ReceiveRingBuffer]:
-        """Return a function that makes the receive ring buffer of an operation, name and peer."""
+        """Return a factory of receive ring buffers for a verb, name and peer, traced if tracing."""
         if self.tracer is None:
             return ReceiveRingBuffer
         record = partial(self.tracer.record_transfer, "read", verb, name, peer)
@@ -90,7 +90,7 @@ NO_TRACING = EngineTracing(None)
 
 
 class TracedRequest:
-    """Transport request that records its transfer once it has completed without error."""
+    """Wrapper of a transport's request that records its transfer once it has completed."""
 
     def __init__(self, request: Request, record: Callable[[], None]) -> None:
         self._request = request
@@ -98,11 +98,11 @@ class TracedRequest:
 
     @property
     def moves(self) -> int:
-        """The request's count of what its pieces have done."""
+        """The request's progress count; 0 if it does not count."""
         return getattr(self._request, "moves", 0)
 
     def done(self) -> bool:
-        """Tell whether the request has completed."""
+        """Return whether the request has completed."""
         completed = self._request.done()
         if completed and self._record is not None:
             record, self._record = self._record, None
@@ -110,13 +110,13 @@ class TracedRequest:
         return completed
 
     def abandon(self) -> None:
-        """Give up waiting for the request."""
+        """Abandon the request; nothing is recorded."""
         self._record = None
         self._request.abandon()
 
 
 class TracedSendRingBuffer(SendRingBuffer):
-    """Send ring buffer that records each tensor sent to each of its readers in the timeline."""
+    """Send ring buffer that records each send of a tensor to a reader in the timeline."""
 
     def __init__(self, record: Callable[[int, int, int, int, int], None], *details: Any) -> None:
         super().__init__(*details)
@@ -154,7 +154,7 @@ class TracedSendRingBuffer(SendRingBuffer):
 
 
 class TracedReceiveRingBuffer(ReceiveRingBuffer):
-    """Receive ring buffer that records the reading of each tensor as a timeline event."""
+    """Receive ring buffer that records each read of a tensor in the timeline."""
 
     def __init__(self, record: Callable[[int, int, int, int], None], *details: Any) -> None:
         super().__init__(*details)
@@ -176,7 +176,7 @@ class TracedReceiveRingBuffer(ReceiveRingBuffer):
         return super().tensor_handle(step)
 
     def read_begun(self, step: int) -> int:
-        """Return when the reading of a step began; the present time if it has not."""
+        """Return the time at which the read of a step began; the current time before it begins."""
         return self._begun.get(step, time.monotonic_ns())
 
     @override

@@ -1,4 +1,4 @@
-"""Watchdog: ends waits that exceed a deadline, that need an exited peer, or that are deadlocked."""
+"""Watchdog: fails waits that exceed a deadline, need an exited peer, or are deadlocked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MAX_NEVER_SUBMITTED = 64
 
 
 class Watchdog:
-    """Watchdog of one rank's waits: fails those that exceed a deadline or can never end.
+    """Watchdog of one rank's waits: fails a wait that exceeds its deadline or can never end.
 
     The engine's lock guards it.
     """
@@ -53,7 +53,7 @@ class Watchdog:
 
     @contextmanager
     def blocked(self, work: Work[Any], *, forever: bool) -> Iterator[None]:
-        """Mark this thread as blocked in an operation; ``forever``: without a limit of its own."""
+        """Mark this thread as blocked in an operation; ``forever`` if without a time limit."""
         thread = threading.get_ident()
         self._blocked[thread] = work
         if not forever:
@@ -67,11 +67,11 @@ class Watchdog:
 
     @property
     def has_driver(self) -> bool:
-        """True while a calling thread waits, and so drives the engine."""
+        """True while a calling thread waits, and thus drives the engine."""
         return bool(self._blocked)
 
     def _blocking(self) -> Work[Any] | None:
-        """Return the operation this rank is blocked in, if it can submit nothing else meanwhile."""
+        """Return the operation that blocks the only calling thread; None if others may submit."""
         callers = sum(thread.is_alive() for thread in list(self.callers))
         blocked = list(self._blocked.values())
         if self._timed_waiters or not len(blocked) == callers == 1 or blocked[0].finished:
@@ -81,7 +81,7 @@ class Watchdog:
     # peers
 
     def handle_message(self, peer: int, message: Message) -> Work[Any] | None:
-        """Handle a peer's exit, deadlock probe or cycle; return the operation it fails, if any."""
+        """Handle a peer's exit, deadlock probe or cycle; return the operation that it fails."""
         if isinstance(message, ExitAnnouncement):
             self._lost_peers.mark_exited(peer, message)
         if not isinstance(message, (DeadlockProbe, DeadlockCycle)):
@@ -94,10 +94,10 @@ class Watchdog:
         return self._receive_cycle(message.chain)
 
     def wait_guard(self, what: str) -> Callable[[list[int]], None]:
-        """Return a function that bounds a wait for peers in a one-sided operation.
+        """Return a function that limits a one-sided operation's wait for peers.
 
-        It is to be called repeatedly with the ranks that have yet to do their part, and raises
-        PeerLeftError when one of them has left and WaitTimeoutError after the deadline.
+        Call it repeatedly with the ranks that the operation waits for. It raises a PeerLeftError if
+        one of them has left, and a WaitTimeoutError after the deadline.
         """
         deadline, subject = Deadline(self._config), f"rank {self._rank}: {what}"
 
@@ -138,7 +138,7 @@ class Watchdog:
         return self._fail_deadlocked(work, cycle)
 
     def _receive_cycle(self, cycle: tuple[WaitForEdge, ...]) -> Work[Any] | None:
-        """Fail the operation this rank is blocked in, if a cycle found by a peer still holds."""
+        """Fail the operation that blocks this rank, if a cycle found by a peer still holds."""
         work = self._blocking()
         index = [link.rank for link in cycle].index(self._rank)
         if work is None or cycle[index].key not in [key for _, key in work.missing()]:
@@ -162,10 +162,10 @@ class Watchdog:
     # operations
 
     def check(self, work: Work[Any]) -> bool:
-        """Check one waiting operation: fail it, warn, or probe its peers for a deadlock.
+        """Check a waiting operation: fail it, log a warning, or probe its peers for a deadlock.
 
-        Return True if it has made progress, from which on its deadline counts. Whether pieces have
-        moved takes long to ask on the host: there it is asked once the deadline is due.
+        Returns whether it has made progress, which renews its deadline. Counting moved pieces is
+        slow on the host, and therefore done there only when the deadline is due.
         """
         now, deadline, moved = time.monotonic(), work.deadline, work.has_stepped
         work.has_stepped = False
@@ -195,7 +195,7 @@ class Watchdog:
         return moved
 
     def _note_waiting(self, peer: int, key: MatchKey) -> None:
-        """Note a rank that waits in the newest collective of a kind, when that is first known."""
+        """Record that a rank waits in the newest collective of a group, and since when."""
         if key.collective:
             step, ranks = self._waiting.get(key.base, (-1, {}))
             if key.step >= step:
@@ -204,12 +204,12 @@ class Watchdog:
                 self._waiting[key.base] = key.step, ranks
 
     def _waiting_with(self, work: Work[Any]) -> Mapping[int, float]:
-        """Return other ranks known to wait in the same collective, and since when."""
+        """Return the other ranks known to wait in the same collective, with start times."""
         step, ranks = self._waiting.get(work.key.base, (-1, {}))
         return ranks if step == work.key.step else {}
 
     def _warn(self, work: Work[Any], waited: float) -> None:
-        """Log a warning of a long wait; of several ranks in one collective only the lowest does."""
+        """Log a warning of a long wait; in a collective, only the lowest waiting rank logs."""
         work.deadline.mark_warned()
         others = self._waiting_with(work)
         recent = work.deadline.started + self._config.warn_after / 2
@@ -229,11 +229,11 @@ class Watchdog:
         work.deadline.warn(self.describe_work(work), waited, self.describe_missing(work))
 
     def describe_work(self, work: Work[Any]) -> str:
-        """Describe this rank and its operation, for messages."""
+        """Format this rank and its operation for messages."""
         return f"rank {self._rank}: {work.describe()}"
 
     def describe_missing(self, work: Work[Any]) -> str:
-        """Describe the peers that an operation waits for, and what they have sent instead."""
+        """Format the peers that an operation waits for, and their unexpected messages."""
         peers = sorted({peer for peer, _ in work.missing()})
         peers = [peer for peer in peers if peer not in self._waiting_with(work)] or peers
         if not peers:

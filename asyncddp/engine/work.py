@@ -1,4 +1,4 @@
-"""Work: a submitted operation in progress, run as a generator that yields wait conditions."""
+"""Work: an operation in progress, which runs as a generator that yields wait conditions."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from asyncddp.errors import ArgumentError, NotInitializedError, PeerError, PeerL
 from asyncddp.torch_modes import inference_mode
 
 PROBE_AFTER = 0.25
-"""Seconds of waiting after which the peers are asked whether they wait as well."""
+"""Seconds of waiting after which peers are probed for a deadlock."""
 
 
 class WaitCondition(Protocol):
-    """Condition that an operation waits for, such as the completion of a send or a receive."""
+    """Interface of a condition that an operation waits for, such as completion of a send."""
 
     def done(self) -> bool:
-        """Tell whether the operation may go on; raises what makes it fail."""
+        """Return whether the condition holds; raise an error that fails the operation."""
         ...
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peers that hold up the operation, and the key each has yet to submit."""
+        """Return the peers that the operation waits for, with the key that each must submit."""
         ...
 
 
 R = TypeVar("R")
 S = TypeVar("S")
 Steps: TypeAlias = Generator[WaitCondition, None, R]
-"""Generator that runs an operation: it yields the conditions it waits for, and returns the result.
+"""Generator that runs an operation: it yields its wait conditions, and returns the result.
 """
 
 
 def require_name(verb: str, name: object) -> None:
-    """Raise an ArgumentError unless a name is None, or a text that can be sent."""
+    """Raise an ArgumentError unless a name is None or a string that UTF-8 can encode."""
     if name is None:
         return
     if not isinstance(name, str):
@@ -58,7 +58,7 @@ def require_name(verb: str, name: object) -> None:
 
 
 class OperationSpec(Struct, Generic[R], frozen=True):
-    """Specification of an operation: its type (such as allreduce), name, and the steps to run."""
+    """Specification of an operation: its verb (such as allreduce), name, steps and options."""
 
     verb: str
     steps: Callable[[OperationExchanges], Steps[R]]  # creates the generator that runs it
@@ -75,7 +75,7 @@ class OperationSpec(Struct, Generic[R], frozen=True):
     on_end: Callable[[BaseException | None], object] | None = None  # called under the engine's lock
 
     def __post_init__(self) -> None:
-        """Raise an ArgumentError unless the name is a text that can be sent."""
+        """Raise an ArgumentError unless the name can be encoded."""
         if self.name is not None:
             require_name(self.verb, self.name)
 
@@ -90,24 +90,24 @@ class OperationSpec(Struct, Generic[R], frozen=True):
 
     @property
     def label(self) -> str:
-        """Name of the call, or a default by which all unnamed calls of its type are counted."""
+        """Name of the call; unnamed calls of a verb share a default name."""
         return self.name or f"{self.verb}.noname"
 
     @property
     def match_name(self) -> str:
-        """Name by which peers match the operation."""
+        """Name under which peers match the operation: its group if ordered, else its label."""
         return self.group if self.ordered else self.label
 
     @property
     def sequence(self) -> str | None:
-        """Name that operations which run one after the other share; None if it runs beside all."""
+        """Sequence of operations that run one after another; None if it runs concurrently."""
         if not self.ordered:
             return None
         return COLLECTIVE if self.group == MACHINE_COLLECTIVE else self.group
 
 
 def in_sequence(specs: Sequence[OperationSpec[R]]) -> OperationSpec[list[R]]:
-    """Return one operation that runs the steps of several, on whose first one its ranks agree."""
+    """Join operations into one that runs their steps in turn; ranks compare the first one only."""
     first = specs[0]
 
     def steps(op: OperationExchanges) -> Steps[list[R]]:
@@ -124,7 +124,7 @@ def in_sequence(specs: Sequence[OperationSpec[R]]) -> OperationSpec[list[R]]:
 
 
 class Work(Generic[R]):
-    """Operation in progress: its state, deadline, and result or error once it has ended."""
+    """Operation in progress: its steps, wait condition, deadline, and result or error."""
 
     def __init__(
         self, spec: OperationSpec[R], operation: OperationExchanges, deadline: Deadline
@@ -147,32 +147,32 @@ class Work(Generic[R]):
 
     @property
     def key(self) -> MatchKey:
-        """Key by which peers match this call."""
+        """Match key of this call."""
         return self.operation.key
 
     @property
     def next_may_start(self) -> bool:
-        """Tell whether the next operation of the sequence may start, though this one goes on."""
+        """True if the next operation of the sequence may start before this one ends."""
         return self._overlaps and self.operation.next_may_start
 
     def describe(self) -> str:
-        """Return operation type, name and key, for messages."""
+        """Format verb, name and key for messages."""
         name = f" {self.spec.name!r}" if self.spec.ordered and self.spec.name else ""
         return f"{self.spec.verb}{name} {self.key}"
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return the peers that hold up the operation, and the key each has yet to submit."""
+        """Return the peers that the operation waits for, with the key that each must submit."""
         return self._waiting.missing() if self._waiting is not None else []
 
     def joined(self) -> list[int]:
-        """Return the other ranks that take part in a collective already, as far as is known."""
+        """Return the other ranks that are known to have called the same collective."""
         known = getattr(self._waiting, "joined", None)
         return [] if known is None else known()
 
     def advance(self) -> bool:
-        """Run the operation as far as possible without waiting, and tell whether it has ended.
+        """Run the operation as far as possible without waiting; return whether it has ended.
 
-        On any thread, ``torch.inference_mode`` is on or off as where the call was made.
+        ``torch.inference_mode`` is set as in the thread that made the call.
         """
         if self.finished:
             return True
@@ -189,18 +189,18 @@ class Work(Generic[R]):
         return self.finished
 
     def pieces_moved(self) -> bool:
-        """Tell whether pieces of tensors have moved since the last call."""
+        """Return whether transfers in pieces have progressed since the last call."""
         before, self._moves = self._moves, self.operation.count_moves()
         return self._moves != before
 
     def fail(self, error: BaseException) -> None:
-        """End the operation with an error, and tell the peers."""
+        """End the operation with an error, and notify the peers."""
         with suppress(Exception):  # a device that has failed refuses this, too
             self._steps.close()
         self._end(None, error)
 
     def end_after_fork(self, error: BaseException) -> None:
-        """End the operation with an error in a forked process, telling no peer."""
+        """End the operation with an error in a forked process, without notifying peers."""
         self.error = error
         self.finished = True
 
@@ -218,7 +218,7 @@ class Work(Generic[R]):
 
 
 def _in_order(stream_ordering: StreamOrdering, steps: Steps[R]) -> Steps[R]:
-    """Run steps such that their work on a device keeps to the order of its streams."""
+    """Run steps with their device work on the operation's streams, in stream order."""
     stream_ordering.begin()
     try:
         while True:
