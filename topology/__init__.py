@@ -1,8 +1,8 @@
-"""Graphs that say who averages with whom, and schedules that change them from round to round.
+"""Communication topologies: graphs of the ranks that average, and schedules of graphs by round.
 
-One convention: ``W[i, j]`` is the weight that rank i gives to the value of rank j. In the graph it
-is the edge ``j -> i``: ``graph[j][i]["weight"] == W[i, j]``. Every graph has the ranks 0..n-1,
-self-loops, and a float64 ``weight`` on every edge.
+Convention: ``W[i, j]`` is the weight that rank i gives to the value of rank j. In the graph it is
+the weight of the edge ``j -> i``: ``graph[j][i]["weight"] == W[i, j]``. Every graph has the nodes
+0..n-1, self-loops, and a float64 ``weight`` on every edge.
 
 The public names are loaded on first use; the stub beside this file lists them, a line each.
 
@@ -30,8 +30,8 @@ def __getattr__(name: str) -> object:
     """Load a public name on first use.
 
     Raises:
-        AttributeError: There is none of that name; the nearest is named, also to those who write
-            RingGraph.
+        AttributeError: There is none of that name; the message names the nearest, also for names
+            such as RingGraph.
     """
     if name in __all__:
         return _load(name)

@@ -1,4 +1,4 @@
-"""The name `topology` for `asyncddp.topology`: the same modules, each class there once."""
+"""Alias `topology` of `asyncddp.topology`: imports the same module objects under the short name."""
 
 import importlib
 import sys
@@ -15,12 +15,12 @@ _SHORT = _FULL.rpartition(".")[2]
 
 
 class _ShortName:
-    """Finds ``topology.x`` as ``asyncddp.topology.x``, unless ``topology`` is a user's own."""
+    """Import finder: maps ``topology.x`` to ``asyncddp.topology.x``, but not in a user's own."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Name the module of the full name, for a module of the short one."""
+        """Return the spec of a module under its short name; None for other modules."""
         if (
             not fullname.startswith(f"{_SHORT}.")
             or sys.modules.get(_SHORT) is not sys.modules[_FULL]
@@ -35,12 +35,12 @@ class _ShortName:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own specification back; it has run already."""
+        """Restore the specification of the module, which has been executed already."""
         if module.__spec__ is not None:
             module.__spec__ = module.__spec__.loader_state
 
 
 def install() -> None:
-    """Make ``topology`` and its modules further names of ``asyncddp.topology`` and its modules."""
+    """Install ``topology`` as an alias of ``asyncddp.topology``, with all its modules."""
     sys.modules[_SHORT] = sys.modules[_FULL]
     sys.meta_path.insert(0, _ShortName())

@@ -1,4 +1,4 @@
-"""Graphs and schedules of n nodes: as they are given, by a function that makes them, or by name."""
+"""Building of graphs and schedules for n nodes from a name, a function, or a given graph."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TopologyLike: TypeAlias = Union[
 DEFAULTS: Mapping[str, Any] = {
     "degree": 4, "k": 1, "local_size": 4, "seed": 0, "budget": 0.5, "graph": "ring",
 }  # fmt: skip
-"""What a name stands for where its function leaves a parameter open."""
+"""Default values of the parameters that functions of a name require."""
 
 
 def topology_for(given: TopologyLike, n: int) -> GraphOrSchedule:
-    """Return the graph or schedule that was given, or that a function or a name makes of n nodes.
+    """Return a graph or schedule of n nodes: given itself, by a function, or by its name.
 
     Args:
-        given: A graph or schedule, which is returned as it is; a function of the number of nodes;
+        given: A graph or schedule, which is returned unchanged; a function of the number of nodes;
             or a name in :data:`.topology.GRAPHS` or :data:`.topology.SCHEDULES`, with
             :data:`DEFAULTS`.
         n: Number of nodes: ranks, or machines.
@@ -42,7 +42,7 @@ def topology_for(given: TopologyLike, n: int) -> GraphOrSchedule:
         The graph or schedule.
 
     Raises:
-        TopologyError: None has the name, or there is none of n nodes.
+        TopologyError: The name is unknown, or there is no such graph of n nodes.
 
     Example:
         >>> topology_for("one_peer_exponential", 8)
@@ -64,21 +64,21 @@ def topology_for(given: TopologyLike, n: int) -> GraphOrSchedule:
 
 
 def parameters_of(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function that makes a graph, beside the number of nodes."""
+    """Return the parameters of a graph-building function, except the number of nodes."""
     every = inspect.signature(builder).parameters
     return {name: parameter for name, parameter in every.items() if name != "n"}
 
 
 def build(builder: Builder, n: int, options: Mapping[str, Any]) -> GraphOrSchedule:
-    """Make a graph or schedule of n nodes by those of the options that its function has.
+    """Build a graph or schedule of n nodes, passing the options that its function has.
 
     Args:
         builder: The function.
         n: Number of nodes.
-        options: By name; ``shape`` as a pair, or in words such as ``"4x8"``.
+        options: Values by parameter name; ``shape`` as a pair, or as a string such as ``"4x8"``.
 
     Raises:
-        TopologyError: There is none of that kind.
+        TopologyError: There is no such graph.
     """
     arguments: dict[str, Any] = {
         name: options.get(name, DEFAULTS.get(name))

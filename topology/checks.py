@@ -1,4 +1,4 @@
-"""Checks of arguments of builders, and of graphs that users bring."""
+"""Validation of graph builders' arguments, and of graphs that users pass."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def check_power_of_two(n: int, name: str, family: str, instead: str) -> int:
 
 
 def check_is_graph(graph: Any) -> None:
-    """Raise a :class:`TopologyError` if ``graph`` is none of networkx."""
+    """Raise a :class:`TopologyError` unless ``graph`` is a networkx graph."""
     import networkx as nx
 
     if not isinstance(graph, nx.Graph):
@@ -86,24 +86,24 @@ def check_is_graph(graph: Any) -> None:
 
 
 def graph_name(graph: Any) -> str:
-    """The name of a graph for messages; one without a name is called by its size."""
+    """Return a graph's name for messages; an unnamed graph is described by its size."""
     check_is_graph(graph)
     name = graph.graph.get("name")
     return str(name) if name else f"a graph on {graph.number_of_nodes()} ranks"
 
 
 def is_weighted(graph: nx.DiGraph[int]) -> bool:
-    """Whether the graph's edges carry weights, judged by its first edge."""
+    """Return whether the graph's first edge has a weight."""
     for _, _, data in graph.edges(data=True):
         return "weight" in data
     return False
 
 
 def check_digraph(graph: Any) -> nx.DiGraph[int]:
-    """Return ``graph`` if it is a directed graph on the ranks 0..n-1.
+    """Check that ``graph`` is a directed graph on the ranks 0..n-1, and return it.
 
     Raises:
-        TopologyError: If it is something else; the message says how to make one of it.
+        TopologyError: If it is not; the message says how to convert it.
     """
     import networkx as nx
 
@@ -132,7 +132,7 @@ def check_digraph(graph: Any) -> nx.DiGraph[int]:
 
 
 def _weight_sums(graph: nx.DiGraph[int]) -> tuple[list[float], list[float]]:
-    """Row and column sums of the mixing matrix, each weight checked on the way."""
+    """Return the row and column sums of the mixing matrix; raise an error for invalid weights."""
     n = graph.number_of_nodes()
     rows, columns = [0.0] * n, [0.0] * n
     for source, target, data in graph.edges(data=True):
@@ -156,13 +156,13 @@ def _weight_sums(graph: nx.DiGraph[int]) -> tuple[list[float], list[float]]:
 
 
 def _farthest(sums: list[float]) -> tuple[int, float]:
-    """The index whose sum is farthest from one, and how far."""
+    """Return the index of the sum farthest from one, and its distance from one."""
     worst = max(range(len(sums)), key=lambda i: abs(sums[i] - 1.0))
     return worst, abs(sums[worst] - 1.0)
 
 
 def check_graph(graph: Any, n: int | None = None, *, connected: bool = False) -> None:
-    """Check a graph that a user brings: ranks, weights and their sums.
+    """Check a user's graph: nodes, weights and their sums, optionally connectivity.
 
     A graph without any weights passes: uniform ones will be used.
 
@@ -212,7 +212,7 @@ def check_graph(graph: Any, n: int | None = None, *, connected: bool = False) ->
 
 
 def _disconnected(graph: nx.DiGraph[int]) -> str:
-    """Say which ranks do not reach each other and what to do."""
+    """Format an error message that names two ranks which do not reach each other."""
     import networkx as nx
 
     parts = sorted(map(sorted, nx.strongly_connected_components(graph)))

@@ -1,4 +1,4 @@
-"""What happens to values when a graph or schedule mixes them: the error, and when it is zero."""
+"""Consensus error after rounds of mixing, and the number of rounds until the average is exact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLOSE = 1e-6  # … unless the error before the last round was already this smal
 
 
 def _matrices(graph_or_schedule: GraphOrSchedule) -> Iterator[Matrix]:
-    """The matrices of rounds 0, 1, 2, … without end."""
+    """Yield the mixing matrices of rounds 0, 1, 2, … endlessly."""
     if not isinstance(graph_or_schedule, Schedule):
         matrix = matrix_of(graph_or_schedule)
         while True:
@@ -33,7 +33,7 @@ def _matrices(graph_or_schedule: GraphOrSchedule) -> Iterator[Matrix]:
 
 
 def _size(graph_or_schedule: GraphOrSchedule) -> int:
-    """The number of ranks."""
+    """Return the number of ranks."""
     if isinstance(graph_or_schedule, Schedule):
         return graph_or_schedule.n
     return check_digraph(graph_or_schedule).number_of_nodes()
@@ -42,7 +42,7 @@ def _size(graph_or_schedule: GraphOrSchedule) -> int:
 def consensus_error(
     graph_or_schedule: GraphOrSchedule, steps: int, x0: npt.ArrayLike | None = None
 ) -> Array:
-    r"""How far values are from the initial average after 0, 1, …, ``steps`` rounds of mixing.
+    r"""Simulate mixing, and return the relative squared distance to the average after each round.
 
     .. math:: e_k = \frac{\|X_k - \mathbf 1 \bar x_0^\top\|_F^2}
                          {\|X_0 - \mathbf 1 \bar x_0^\top\|_F^2}, \quad X_{k+1} = W^{(k)} X_k
@@ -100,7 +100,7 @@ def consensus_error(
 
 
 def _first_exact(graph_or_schedule: GraphOrSchedule, n: int, rounds: int) -> int | None:
-    """After how many rounds random values become their average in one sudden step."""
+    """Return the number of rounds until random values abruptly equal their average, or None."""
     x = np.random.default_rng(0).standard_normal((n, 4))
     mean = x.mean(axis=0)
     x -= mean
@@ -118,20 +118,20 @@ def _first_exact(graph_or_schedule: GraphOrSchedule, n: int, rounds: int) -> int
 def finite_time_length(
     graph_or_schedule: GraphOrSchedule, max_rounds: int | None = None
 ) -> int | None:
-    r"""After how many rounds, from round 0 on, all ranks hold the exact average; None if never.
+    r"""Return the number of rounds until all ranks hold the exact average; None if never.
 
     .. math:: \min \{ L : W^{(L-1)} \cdots W^{(0)} = J \}
 
     Candidates are found with random vectors and confirmed on all columns of the identity, a few
     at a time: memory is some tens of megabytes for n = 10,000, and time grows with n times the
     edges of L rounds (a few seconds for n = 10,000 with scipy and one peer per round, a minute
-    without). Exact means equal to J but for rounding, reached in one sudden step: merely coming
-    close, however fast, gives None.
+    without). Exact means equal to J up to rounding, reached abruptly in one round: convergence,
+    however fast, gives None.
 
     Args:
         graph_or_schedule: A graph or a schedule.
-        max_rounds: When to give up; if None, four periods or 4 log2(n) + 4, whichever is more,
-            but not over 1,000.
+        max_rounds: Maximum number of rounds to try; if None, four periods or 4 log2(n) + 4,
+            whichever is more, but at most 1,000.
 
     Returns:
         The number of rounds, 0 for one rank.

@@ -1,4 +1,4 @@
-"""What a step costs on the wire, beside the allreduces that it replaces."""
+"""Model of the communication cost of a step of neighbour averaging, compared with allreduces."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DIRECT_MACHINES = 16  # up to which asyncddp.allreduce sends each part straight 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One step of the busiest rank; see :func:`communication_cost`.
+    """Communication cost of one step for the busiest rank; see :func:`communication_cost`.
 
     Attributes:
         seconds: Time of the step.
         bytes_per_rank: Bytes that the busiest rank sends or receives, whichever is more.
         messages_per_rank: Messages that it sends or receives, whichever is more.
-        rounds: Messages that wait for each other, with a latency each.
+        rounds: Consecutive messages, each of which adds a latency.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationCost:
-    """A step of neighbour averaging beside averages of all; see :func:`communication_cost`.
+    """Costs of a step of neighbour averaging and of allreduces; see :func:`communication_cost`.
 
     Attributes:
         name: The graph or schedule.
@@ -60,7 +60,7 @@ class CommunicationCost:
 
     @property
     def allreduces(self) -> dict[str, Cost]:
-        """All averages of all, by the name of their way."""
+        """Costs of the allreduces, keyed by algorithm."""
         return {
             "ring": self.ring_allreduce,
             "tree": self.tree_allreduce,
@@ -70,12 +70,12 @@ class CommunicationCost:
 
     @property
     def speedup(self) -> float:
-        """How many steps fit in the time of the fastest allreduce; infinite on one rank."""
+        """Time of the fastest allreduce divided by the time of a step; infinite on one rank."""
         best = min(cost.seconds for cost in self.allreduces.values())
         return best / self.neighbors.seconds if self.neighbors.seconds else float("inf")
 
     def __str__(self) -> str:
-        """A table with a line for each way."""
+        """Format a table with one row for neighbour averaging and one per allreduce."""
         ways = {f"{way} allreduce": cost for way, cost in self.allreduces.items()}
         width = max(map(len, (self.name, *ways)))
         lines = [f"{'':{width}}  {'seconds':>10}  {'bytes/rank':>12}  {'messages':>8}"]
@@ -88,7 +88,7 @@ class CommunicationCost:
 
 
 def _round_seconds(messages: Messages, nbytes: float, links: Links) -> float:
-    """Until the last of messages that are sent at once has arrived."""
+    """Compute the time until the last of simultaneously sent messages has arrived."""
     times = links.latencies(*messages) + links.transfers(*messages, nbytes)
     return float(times.max(initial=0.0))
 
@@ -106,7 +106,7 @@ def _neighbors(rounds: Sequence[Matrix], nbytes: float, links: Links) -> Cost:
 
 
 def _ring(n: int, nbytes: float, links: Links) -> Cost:
-    """Chunks go around; on their way all latencies add up, and the slowest link sets the pace."""
+    """Cost of a ring allreduce: 2 (n - 1) hops of chunks, with the slowest link's bandwidth."""
     hops = 2.0 * (n - 1)
     if not hops:
         return Cost(0.0, 0.0, 0.0, 0.0)
@@ -127,9 +127,9 @@ def _tree(n: int, nbytes: float, links: Links) -> Cost:
 
 
 def _halving_rounds(n: int) -> Iterator[tuple[Messages, float]]:
-    """Messages of each round until every rank has its part, and their share of the tensor.
+    """Yield the messages of each round of recursive halving, with their share of the tensor.
 
-    Ranks beyond the largest power of two give theirs to others before, and do not take part.
+    Ranks beyond the largest power of two send their tensors to others first, and take no part.
     """
     power = 1 << (n.bit_length() - 1)
     beyond = np.arange(power, n)
@@ -141,7 +141,7 @@ def _halving_rounds(n: int) -> Iterator[tuple[Messages, float]]:
 
 
 def _halving(n: int, nbytes: float, links: Links) -> Cost:
-    """The way back, doubling, is the way there with sources and targets exchanged."""
+    """Cost of halving-doubling: doubling sends the messages of halving in reverse direction."""
     seconds = share = messages = rounds = 0.0
     for (sources, targets), part in _halving_rounds(n):
         rounds += 2
@@ -154,7 +154,7 @@ def _halving(n: int, nbytes: float, links: Links) -> Cost:
 
 
 def _direct(n: int, nbytes: float, links: Links) -> Cost:
-    """Each rank sends everyone its part, and then the average of its own to everyone."""
+    """Cost of a direct allreduce: each rank sends each rank its part, then its averaged part."""
     sources, targets = np.nonzero(~np.eye(n, dtype=bool))
     seconds = 2 * _round_seconds((sources, targets), nbytes / n, links)
     messages = 2.0 * (n - 1)
@@ -162,7 +162,7 @@ def _direct(n: int, nbytes: float, links: Links) -> Cost:
 
 
 def _hierarchical(n: int, nbytes: float, links: Links) -> Cost:
-    """All ranks of a machine send their parts at once: together one tensor."""
+    """Cost of a hierarchical allreduce; between machines, all ranks together send one tensor."""
     local = min(links.ranks_per_machine, n)
     inside = _ring(local, nbytes, Links(links.inside))
     machines = -(-n // local)
@@ -179,44 +179,44 @@ def _hierarchical(n: int, nbytes: float, links: Links) -> Cost:
 def communication_cost(
     graph_or_schedule: GraphOrSchedule, nbytes: float, links: Links | Link | None = None
 ) -> CommunicationCost:
-    r"""Time, bytes and messages of one step, by latency and bandwidth of the links.
+    r"""Estimate time, bytes and messages of one step, from latency and bandwidth of the links.
 
-    A round lasts until its last message is there, and a schedule's step the mean of its rounds:
+    A round lasts until its last message has arrived, and a schedule's step the mean of its rounds:
 
     .. math:: T = \frac1K \sum_{k=1}^{K} \max_{(i, j) \in E_k} \Big(\alpha_{ij} +
               \max\Big(\frac{B\, m_i^\text{out}}{\beta_i},
               \frac{B\, m_j^\text{in}}{\beta_j}\Big)\Big)
 
-    with latency α, bandwidth β, message size B, and the m messages that share a link, as
-    :class:`Links` says. Between n ranks with a link each, one neighbour and the allreduces take
+    with latency α, bandwidth β, message size B, and the m messages that share a link, see
+    :class:`Links`. Between n ranks with a link each, one neighbour and the allreduces take
 
     .. math:: T = \alpha + \frac B\beta, \quad
               T_\text{ring} = 2(n-1)\Big(\alpha + \frac{B}{n \beta}\Big), \quad
               T_\text{tree} = 2 \lceil \log_2 n \rceil \Big(\alpha + \frac B\beta\Big), \quad
               T_\text{halving-doubling} = 2 \log_2 n\, \alpha + 2 \frac{n-1}{n} \frac B\beta
 
-    and the hierarchical one on M machines of L ranks, by links inside of α', β', with r = 2 rounds
-    between up to 16 machines and r = 2 (M - 1) between more,
+    and the hierarchical one on M machines of L ranks, with links α', β' inside machines, and r = 2
+    rounds between up to 16 machines or r = 2 (M - 1) between more,
 
     .. math:: 2(L-1)\Big(\alpha' + \frac{B}{L \beta'}\Big) +
               r \alpha + 2 \frac{M-1}{M} \frac B\beta.
 
-    Left out are the arithmetic, the processor's time for a message, headers (5 % of what TCP sends
-    over Ethernet), waiting for ranks that come late, and switches that all links together exceed.
+    The model ignores arithmetic, processor time per message, headers (5 % of what TCP sends over
+    Ethernet), waiting for late ranks, and switches with less bandwidth than all their links.
 
     Args:
         graph_or_schedule: A graph or a schedule, of which the rounds of
             :func:`.topology.consensus_rate` are averaged.
-        nbytes: Size of what is mixed, such as all parameters, in bytes.
-        links: Latency and bandwidth of the links, of all one :class:`Link` where machines have one
-            rank each; without it 50 µs and 10 Gbit/s.
+        nbytes: Size of the mixed tensors, such as all parameters, in bytes.
+        links: The links, or one :class:`Link` for all if machines have one rank each; by default
+            50 µs and 10 Gbit/s.
 
     Returns:
         A record of the costs; printed, it is a table.
 
     Raises:
         TopologyError: If ``nbytes`` is negative or not finite, or ``links`` has a link of a machine
-            that there is not.
+            that does not exist.
 
     Example:
         >>> from asyncddp import topology

@@ -1,4 +1,4 @@
-"""The default graph, made at once and without networkx, as every start of a program needs it."""
+"""Default topology, made fast and without networkx, since every program needs it at its start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["default_schedule"]
 
 
 def _look_up(n: int, rank: int, k: int) -> Neighbors:
-    """Receive from 1, 2, 4, … behind, and send as far ahead."""
+    """Return the neighbours of a rank: sources 1, 2, 4, … behind, targets as far ahead."""
     del k
     distances = [2**t for t in range((n - 1).bit_length())]
     share = 1.0 / (len(distances) + 1)
@@ -22,14 +22,14 @@ def _look_up(n: int, rank: int, k: int) -> Neighbors:
 
 @lru_cache(8)
 def default_schedule(n: int) -> Schedule:
-    """The graph :func:`.topology.exponential_two` on n ranks as a schedule.
+    """Return the graph :func:`.topology.exponential_two` on n ranks as a schedule.
 
     Args:
         n: Number of ranks.
 
     Returns:
-        What :func:`.topology.as_schedule` makes of the graph; a rank is looked up in O(log n).
-        Ranks that are threads share it, with the matrices that are kept of it.
+        The result of :func:`.topology.as_schedule` of the graph; a rank is looked up in O(log n).
+        Ranks that are threads share it and its cached matrices.
 
     Example:
         >>> default_schedule(8).neighbors(rank=0, k=0)

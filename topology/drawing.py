@@ -1,4 +1,4 @@
-"""Pictures of graphs, and of schedules round by round."""
+"""Drawing of graphs, and of schedules round by round, with matplotlib."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Pair = tuple[int, int]
 
 
 def _places(n: int) -> Array:
-    """Rank 0 on top, the others clockwise on the unit circle."""
+    """Place the ranks on the unit circle: rank 0 on top, the others clockwise."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / n
     return np.stack([np.cos(angle), np.sin(angle)], axis=1) * (n > 1)
 
 
 def _edges(matrix: Matrix) -> tuple[dict[Pair, float], dict[Pair, float]]:
-    """Edges with the same weight both ways, each once; and the one-way rest as (from, to)."""
+    """Split edges into those with the same weight both ways, each once, and all others."""
     weights = {
         (int(j), int(i)): float(w)
         for i, j, w in zip(matrix.rows, matrix.columns, matrix.values, strict=True)
@@ -45,7 +45,7 @@ def _edges(matrix: Matrix) -> tuple[dict[Pair, float], dict[Pair, float]]:
 
 
 def _styles(edges: dict[Pair, float], strongest: float, scale: float) -> list[Any]:
-    """Line width and colour of every edge; ``scale`` below one also fades them."""
+    """Return line width and colour of every edge; ``scale`` below one also fades them."""
     from matplotlib.colors import to_rgba
 
     opacity = min(0.95, 0.15 + scale)
@@ -59,7 +59,7 @@ def _styles(edges: dict[Pair, float], strongest: float, scale: float) -> list[An
 
 
 def _draw_lines(axes: Axes, places: Array, edges: dict[Pair, float], styles: list[Any]) -> None:
-    """Straight lines without direction."""
+    """Draw edges as straight lines without direction."""
     from matplotlib.collections import LineCollection
 
     axes.add_collection(
@@ -76,7 +76,7 @@ def _draw_lines(axes: Axes, places: Array, edges: dict[Pair, float], styles: lis
 def _draw_arrows(
     axes: Axes, places: Array, edges: dict[Pair, float], styles: list[Any], radius: float
 ) -> None:
-    """Slightly bent arrows, so that opposite ones do not cover each other."""
+    """Draw edges as slightly bent arrows, so that opposite edges do not cover each other."""
     from matplotlib.patches import FancyArrowPatch
 
     for (source, target), style in zip(edges, styles, strict=True):
@@ -98,7 +98,7 @@ def _draw_arrows(
 
 
 def _draw_round(axes: Axes, matrix: Matrix, inches: float) -> None:
-    """One graph: nodes on a circle, shaded by own weight, and its edges."""
+    """Draw one graph: nodes on a circle, shaded by own weight, and edges."""
     n = matrix.n
     places = _places(n)
     gap = 2 * math.sin(math.pi / n) if n > 1 else 2.0  # between neighbours, in data units
@@ -130,7 +130,7 @@ def _draw_round(axes: Axes, matrix: Matrix, inches: float) -> None:
 
 
 def _rounds_shown(graph_or_schedule: GraphOrSchedule, rounds: int | None) -> int:
-    """How many panels there will be."""
+    """Return the number of panels."""
     if not isinstance(graph_or_schedule, Schedule):
         return 1
     if rounds is not None:
@@ -187,7 +187,7 @@ def draw(graph_or_schedule: GraphOrSchedule, rounds: int | None = None) -> Figur
 
 
 def _caption(graph_or_schedule: GraphOrSchedule, shown: int) -> str:
-    """What the picture shows, in a line below it."""
+    """Format the caption below the picture."""
     if not isinstance(graph_or_schedule, Schedule):
         return "darker node: greater own weight · wider line: greater weight"
     if graph_or_schedule.period is None:

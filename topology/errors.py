@@ -1,7 +1,7 @@
-"""The one exception of this package."""
+"""Exception of this package."""
 
 __all__ = ["TopologyError"]
 
 
 class TopologyError(ValueError):
-    """A graph, schedule or weight that cannot be; says why and what comes nearest and works."""
+    """Error of an invalid graph, schedule or weight; the message suggests the nearest valid one."""

@@ -1,4 +1,4 @@
-"""Functions that make a graph or a schedule for n ranks, by name."""
+"""Tables of the functions that build a graph or a schedule for n ranks, keyed by name."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def _public_functions(package: ModuleType) -> dict[str, Any]:
 
 
 GRAPHS: dict[str, Callable[..., nx.DiGraph[int]]] = _public_functions(graphs)
-"""Functions that make a graph for n ranks, by name."""
+"""Functions that build a graph for n ranks, keyed by name."""
 SCHEDULES: dict[str, Callable[..., Schedule]] = _public_functions(schedules)
-"""Functions that make a schedule of graphs for n ranks, by name."""
+"""Functions that build a schedule for n ranks, keyed by name."""

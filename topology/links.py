@@ -1,4 +1,4 @@
-"""Links between ranks: latency and bandwidth, inside machines and between them."""
+"""Network links for the cost model: latency and bandwidth, inside machines and between them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _TEXT = re.compile(
 
 
 def check_quantity(value: float, name: str, unit: str, where: str, zero: bool) -> float:
-    """A finite number above zero, or also zero.
+    """Check that a number is finite and positive, or zero if ``zero`` is set.
 
     Raises:
-        TopologyError: If it is none; the message names the bound and the unit.
+        TopologyError: If it is not; the message names the bound and the unit.
     """
     if not (0 <= value < float("inf")) or (value == 0 and not zero):
         bound = ">= 0" if zero else "> 0"
@@ -40,7 +40,7 @@ def check_quantity(value: float, name: str, unit: str, where: str, zero: bool) -
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    r"""One link, the same in both directions, each of which has the whole bandwidth.
+    r"""Full-duplex network link: latency and bandwidth, the same in both directions.
 
     .. math:: T(B) = \alpha + B / \beta
 
@@ -65,17 +65,17 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> Link:
-        """Read a link from words such as those of ``tc``.
+        """Parse a link from a string such as ``"100Mbit,20ms"``, in the units of ``tc``.
 
         Args:
             text: A rate in bit, kbit, Mbit, Gbit or Tbit (per second) and, after a comma, a latency
-                in ns, us, ms or s; without one it is 50 µs. What ``str(link)`` gives is read too.
+                in ns, us, ms or s, by default 50 µs. Output of ``str(link)`` is accepted, too.
 
         Returns:
             The link.
 
         Raises:
-            TopologyError: If the text is something else.
+            TopologyError: If the text has another form.
 
         Example:
             >>> print(Link.parse("25Gbit,10us"), "and", Link.parse("1gbit"))
@@ -96,35 +96,35 @@ class Link:
         return cls(float(f"{latency}e{power}"), bandwidth)
 
     def __str__(self) -> str:
-        """Such as ``100 Mbit/s, 20 ms``."""
+        """Format the link, such as ``100 Mbit/s, 20 ms``."""
         rate = _scaled(8 * self.bandwidth, (1e12, "Tbit"), (1e9, "Gbit"), (1e6, "Mbit"))
         return f"{rate}/s, {_scaled(self.latency, (1.0, 's'), (1e-3, 'ms'), (1e-6, 'µs'))}"
 
 
 def _scaled(value: float, *units: tuple[float, str]) -> str:
-    """The value in the largest unit of which there is one, or in the last."""
+    """Format a value in the largest unit that it reaches, or in the last unit."""
     factor, name = next((unit for unit in units if value >= 0.9995 * unit[0]), units[-1])
     return f"{value / factor:.4g} {name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    r"""Links of all ranks: to the network one for each machine, inside it one for each rank.
+    r"""Links of all ranks: one per machine to the network, and one per rank inside its machine.
 
     A message from i to j takes
 
     .. math:: T_{ij} = \alpha + \max\Big(\frac{B\, m_i^\text{out}}{\beta_i},
               \frac{B\, m_j^\text{in}}{\beta_j}\Big)
 
-    with m the messages that share the link at the same time: those that leave, or reach, the same
-    machine, or inside a machine the same rank. All leave at once, so their latency counts once.
+    with m the messages that share the link at the same time: those from, or to, the same machine,
+    or inside a machine the same rank. All are sent at once, so that their latency counts once.
 
     Args:
         between: Link of a machine to the network, shared by its ranks.
         ranks_per_machine: Ranks 0..L-1 are on machine 0, the next L on machine 1, and so on.
         inside: Link of a rank to the others of its machine.
-        slow: Links that differ: of a machine, by its number, instead of ``between``; on the way
-            between two machines in both directions, by the pair of their numbers, besides.
+        slow: Links that differ. Keyed by a machine's number: its link in place of ``between``.
+            Keyed by a pair of machines: a further link on the path between them, both directions.
 
     Raises:
         TopologyError: If ``ranks_per_machine`` is below one, or a key of ``slow`` is neither a
@@ -157,7 +157,7 @@ class Links:
                 )
 
     def check_size(self, n: int) -> None:
-        """Raise a :class:`TopologyError` if a link is of a machine that n ranks do not have."""
+        """Raise a :class:`TopologyError` if ``slow`` names a machine that n ranks do not have."""
         machines = -(-n // self.ranks_per_machine)
         for key in self.slow:
             if max(key if isinstance(key, tuple) else (key,)) >= machines:
@@ -168,7 +168,7 @@ class Links:
                 )
 
     def latencies(self, sources: Ranks, targets: Ranks) -> Seconds:
-        """Latency of each message, of the slower of both machines' links.
+        """Return the latency of each message: the larger one of both machines' links.
 
         Args:
             sources: Ranks that send, of any length.
@@ -186,10 +186,10 @@ class Links:
         return found
 
     def transfers(self, sources: Ranks, targets: Ranks, nbytes: float) -> Seconds:
-        """Time of each message without its latency, if all are sent at once.
+        """Return the transfer time of each message without latency, if all are sent at once.
 
         Args:
-            sources: Ranks that send, of any length; one that is there twice sends two messages.
+            sources: Ranks that send, of any length; a rank that occurs twice sends two messages.
             targets: The rank that each sends to.
             nbytes: Size of each message, in bytes.
 
@@ -209,7 +209,7 @@ class Links:
         return found
 
     def _per_machine(self, senders: Ranks, receivers: Ranks, what: str) -> Seconds:
-        """Latency or bandwidth of each machine's link."""
+        """Return latency or bandwidth of each machine's link."""
         machines = 1 + max(int(senders.max(initial=-1)), int(receivers.max(initial=-1)))
         values = np.full(machines, getattr(self.between, what), dtype=np.float64)
         for key, link in self.slow.items():
@@ -220,7 +220,7 @@ class Links:
     def _ways(
         self, senders: Ranks, receivers: Ranks
     ) -> Iterator[tuple[Link, npt.NDArray[np.bool_]]]:
-        """Each slow way between two machines, in each direction, with the messages that take it."""
+        """Yield each slow path between two machines, per direction, with a mask of its messages."""
         for key, link in self.slow.items():
             if isinstance(key, tuple):
                 for first, second in (key, key[::-1]):
@@ -228,5 +228,5 @@ class Links:
 
 
 def _sharing(places: Ranks, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-    """For each message, how many of those chosen have the same place."""
+    """Count, for each message, the chosen messages with the same machine or rank."""
     return np.bincount(places[chosen], minlength=int(places.max(initial=-1)) + 1)[places]

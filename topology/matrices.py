@@ -1,4 +1,4 @@
-"""Mixing matrices: W of a graph or of one round of a schedule, dense or sparse."""
+"""Mixing matrix W of a graph, or of one round of a schedule, dense or sparse."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAMPLE = 16  # rounds looked at of a schedule that never repeats
 
 @dataclass(frozen=True)
 class Matrix:
-    """A mixing matrix by its entries, sorted by row; each row has its diagonal entry at least."""
+    """Sparse mixing matrix: entries sorted by row; each row has at least its diagonal entry."""
 
     n: int
     rows: npt.NDArray[np.intp]
@@ -41,7 +41,7 @@ class Matrix:
 
     @cached_property
     def csr(self) -> Any:
-        """The matrix in scipy's hands, or None where scipy is missing."""
+        """The matrix as a scipy ``csr_array``; None if scipy is missing."""
         try:
             from scipy.sparse import csr_array
         except ImportError:
@@ -50,12 +50,12 @@ class Matrix:
 
     @cached_property
     def transposed(self) -> Matrix:
-        """The matrix with rows and columns exchanged."""
+        """The transpose of the matrix."""
         order = np.argsort(self.columns, kind="stable")
         return Matrix(self.n, self.columns[order], self.rows[order], self.values[order])
 
     def __matmul__(self, x: Array) -> Array:
-        """The product with a vector (n,) or with columns (n, d)."""
+        """Multiply by a vector (n,) or by columns (n, d)."""
         if self.csr is not None:
             product: Array = self.csr @ x
             return product
@@ -70,14 +70,14 @@ class Matrix:
         return np.concatenate(parts, axis=1).reshape(x.shape)
 
     def dense(self) -> Array:
-        """The matrix with all its n² numbers."""
+        """Return the dense matrix, ``(n, n)``."""
         matrix = np.zeros((self.n, self.n))
         matrix[self.rows, self.columns] = self.values
         return matrix
 
     @cached_property
     def symbol(self) -> npt.NDArray[np.complex128] | None:
-        """All eigenvalues, of frequency 0, 1, 2, …, if all rows are shifts of one; else None."""
+        """Eigenvalues in order of frequency if the matrix is circulant; else None."""
         degree, rest = divmod(len(self.values), self.n)
         if rest:
             return None
@@ -93,14 +93,14 @@ class Matrix:
 
     @cached_property
     def lower_bound(self) -> float:
-        """A number below all real eigenvalues, by Gershgorin's theorem."""
+        """Lower bound of the real eigenvalues, by Gershgorin's theorem."""
         diagonal = self.values[self.rows == self.columns]
         around = np.bincount(self.rows, np.abs(self.values), self.n) - np.abs(diagonal)
         return float((diagonal - around).min())
 
     @cached_property
     def is_symmetric(self) -> bool:
-        """Whether W equals its transpose to 1e-9."""
+        """True if W equals its transpose, to 1e-9."""
         keys = np.concatenate(
             [self.rows * self.n + self.columns, self.columns * self.n + self.rows]
         )
@@ -109,13 +109,13 @@ class Matrix:
         return bool(np.abs(difference).max() <= 1e-9)
 
     def sums_to_one(self, axis: Literal[0, 1]) -> bool:
-        """Whether all columns (axis 0) or all rows (axis 1) sum to one, to 1e-9."""
+        """Return whether all columns (axis 0) or all rows (axis 1) sum to one, to 1e-9."""
         sums = np.bincount(self.columns if axis == 0 else self.rows, self.values, self.n)
         return bool(np.abs(sums - 1.0).max() <= 1e-9)
 
 
 def _assemble(n: int, views: list[Neighbors]) -> Matrix:
-    """The matrix whose row i is the view of rank i."""
+    """Build the matrix whose row i has the weights of rank i."""
     lengths = [len(view.src_weights) + 1 for view in views]
     columns: list[int] = []
     values: list[float] = []
@@ -130,12 +130,12 @@ def _assemble(n: int, views: list[Neighbors]) -> Matrix:
 
 @lru_cache(maxsize=PERIOD_LIMIT)
 def _of_round(schedule: Schedule, k: int) -> Matrix:
-    """One round of a schedule, which does not change."""
+    """Build the matrix of one round of a schedule, cached."""
     return _assemble(schedule.n, [schedule.neighbors(rank, k) for rank in range(schedule.n)])
 
 
 def _of_graph(graph: nx.DiGraph[int]) -> Matrix:
-    """A static graph."""
+    """Build the matrix of a static graph."""
     check_graph(graph)
     weighted = is_weighted(graph)
     n = graph.number_of_nodes()
@@ -143,7 +143,7 @@ def _of_graph(graph: nx.DiGraph[int]) -> Matrix:
 
 
 def matrix_of(graph_or_schedule: GraphOrSchedule, k: int = 0) -> Matrix:
-    """The sparse mixing matrix of a graph, or of round k of a schedule."""
+    """Return the sparse mixing matrix of a graph, or of round k of a schedule."""
     if isinstance(graph_or_schedule, Schedule):
         k = check_int(k, "k", graph_or_schedule.name, 0)
         period = graph_or_schedule.period
@@ -152,9 +152,9 @@ def matrix_of(graph_or_schedule: GraphOrSchedule, k: int = 0) -> Matrix:
 
 
 def rounds_of(graph_or_schedule: GraphOrSchedule) -> list[Matrix]:
-    """The rounds by which a schedule is judged: one period, or as many as are practical.
+    """Return the matrices of one period of a schedule, limited to a practical number of rounds.
 
-    Of a period of more than 64 rounds the first 64, of a schedule that never repeats the first 16.
+    A period of more than 64 rounds gives the first 64, a schedule that never repeats the first 16.
     """
     if not isinstance(graph_or_schedule, Schedule):
         return [matrix_of(graph_or_schedule)]
@@ -174,7 +174,7 @@ def mixing_matrix(
 def mixing_matrix(
     graph_or_schedule: GraphOrSchedule, k: int = 0, *, sparse: bool = False
 ) -> Array | sp.csr_array:
-    """The matrix W, whose row i holds the weights that rank i gives to the values of all ranks.
+    """Return the mixing matrix W: row i has the weights that rank i gives to all ranks' values.
 
     Args:
         graph_or_schedule: A graph (without weights: uniform ones are used) or a schedule.

@@ -1,4 +1,4 @@
-"""One rank's view of a graph: from whom it receives, with which weights, and to whom it sends."""
+"""Neighbours of one rank: the ranks it receives from, with weights, and the ranks it sends to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Neighbors", "average_over", "in_view"]
 
 @dataclass(frozen=True, slots=True)
 class Neighbors:
-    r"""What one rank needs to know of one round.
+    r"""Neighbours of one rank in one round: own weight, source ranks with weights, target ranks.
 
     .. math:: x_i \leftarrow w_{ii} x_i + \sum_{j \in \text{src}} w_{ij} x_j
 
@@ -36,10 +36,10 @@ class Neighbors:
 
 
 def average_over(rank: int, members: Sequence[int]) -> Neighbors:
-    """The view of one rank in a group that averages among itself.
+    """Return the neighbours of a rank in a group whose members average with equal weights.
 
     Args:
-        rank: Whose view.
+        rank: The rank.
         members: The group, ascending, with the rank in it.
 
     Returns:
@@ -51,16 +51,16 @@ def average_over(rank: int, members: Sequence[int]) -> Neighbors:
 
 
 def in_view(graph: nx.DiGraph[int], rank: int, weighted: bool) -> Neighbors:
-    """One rank's view of a graph that was checked before.
+    """Return the neighbours of a rank in a graph that was checked before.
 
     Args:
         graph: Graph on the ranks 0..n-1.
-        rank: Whose view.
-        weighted: Whether the graph's weights count; if not, every rank averages uniformly over
-            itself and its in-neighbours, whether it has a self-loop or not.
+        rank: The rank.
+        weighted: Whether to use the graph's weights; if not, every rank averages uniformly over
+            itself and its in-neighbours, with or without a self-loop.
 
     Returns:
-        The record of the rank; its self weight is 0 where a weighted graph has no self-loop.
+        The neighbours; the self weight is 0 if a weighted graph has no self-loop.
     """
     edges: dict[int, dict[str, Any]] = graph.pred[rank]
     sources = sorted(int(j) for j in edges if j != rank)

@@ -1,4 +1,4 @@
-"""How fast random pairs of a graph mix: the two constants of asynchronous gossip."""
+"""Mixing speed of averaging in random pairs: the two constants of asynchronous gossip."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["pair_constants"]
 
 
 def pair_constants(graph_or_schedule: GraphOrSchedule) -> tuple[float, float]:
-    r"""Constants by which averages in pairs bring ranks together, with and without momentum.
+    r"""Compute the mixing constants of averages in random pairs: χ₁ plain, χ₂ for momentum.
 
     .. math:: \Lambda = \sum_{(i,j)} \lambda_{ij} (e_i - e_j)(e_i - e_j)^T, \qquad
               \chi_1 = \frac{1}{\lambda_2(\Lambda)}, \qquad
               \chi_2 = \frac12 \max_{(i,j)} (e_i - e_j)^T \Lambda^+ (e_i - e_j)
 
-    with :math:`\lambda_{ij}` how often the pair (i, j) averages in a round. Plain averages take a
-    time proportional to :math:`\chi_1`, those with continuous momentum to
+    with :math:`\lambda_{ij}` the number of averages of the pair (i, j) per round. The mixing time
+    of plain averages is proportional to :math:`\chi_1`, with continuous momentum to
     :math:`\sqrt{\chi_1 \chi_2}`, which is never longer.
 
     Args:
-        graph_or_schedule: Rounds in which pairs average, such as
-            :func:`.topology.matching_decomposition` gives them; of a schedule that never repeats
-            the first ones are looked at.
+        graph_or_schedule: Rounds in which pairs average, such as those of
+            :func:`.topology.matching_decomposition`; for a schedule that never repeats, the first
+            rounds are used.
 
     Returns:
         :math:`\chi_1` and :math:`\chi_2`, in rounds; zeros for one rank.

@@ -1,4 +1,4 @@
-"""Time-varying graphs: the one class behind every schedule, and what makes one of a plain graph."""
+"""Schedules of time-varying graphs: the class ``Schedule``, and conversion of static graphs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ LookUp: TypeAlias = Callable[[int, int], Neighbors]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    r"""One graph per round, known to every rank without communication.
+    r"""Schedule of graphs, one per round, that every rank computes without communication.
 
     .. math:: x_i^{(k+1)} = \sum_j W^{(k)}_{ij} x_j^{(k)}
 
     A schedule is data plus one function from (rank, round) to that rank's neighbours. All ranks
-    hold the same schedule and count the same rounds, so nothing is negotiated. Own schedules are
-    made with this constructor; a function that is picklable makes a schedule that is.
+    hold the same schedule and count the same rounds, so nothing is negotiated. Users make own
+    schedules with this constructor; a schedule is picklable if its function is.
 
     Args:
-        name: How messages call it, such as ``"one_peer_exponential(8)"``.
+        name: Name in messages, such as ``"one_peer_exponential(8)"``.
         n: Number of ranks.
-        period: After how many rounds it repeats, or None if it never does.
+        period: Number of rounds after which it repeats; None if it never does.
         look_up: ``look_up(rank, k)`` gives the neighbours of ``rank`` in round ``k``, with ``k``
             below the period. It must be deterministic, and consistent: rank i receives from j
             exactly where j sends to i.
@@ -61,10 +61,10 @@ class Schedule:
             check_int(self.period, "period", self.name, 1)
 
     def neighbors(self, rank: int, k: int) -> Neighbors:
-        """The neighbours of one rank in one round, in O(degree) where the family allows.
+        """Return the neighbours of one rank in one round, in O(degree) if the family allows.
 
         Args:
-            rank: The rank asked about, 0..n-1.
+            rank: The rank, 0..n-1.
             k: The round, from 0.
 
         Returns:
@@ -78,7 +78,7 @@ class Schedule:
         return self.look_up(rank, k if self.period is None else k % self.period)
 
     def graph(self, k: int) -> nx.DiGraph[int]:
-        """The whole graph of one round, weighted, with self-loops.
+        """Return the weighted graph of one round, with self-loops.
 
         Args:
             k: The round, from 0.
@@ -102,13 +102,13 @@ class Schedule:
         return graph
 
     def iterate(self, rank: int) -> Iterator[Neighbors]:
-        """The neighbours of one rank in rounds 0, 1, 2, … without end.
+        """Iterate endlessly over the neighbours of one rank, from round 0 on.
 
         Args:
-            rank: The rank asked about, 0..n-1.
+            rank: The rank, 0..n-1.
 
         Yields:
-            The record of the next round.
+            The neighbours in the next round.
 
         Raises:
             TopologyError: If there is no such rank.
@@ -124,13 +124,13 @@ class Schedule:
 
 
 def _keep(rank: int, k: int) -> Neighbors:
-    """The only rank keeps its value."""
+    """Return the neighbours of a single rank: none."""
     del rank, k
     return Neighbors(1.0, {}, ())
 
 
 def alone(name: str) -> Schedule:
-    """What every family is on one rank: nothing is sent, and the average is there already."""
+    """Return the schedule of a single rank, on which nothing is sent, for any family."""
     return Schedule(name, 1, 1, _keep)
 
 
@@ -138,16 +138,16 @@ GraphOrSchedule: TypeAlias = Union["nx.DiGraph[int]", Schedule]
 
 
 def _same_each_round(table: tuple[Neighbors, ...], rank: int, k: int) -> Neighbors:
-    """Look a static graph's neighbours up."""
+    """Look up a rank's neighbours in a static graph."""
     del k
     return table[rank]
 
 
 def as_schedule(graph_or_schedule: GraphOrSchedule) -> Schedule:
-    """The schedule of period 1 of a plain graph; a schedule is returned as it is.
+    """Convert a static graph to a schedule of period 1; return a schedule unchanged.
 
-    The graph is checked and read once: later changes to it do not reach the schedule. One without
-    weights gets uniform weights over itself and its in-neighbours, 1 / (in-degree + 1).
+    The graph is checked and read once: later changes to it do not affect the schedule. Without
+    weights, each rank averages uniformly over itself and its in-neighbours: 1 / (in-degree + 1).
 
     Args:
         graph_or_schedule: An ``nx.DiGraph`` on the ranks 0..n-1, or a schedule.
@@ -174,13 +174,13 @@ def as_schedule(graph_or_schedule: GraphOrSchedule) -> Schedule:
 
 
 def describe(graph_or_schedule: GraphOrSchedule) -> str:
-    """The name of a graph or schedule for messages.
+    """Return the name of a graph or schedule for messages.
 
     Args:
-        graph_or_schedule: What to name.
+        graph_or_schedule: A graph or a schedule.
 
     Returns:
-        Such as ``"ring(8)"``, or ``"a graph on 8 ranks"`` where a graph has no name.
+        A text such as ``"ring(8)"``, or ``"a graph on 8 ranks"`` if a graph has no name.
 
     Raises:
         TopologyError: If it is neither.
@@ -196,11 +196,11 @@ def describe(graph_or_schedule: GraphOrSchedule) -> str:
 
 
 def neighbors_of(graph_or_schedule: GraphOrSchedule, rank: int, k: int = 0) -> Neighbors:
-    """The neighbours of one rank in a graph, or in round ``k`` of a schedule, in O(degree).
+    """Return the neighbours of one rank in a graph, or in round ``k`` of a schedule.
 
     Args:
         graph_or_schedule: A graph (without weights: uniform ones are used) or a schedule.
-        rank: The rank asked about, 0..n-1.
+        rank: The rank, 0..n-1.
         k: The round, from 0; a graph is the same in all rounds.
 
     Returns:

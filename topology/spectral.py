@@ -1,4 +1,4 @@
-"""How fast a graph or schedule mixes, from the eigenvalues and singular values of its matrices."""
+"""Mixing speed of a graph or schedule, from eigenvalues and singular values of its matrices."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ NOTHING = 1e-13  # a product this near to J is J, but for rounding
 
 
 def _symbol(rounds: Sequence[Matrix]) -> npt.NDArray[np.complex128] | None:
-    """The eigenvalues of the product of circulant matrices, else None."""
+    """Return the eigenvalues of the product if all matrices are circulant, else None."""
     symbols = [matrix.symbol for matrix in rounds if matrix.symbol is not None]
     return np.prod(symbols, axis=0) if len(symbols) == len(rounds) else None
 
 
 def _deviation(rounds: Sequence[Matrix]) -> Array:
-    """The product of the rounds, the last one leftmost, minus J; dense."""
+    """Compute the dense deviation: the product of the rounds, last one leftmost, minus J."""
     n = rounds[0].n
     product = reduce(lambda done, matrix: matrix @ done, rounds, np.eye(n))
     return product - 1.0 / n
 
 
 def _operator(rounds: Sequence[Matrix]) -> tuple[Function, Function]:
-    """The deviation as a function of a vector, and its transpose."""
+    """Return functions that apply the deviation and its transpose to a vector."""
 
     def forward(x: Array) -> Array:
-        """Apply all rounds."""
+        """Apply all rounds minus J."""
         product: Array = reduce(lambda y, matrix: matrix @ y, rounds, x)
         product -= x.mean()
         return product
 
     def backward(x: Array) -> Array:
-        """Apply all rounds transposed, last first."""
+        """Apply all transposed rounds, last first, minus J."""
         product: Array = reduce(lambda y, matrix: matrix.transposed @ y, reversed(rounds), x)
         product -= x.mean()
         return product
@@ -54,7 +54,7 @@ def _operator(rounds: Sequence[Matrix]) -> tuple[Function, Function]:
 
 
 def _sparse_tools(what: str, n: int) -> Any:
-    """scipy.sparse.linalg, which larger graphs without a circular symmetry need."""
+    """Import scipy.sparse.linalg, which large non-circulant graphs need."""
     try:
         import scipy.sparse.linalg
     except ImportError:
@@ -66,7 +66,7 @@ def _sparse_tools(what: str, n: int) -> Any:
 
 
 def _extreme(tools: Any, solve: str, n: int, apply: Function, which: str) -> float:
-    """One extreme eigenvalue of a linear function by Lanczos' or Arnoldi's method."""
+    """Compute an extreme eigenvalue of a linear function by Lanczos' or Arnoldi's method."""
     start = np.random.default_rng(0).standard_normal(n)
     operator = tools.LinearOperator((n, n), matvec=apply, dtype=np.float64)
     values = getattr(tools, solve)(
@@ -77,9 +77,9 @@ def _extreme(tools: Any, solve: str, n: int, apply: Function, which: str) -> flo
 
 
 def _nearest(tools: Any, matrix: Matrix, sigma: float, count: int) -> Array:
-    """Eigenvalues of a symmetric matrix next to ``sigma``, ascending, by factorising it.
+    """Compute the eigenvalues of a symmetric matrix nearest to ``sigma``, by factorisation.
 
-    For graphs that mix too slowly for Lanczos' method; just those are cheap to factorise.
+    Ascending. Meant for graphs that mix too slowly for Lanczos' method: these factorise cheaply.
     """
     start = np.random.default_rng(0).standard_normal(matrix.n)
     values: Array = tools.eigsh(
@@ -89,7 +89,7 @@ def _nearest(tools: Any, matrix: Matrix, sigma: float, count: int) -> Array:
 
 
 def _large(rounds: Sequence[Matrix], what: str, radius: bool) -> float:
-    """Spectral radius or norm of the deviation, with sparse products only."""
+    """Compute spectral radius or norm of the deviation with sparse products only."""
     n = rounds[0].n
     tools = _sparse_tools(what, n)
     forward, backward = _operator(rounds)
@@ -114,7 +114,7 @@ def _large(rounds: Sequence[Matrix], what: str, radius: bool) -> float:
 
 
 def _contraction(graph_or_schedule: GraphOrSchedule, what: str, radius: bool) -> float:
-    """Norm or spectral radius of the product's deviation from J, as a mean factor per round."""
+    """Compute norm or spectral radius of the product minus J, as a mean factor per round."""
     rounds = rounds_of(graph_or_schedule)
     symbol = _symbol(rounds)
     if symbol is not None:
@@ -133,7 +133,7 @@ def _contraction(graph_or_schedule: GraphOrSchedule, what: str, radius: bool) ->
 
 
 def consensus_rate(graph_or_schedule: GraphOrSchedule) -> float:
-    r"""By which factor the distance to the average shrinks per round: 0 at once, 1 never.
+    r"""Compute the factor by which the distance to the average shrinks per round: 0 exact, 1 never.
 
     .. math:: \rho = \|W - J\|_2, \quad
               \rho = \|W^{(T-1)} \cdots W^{(0)} - J\|_2^{1/T} \text{ for a schedule}
@@ -147,7 +147,7 @@ def consensus_rate(graph_or_schedule: GraphOrSchedule) -> float:
         graph_or_schedule: A graph or a schedule.
 
     Returns:
-        The factor ρ; 0.0 if the product is J but for rounding.
+        The factor ρ; 0.0 if the product is J up to rounding.
 
     Raises:
         TopologyError: If the graph does not pass :func:`.topology.check_graph`, or a large one
@@ -165,7 +165,7 @@ def consensus_rate(graph_or_schedule: GraphOrSchedule) -> float:
 
 
 def spectral_gap(graph_or_schedule: GraphOrSchedule) -> float:
-    r"""One minus the modulus of the second eigenvalue: how fast a graph mixes in the long run.
+    r"""Compute the spectral gap, 1 - |λ₂|, which determines the asymptotic mixing speed.
 
     .. math:: 1 - |\lambda_2(W)|, \quad
               1 - |\lambda_2(W^{(T-1)} \cdots W^{(0)})|^{1/T} \text{ for a schedule}
@@ -191,7 +191,7 @@ def spectral_gap(graph_or_schedule: GraphOrSchedule) -> float:
 
 
 def _lowest(matrix: Matrix) -> float:
-    """The smallest real part of a matrix' eigenvalues."""
+    """Compute the smallest real part of a matrix's eigenvalues."""
     symbol = matrix.symbol
     if symbol is not None:
         return float(symbol.real.min())
@@ -203,7 +203,7 @@ def _lowest(matrix: Matrix) -> float:
 
 
 def _lowest_large(matrix: Matrix) -> float:
-    """The same by sparse products."""
+    """Compute the smallest real part of a large matrix's eigenvalues, by sparse products."""
     tools = _sparse_tools("smallest eigenvalue", matrix.n)
     solve, which = ("eigsh", "SA") if matrix.is_symmetric else ("eigs", "SR")
     try:
@@ -218,7 +218,7 @@ def _lowest_large(matrix: Matrix) -> float:
 
 
 def min_eigenvalue(graph_or_schedule: GraphOrSchedule) -> float:
-    r"""The smallest real part of the eigenvalues of W, of a schedule the smallest of all rounds.
+    r"""Compute the smallest real part of the eigenvalues of W, over all rounds of a schedule.
 
     .. math:: \min_k \min_i \operatorname{Re} \lambda_i(W^{(k)})
 
@@ -229,7 +229,7 @@ def min_eigenvalue(graph_or_schedule: GraphOrSchedule) -> float:
         graph_or_schedule: A graph or a schedule.
 
     Returns:
-        The smallest eigenvalue, -1 to 1 where no weight is negative.
+        The smallest eigenvalue, from -1 to 1 if no weight is negative.
 
     Raises:
         TopologyError: As for :func:`consensus_rate`.

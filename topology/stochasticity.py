@@ -1,4 +1,4 @@
-"""Which sums of a mixing matrix are one, and whether it is symmetric."""
+"""Tests of mixing matrices: row, column and doubly stochastic, symmetric."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["is_column_stochastic", "is_doubly_stochastic", "is_row_stochastic", 
 
 
 def is_row_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
-    r"""Whether what each rank receives sums to one: a consensus stays one.
+    r"""Return whether the weights that each rank receives sum to one, so that consensus is kept.
 
     .. math:: W \mathbf 1 = \mathbf 1
 
-    Sums count, not signs: some methods (:func:`.topology.matcha`) use negative own weights. Of a
-    schedule every round must do: one period, at most 64 rounds, or the first 16 if none repeats.
+    Negative weights are allowed, since some schedules (:func:`.topology.matcha`) use them. All
+    rounds of a schedule are tested: one period, at most 64 rounds, or 16 if it never repeats.
 
     Args:
         graph_or_schedule: A graph or a schedule.
@@ -34,7 +34,7 @@ def is_row_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
 
 
 def is_column_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
-    r"""Whether what each rank gives sums to one: the sum over ranks is kept.
+    r"""Return whether the weights that each rank gives sum to one, so that the sum is kept.
 
     .. math:: \mathbf 1^\top W = \mathbf 1^\top
 
@@ -58,7 +58,7 @@ def is_column_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
 
 
 def is_doubly_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
-    """Whether rows and columns sum to one: ranks agree on the average of what they had.
+    """Return whether rows and columns sum to one, so that ranks agree on the initial average.
 
     Rounds and signs are treated as by :func:`is_row_stochastic`.
 
@@ -80,7 +80,7 @@ def is_doubly_stochastic(graph_or_schedule: GraphOrSchedule) -> bool:
 
 
 def is_symmetric(graph_or_schedule: GraphOrSchedule) -> bool:
-    """Whether ranks give each other equal weights, to 1e-9.
+    """Return whether ranks give each other equal weights, to 1e-9.
 
     Rounds are treated as by :func:`is_row_stochastic`.
 

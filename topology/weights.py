@@ -1,4 +1,4 @@
-"""Weights: a graph goes in, the same graph with other weights comes out."""
+"""Weights of graphs: functions that return a graph with uniform, push or Metropolis weights."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
 
 
 def _fresh(name: str, n: int) -> nx.DiGraph[int]:
-    """A graph on the ranks 0..n-1 without edges."""
+    """Make a graph on the ranks 0..n-1 without edges."""
     graph: nx.DiGraph[int] = nx.DiGraph(name=name)
     graph.add_nodes_from(range(n))
     return graph
 
 
 def circulant(name: str, n: int, weights: Mapping[int, float]) -> nx.DiGraph[int]:
-    """The graph in which every rank i sends to i + d with the same weight per distance d.
+    """Build the circulant graph: every rank i sends to i + d with a weight per distance d.
 
     Args:
         name: The name of the graph.
@@ -50,12 +50,12 @@ def circulant(name: str, n: int, weights: Mapping[int, float]) -> nx.DiGraph[int
 
 
 def uniform_weights(graph: nx.DiGraph[int]) -> nx.DiGraph[int]:
-    r"""Every rank averages over itself and its in-neighbours: rows sum to one.
+    r"""Return the graph with uniform weights: ranks average over themselves and in-neighbours.
 
     .. math:: w_{ij} = w_{ii} = 1 / (d_i + 1)
 
-    with :math:`d_i` the number of in-neighbours of i. Columns sum to one too where all ranks have
-    as many out- as in-neighbours and all the same number.
+    with :math:`d_i` the number of in-neighbours of i. Rows sum to one. Columns sum to one, too, if
+    all in- and out-degrees are equal.
 
     Args:
         graph: Directed graph on the ranks 0..n-1; its weights and self-loops are ignored.
@@ -82,11 +82,12 @@ def uniform_weights(graph: nx.DiGraph[int]) -> nx.DiGraph[int]:
 
 
 def push_weights(graph: nx.DiGraph[int]) -> nx.DiGraph[int]:
-    r"""Every rank splits what it has over itself and its out-neighbours: columns sum to one.
+    r"""Return the graph with push-sum weights: ranks split values over self and out-neighbours.
 
     .. math:: w_{ij} = w_{jj} = 1 / (d_j + 1)
 
-    with :math:`d_j` the number of out-neighbours of j. For push-sum methods on directed graphs.
+    with :math:`d_j` the number of out-neighbours of j. Columns sum to one. Meant for push-sum
+    methods on directed graphs.
 
     Args:
         graph: Directed graph on the ranks 0..n-1; its weights and self-loops are ignored.
@@ -118,7 +119,7 @@ def push_weights(graph: nx.DiGraph[int]) -> nx.DiGraph[int]:
 
 
 def metropolis_weights(graph: nx.Graph[int]) -> nx.DiGraph[int]:
-    r"""Metropolis–Hastings weights of an undirected graph: symmetric and doubly stochastic.
+    r"""Return an undirected graph with Metropolis–Hastings weights, which are doubly stochastic.
 
     .. math:: w_{ij} = w_{ji} = 1 / (1 + \max(d_i, d_j)), \quad w_{ii} = 1 - \sum_j w_{ij}
 
@@ -163,15 +164,15 @@ def metropolis_weights(graph: nx.Graph[int]) -> nx.DiGraph[int]:
 
 
 def lazy_weights(graph: nx.DiGraph[int]) -> nx.DiGraph[int]:
-    r"""The graph with half of each weight, and the rest on the rank itself: (I + W) / 2.
+    r"""Return the graph with half of all weights, and 1/2 added to own weights: (I + W) / 2.
 
     A symmetric W then has no eigenvalue below zero, as methods such as ``d2`` need.
 
     Args:
-        graph: Directed graph on the ranks 0..n-1; uniform weights are taken where it has none.
+        graph: Directed graph on the ranks 0..n-1; uniform weights are used if it has none.
 
     Returns:
-        A new graph with self-loops, doubly stochastic or symmetric where the given one is.
+        A new graph with self-loops, doubly stochastic or symmetric if the given one is.
 
     Raises:
         TopologyError: If the graph is not an ``nx.DiGraph`` on 0..n-1.
@@ -194,7 +195,7 @@ def lazy_weights(graph: nx.DiGraph[int]) -> nx.DiGraph[int]:
 
 
 def undirected(name: str, n: int, edges: Iterable[tuple[int, int]]) -> nx.DiGraph[int]:
-    """The graph of undirected edges on 0..n-1, with Metropolis–Hastings weights.
+    """Build an undirected graph on 0..n-1 from edges, with Metropolis–Hastings weights.
 
     Args:
         name: The name of the graph.
@@ -211,7 +212,7 @@ def undirected(name: str, n: int, edges: Iterable[tuple[int, int]]) -> nx.DiGrap
 
 
 def _entries(matrix: Any) -> tuple[list[int], list[int], list[float]]:
-    """Rows, columns and values of the entries that are not zero, of a dense or sparse matrix."""
+    """Return rows, columns and values of the nonzero entries of a dense or sparse matrix."""
     if hasattr(matrix, "tocoo"):
         coo = matrix.tocsr().tocoo()  # by rows, and what is stored twice added up
         kept = coo.data != 0
@@ -223,11 +224,11 @@ def _entries(matrix: Any) -> tuple[list[int], list[int], list[float]]:
 
 
 def from_adjacency(matrix: Any) -> nx.DiGraph[int]:
-    r"""The graph of a matrix: row i is what rank i receives.
+    r"""Build a graph from a matrix: row i has the weights of the values that rank i receives.
 
-    Of a boolean or integer matrix, the entries that are not zero are the edges, with uniform
-    weights. Of a float matrix, the entries are the weights themselves, ``W[i, j]`` being what
-    rank i gives to the value of rank j. (``nx.to_numpy_array`` gives the transpose.)
+    Nonzero entries of a boolean or integer matrix are edges, which get uniform weights. Entries of
+    a float matrix are the weights themselves: ``W[i, j]`` is the weight that rank i gives to the
+    value of rank j. (``nx.to_numpy_array`` gives the transpose.)
 
     Args:
         matrix: Square, ``(n, n)``: an array or what ``np.asarray`` makes one of, or a scipy sparse

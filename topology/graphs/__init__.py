@@ -1,1 +1,1 @@
-"""Static graphs, one family one file; those that ``topology`` imports are known by name."""
+"""Static graphs, one file per family; public functions are registered by name."""

@@ -1,4 +1,4 @@
-"""The complete graph."""
+"""Complete graph: every rank exchanges with every other rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["complete"]
 
 
 def complete(n: int) -> nx.DiGraph[int]:
-    r"""Every rank exchanges with every other one: the exact average in one step.
+    r"""Build the complete graph: every rank exchanges with all others; one step averages exactly.
 
     .. math:: w_{ij} = 1/n, \quad W = J
 

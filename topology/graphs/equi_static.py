@@ -1,4 +1,4 @@
-"""EquiStatic: the mean of a few random shifts, mixing as fast for many ranks as for few."""
+"""EquiStatic graphs: the mean of a few random cyclic shifts; mixing does not slow down with n."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SEARCHED = 64  # seeds tried when none is given
 
 
 def _draw(n: int, count: int, seed: int) -> npt.NDArray[np.int64]:
-    """Shifts, uniform in 1..n-1, independent."""
+    """Draw independent shifts, uniform in 1..n-1."""
     return np.random.default_rng(seed).integers(1, n, size=count)
 
 
 def _rate(n: int, shifts: npt.NDArray[np.int64], directed: bool) -> float:
-    """‖W - J‖₂ from the eigenvalues of the circulant W, which is normal."""
+    """Compute ‖W - J‖₂ from the eigenvalues of W, which is circulant and thus normal."""
     symbol = np.fft.fft(np.bincount(shifts, minlength=n) / len(shifts))
     eigenvalues = 1 / n + (n - 1) / n * (symbol if directed else symbol.real)
     return float(np.abs(eigenvalues[1:]).max())
 
 
 def _search(n: int, count: int, directed: bool) -> int:
-    """The seed below :data:`SEARCHED` whose graph mixes fastest; the first among equals."""
+    """Return the seed below :data:`SEARCHED` whose graph mixes fastest; the first of equals."""
     rates = [round(_rate(n, _draw(n, count, seed), directed), 12) for seed in range(SEARCHED)]
     return rates.index(min(rates))
 
@@ -39,7 +39,7 @@ def _search(n: int, count: int, directed: bool) -> int:
 def equi_static(
     n: int, degree: int, seed: int | None = None, directed: bool = True
 ) -> nx.DiGraph[int]:
-    r"""The mean of M random cyclic shifts: a rate that does not grow with n.
+    r"""Build an EquiStatic graph: the mean of M random shifts; mixing does not slow down with n.
 
     .. math:: W = \tfrac1M \sum_{m=1}^{M} A^{(u_m)}, \quad A^{(u)}_{ii} = \tfrac1n, \quad
               A^{(u)}_{i,\, i+u \bmod n} = \tfrac{n-1}{n}

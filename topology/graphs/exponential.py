@@ -1,4 +1,4 @@
-"""Exponential graphs: neighbours at distances 1, b, b², … around the circle."""
+"""Exponential graphs: on a circle, ranks have neighbours at distances 1, b, b², … from them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["exponential", "exponential_two", "symmetric_exponential"]
 
 
 def _uniform(name: str, n: int, distances: Collection[int]) -> nx.DiGraph[int]:
-    """Send to i + d for every distance d, all weights equal."""
+    """Build the graph in which i sends to i + d for every distance d, with equal weights."""
     return circulant(name, n, dict.fromkeys(distances, 1.0 / (len(distances) + 1)))
 
 
 def _powers(base: int, below: int) -> list[int]:
-    """1, base, base², … as long as they are below a bound."""
+    """Return the powers 1, base, base², … below a bound."""
     powers = []
     power = 1
     while power < below:
@@ -28,7 +28,7 @@ def _powers(base: int, below: int) -> list[int]:
 
 
 def exponential_two(n: int) -> nx.DiGraph[int]:
-    r"""Rank i sends to i + 1, i + 2, i + 4, …: few messages and fast mixing; the default graph.
+    r"""Build the default graph: rank i sends to i + 1, i + 2, i + 4, …; few messages, fast mixing.
 
     .. math:: w_{i, i - 2^k \bmod n} = w_{ii} = 1/(t+1), \quad t = \lceil \log_2 n \rceil, \quad
               \|W - J\|_2 = (t-1)/(t+1) \text{ for even } n, \text{ smaller for odd } n
@@ -55,7 +55,9 @@ def exponential_two(n: int) -> nx.DiGraph[int]:
 
 
 def exponential(n: int, base: int = 2) -> nx.DiGraph[int]:
-    """Rank i sends to i + 1, i + b, i + b², …: sparser and slower, the greater the base b.
+    """Build the exponential graph of base b: rank i sends to i + 1, i + b, i + b², … (mod n).
+
+    The greater the base, the sparser the graph, and the slower its mixing.
 
     Args:
         n: Number of ranks.
@@ -77,7 +79,9 @@ def exponential(n: int, base: int = 2) -> nx.DiGraph[int]:
 
 
 def symmetric_exponential(n: int, base: int = 4) -> nx.DiGraph[int]:
-    """Ranks at distances 1, b, b², … up to half the circle exchange, in both directions.
+    """Build the symmetric exponential graph: ranks at distances 1, b, b², … exchange.
+
+    Distances are at most half the circle, in both directions.
 
     Args:
         n: Number of ranks.

@@ -1,4 +1,4 @@
-"""Two-dimensional grids, with and without a border."""
+"""Two-dimensional grid and torus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["grid_2d", "torus_2d"]
 
 
 def _shape(n: int, shape: Any, family: str) -> tuple[int, int]:
-    """Rows and columns: those given, if they fit, or the squarest ones."""
+    """Check the given rows and columns, or choose the squarest."""
     rows = max(a for a in range(1, math.isqrt(n) + 1) if n % a == 0)
     squarest = (rows, n // rows)
     if shape is None:
@@ -34,7 +34,7 @@ def _shape(n: int, shape: Any, family: str) -> tuple[int, int]:
 
 
 def _edges(rows: int, columns: int, wrap: bool) -> Iterator[tuple[int, int]]:
-    """Edges to the right and downwards, row by row."""
+    """Yield the edges to the right and downwards, row by row."""
     for i in range(rows):
         for j in range(columns):
             if wrap or j + 1 < columns:
@@ -44,7 +44,7 @@ def _edges(rows: int, columns: int, wrap: bool) -> Iterator[tuple[int, int]]:
 
 
 def grid_2d(n: int, shape: tuple[int, int] | None = None) -> nx.DiGraph[int]:
-    r"""Ranks in rows and columns exchange with the ranks above, below, left and right.
+    r"""Build the 2D grid: ranks exchange with the ranks above, below, left and right.
 
     .. math:: w_{ij} = 1 / (1 + \max(d_i, d_j)), \quad w_{ii} = 1 - \sum_j w_{ij}
 
@@ -71,7 +71,7 @@ def grid_2d(n: int, shape: tuple[int, int] | None = None) -> nx.DiGraph[int]:
 
 
 def torus_2d(n: int, shape: tuple[int, int] | None = None) -> nx.DiGraph[int]:
-    """A grid without border: first and last row, first and last column are neighbours.
+    """Build the 2D torus: a grid whose first and last rows, and columns, are neighbours.
 
     Weights are those of :func:`grid_2d`; all are 1/5 where both sides are longer than two.
 

@@ -1,4 +1,4 @@
-"""The hypercube."""
+"""Hypercube: ranks whose numbers differ in one bit exchange."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["hypercube"]
 
 
 def hypercube(n: int) -> nx.DiGraph[int]:
-    r"""Ranks whose numbers differ in one bit exchange.
+    r"""Build the hypercube: ranks whose numbers differ in exactly one bit exchange.
 
     .. math:: w_{ii} = w_{i,\, i \oplus 2^m} = 1/(t+1), \quad t = \log_2 n, \quad
               \|W - J\|_2 = (t-1)/(t+1)

@@ -1,4 +1,4 @@
-"""Random regular graphs."""
+"""Random regular graphs: every rank exchanges with the same number of random others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["random_regular"]
 
 
 def random_regular(n: int, degree: int, seed: int) -> nx.DiGraph[int]:
-    r"""Every rank exchanges with the same number of random others: a good expander.
+    r"""Build a random regular graph, a good expander: every rank has the same number of neighbours.
 
     .. math:: w_{ij} = w_{ii} = 1/(d+1), \quad \|W - J\|_2 \approx (1 + 2\sqrt{d-1}) / (d+1)
 
-    Drawn again from the same stream until it is connected. One rank alone needs no neighbours,
-    whatever the degree.
+    It is drawn again from the same random stream until it is connected. A single rank has no
+    neighbours, whatever the degree.
 
     Args:
         n: Number of ranks.
@@ -60,7 +60,7 @@ def random_regular(n: int, degree: int, seed: int) -> nx.DiGraph[int]:
 
 
 def _impossible(n: int, degree: int) -> str:
-    """Why no connected graph of that degree exists on n > 1 ranks; empty if one does."""
+    """Return why no connected graph of this degree exists on n > 1 ranks; empty if one exists."""
     if not 1 <= degree < n:
         return f"needs a degree in 1..{n - 1}"
     if n * degree % 2:

@@ -1,4 +1,4 @@
-"""The ring."""
+"""Ring: every rank exchanges with its two neighbours on a circle."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _OFFSETS = {"both": (1, -1), "left": (-1,), "right": (1,)}
 
 
 def ring(n: int, style: str = "both") -> nx.DiGraph[int]:
-    r"""Every rank exchanges with its neighbours on a circle.
+    r"""Build the ring: every rank exchanges with its neighbours on a circle.
 
     .. math:: w_{i,i} = w_{i,i \pm 1} = 1/3, \quad \|W - J\|_2 = |1 + 2\cos(2\pi/n)| / 3
 
-    Mixing slows down as :math:`1/n^2`: for few ranks, or to show what a slow graph does.
+    Mixing slows down as :math:`1/n^2`: suitable for few ranks, or to show effects of slow mixing.
 
     Args:
         n: Number of ranks.

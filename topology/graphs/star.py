@@ -1,4 +1,4 @@
-"""The star."""
+"""Star: one rank exchanges with all others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["star"]
 
 
 def star(n: int, center: int = 0) -> nx.DiGraph[int]:
-    r"""One rank exchanges with all others; they exchange with it alone.
+    r"""Build the star: one rank, the centre, exchanges with all others.
 
     .. math:: w_{ci} = w_{ic} = w_{cc} = 1/n, \quad w_{ii} = 1 - 1/n, \quad \|W - J\|_2 = 1 - 1/n
 
-    Metropolis–Hastings weights. The centre carries n - 1 messages a step: for comparison, not for
-    work.
+    Metropolis–Hastings weights. The centre sends n - 1 messages per step: meant for comparison, not
+    for production.
 
     Args:
         n: Number of ranks.

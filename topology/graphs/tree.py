@@ -1,4 +1,4 @@
-"""Trees: the binary tree, wider ones, and the chain."""
+"""Trees: the chain, the binary tree, and trees with more children per rank."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["tree"]
 
 
 def tree(n: int, branching: int = 2) -> nx.DiGraph[int]:
-    r"""Each rank exchanges with its parent and its children: a spanning tree of n - 1 edges.
+    r"""Build a tree: each rank exchanges with its parent and its children.
 
     Rank i > 0 has the parent :math:`\lfloor (i - 1) / b \rfloor`; with one child each it is the
-    chain. Metropolis–Hastings weights. For methods on trees, such as ``relay_sgd``; others mix
-    slowly on it.
+    chain. Metropolis–Hastings weights. Meant for methods on trees, such as ``relay_sgd``; with
+    other methods it mixes slowly.
 
     Args:
         n: Number of ranks.

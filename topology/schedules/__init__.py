@@ -1,1 +1,1 @@
-"""Time-varying graphs, one family one file; known by name as graphs are."""
+"""Schedules of time-varying graphs, one file per family; functions are registered by name."""

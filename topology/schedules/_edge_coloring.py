@@ -1,4 +1,4 @@
-"""A graph as few matchings: every edge gets a colour that no edge beside it has."""
+"""Edge colouring of a graph, which decomposes it into few matchings (Misra and Gries)."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ Edge = tuple[int, int]
 
 
 class _Coloring:
-    """Misra and Gries' algorithm: at most one colour more than the greatest degree."""
+    """Edge colouring by Misra and Gries, with at most one colour more than the maximum degree."""
 
     def __init__(self, n: int) -> None:
         self.at: list[dict[int, int]] = [{} for _ in range(n)]  # vertex: colour -> other end
         self.colour: dict[Edge, int] = {}
 
     def paint(self, u: int, v: int, colour: int) -> None:
-        """Give an edge a colour that is free at both ends."""
+        """Assign an edge a colour that is free at both ends."""
         self.at[u][colour], self.at[v][colour] = v, u
         self.colour[u, v] = self.colour[v, u] = colour
 
     def strip(self, u: int, v: int) -> int:
-        """Take an edge's colour away and return it."""
+        """Remove an edge's colour, and return it."""
         colour = self.colour.pop((u, v))
         del self.colour[v, u], self.at[u][colour], self.at[v][colour]
         return colour
 
     def free(self, *vertices: int) -> int:
-        """The lowest colour that none of these vertices has."""
+        """Return the lowest colour that is free at all of these vertices."""
         return next(c for c in count() if all(c not in self.at[v] for v in vertices))
 
     def fan(self, u: int, v: int) -> list[int]:
-        """Neighbours of u from v on, each edge's colour free at the neighbour before."""
+        """Return a maximal fan of u from v on: each edge's colour is free at the vertex before."""
         fan = [v]
         rest = dict(sorted(self.at[u].items()))
         while True:
@@ -43,7 +43,7 @@ class _Coloring:
             fan.append(rest.pop(colour))
 
     def flip(self, u: int, c: int, d: int) -> None:
-        """Swap the colours c and d along the path that leaves u by d."""
+        """Swap the colours c and d along the path that starts at u with colour d."""
         path: list[Edge] = []
         vertex, colour = u, d
         while colour in self.at[vertex]:
@@ -54,7 +54,7 @@ class _Coloring:
             self.paint(*edge, c + d - colour)
 
     def add(self, u: int, v: int, most: int) -> None:
-        """Colour one more edge, repainting others if no colour below ``most`` is free at both."""
+        """Colour one more edge; recolour others if no colour below ``most`` is free for it."""
         colour = self.free(u, v)
         if colour < most:
             self.paint(u, v, colour)
@@ -73,7 +73,7 @@ class _Coloring:
         self.paint(u, to, self.strip(u, source))
 
     def _pivot(self, u: int, fan: list[int], d: int) -> int:
-        """The first place of the fan where d is free and up to which it is still a fan."""
+        """Return the first position at which d is free, within the part that is still a fan."""
         end = 1
         while end < len(fan) and self.colour[u, fan[end]] not in self.at[fan[end - 1]]:
             end += 1
@@ -81,15 +81,15 @@ class _Coloring:
 
 
 def matchings_of(n: int, edges: Iterable[Edge]) -> list[list[Edge]]:
-    """Cut undirected edges into matchings, at most one more than the greatest degree.
+    """Decompose undirected edges into matchings, at most one more than the maximum degree.
 
     Args:
         n: Number of vertices, 0..n-1.
         edges: Each edge once, no loops.
 
     Returns:
-        Lists of edges, no two of one list sharing a vertex, in an order that depends on nothing
-        but the arguments.
+        Lists of edges; no two edges of a list share a vertex. The order depends on the arguments
+        alone.
 
     Reference:
         Misra and Gries, "A constructive proof of Vizing's theorem", 1992.

@@ -1,4 +1,4 @@
-"""The k-peer hyper-hypercube, the building block of the base-(k+1) schedules."""
+"""K-peer hyper-hypercube, the building block of the base-(k+1) schedules."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["HyperHypercube", "factors_of"]
 
 
 def factors_of(n: int, peers: int) -> tuple[int, ...]:
-    """Factors of n that are at most ``peers`` + 1, ascending; empty if there are none such.
+    """Factor n into factors of at most ``peers`` + 1, ascending; empty if that is impossible.
 
-    The largest is divided out first, so that there are few: 8 is (2, 4) for three peers.
+    The largest factor is divided out first, so that there are few: 8 is (2, 4) for three peers.
     """
     factors = []
     for factor in range(min(peers + 1, n), 1, -1):
@@ -25,21 +25,21 @@ def factors_of(n: int, peers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HyperHypercube:
-    """Ranks as numbers with mixed digits; in round m, those equal but for digit m average.
+    """Hyper-hypercube: in round m, ranks average whose mixed-radix digits differ in digit m only.
 
     Attributes:
-        factors: How many values each digit has, the lowest digit first.
+        factors: Number of values of each digit, the lowest digit first.
     """
 
     factors: tuple[int, ...]
 
     @property
     def length(self) -> int:
-        """Rounds until all hold the average."""
+        """Number of rounds until all ranks hold the average."""
         return len(self.factors)
 
     def neighbors(self, rank: int, m: int) -> Neighbors:
-        """The view of one rank in round m, counted around without end."""
+        """Return the neighbours of one rank in round m, taken modulo the length."""
         if not self.factors:
             return average_over(rank, (rank,))
         m %= self.length

@@ -1,4 +1,4 @@
-"""The alternating exponential ring: all local ranks average, half of the machines in pairs."""
+"""Alternating exponential ring: machines average in pairs, or inside, in alternate rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["alternating_exponential_ring"]
 
 
 def _look_up(machines: int, size: int, rank: int, k: int) -> Neighbors:
-    """Average over two machines or inside one, as it is the turn of this rank's pair."""
+    """Return a rank's neighbours: all ranks of two machines, or of its own, by the pair's turn."""
     machine = rank // size
     stage, half = divmod(k, 2)
     step = 1 << stage
@@ -29,14 +29,14 @@ def _look_up(machines: int, size: int, rank: int, k: int) -> Neighbors:
 
 
 def alternating_exponential_ring(n: int, local_size: int) -> Schedule:
-    r"""Pairs of machines average over all their ranks, half of the pairs at a time.
+    r"""Build the schedule in which machines average in pairs, half of the pairs at a time.
 
     .. math:: W^{(k)}_{ij} = 1 / |C^{(k)}(i)| \text{ for } j \in C^{(k)}(i)
 
     In stage s = 0, 1, …, log2(M) - 1, machines that differ in bit s form pairs. A stage has two
-    rounds: one half of the pairs averages over the 2L ranks of both machines while the other half
-    averages inside each machine; then they change. The average is exact after 2 log2(M) rounds
-    (after one, if there is one machine).
+    rounds: one half of the pairs averages over the 2L ranks of both machines, while the other half
+    averages inside each machine; then the halves change roles. The average is exact after
+    2 log2(M) rounds (after one round on one machine).
 
     Args:
         n: Number of ranks.

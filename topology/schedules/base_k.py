@@ -1,4 +1,4 @@
-"""Base-(k+1) schedules: few messages per step and the exact average, for every number of ranks."""
+"""Base-(k+1) schedules: exact average after finitely many rounds, with at most k peers a round."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["base_k", "simple_base_k"]
 
 
 def _place(near: Neighbors, start: int, stride: int = 1) -> Neighbors:
-    """Neighbours among 0, 1, 2, … as those among start, start + stride, …."""
+    """Map neighbours: node i becomes rank ``start + stride * i``."""
     sources = {start + stride * j: weight for j, weight in near.src_weights.items()}
     return Neighbors(near.self_weight, sources, tuple(start + stride * j for j in near.dst_ranks))
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Consecutive ranks: ``pieces`` sub-blocks, each of ``piece`` = (k+1)^p ranks."""
+    """Block of consecutive ranks: ``pieces`` sub-blocks, each of ``piece`` = (k+1)^p ranks."""
 
     start: int
     pieces: int
@@ -30,25 +30,25 @@ class _Block:
 
     @property
     def size(self) -> int:
-        """Ranks of the block."""
+        """Number of ranks of the block."""
         return self.pieces * self.piece
 
     @property
     def end(self) -> int:
-        """The first rank after the block."""
+        """First rank after the block."""
         return self.start + self.size
 
 
 @dataclass(frozen=True)
 class _SimpleBase:
-    """The rounds of the simple base-(k+1) schedule; ``k`` is the greatest number of peers."""
+    """Rounds of the simple base-(k+1) schedule; ``k`` is the maximum number of peers."""
 
     n: int
     k: int
 
     @cached_property
     def blocks(self) -> list[_Block]:
-        """The digits of n in base k+1, highest first."""
+        """Blocks of ranks, one per digit of n in base k+1, highest first."""
         blocks: list[_Block] = []
         piece = 1
         while piece * (self.k + 1) <= self.n:
@@ -63,28 +63,28 @@ class _SimpleBase:
         return blocks
 
     def cube(self, size: int) -> HyperHypercube:
-        """The hyper-hypercube on that many ranks."""
+        """Return the hyper-hypercube on ``size`` ranks."""
         return HyperHypercube(factors_of(size, self.k))
 
     @cached_property
     def whole(self) -> HyperHypercube:
-        """The hyper-hypercube on all ranks, without rounds where n has a large prime factor."""
+        """Hyper-hypercube on all ranks; it has no rounds if n has a prime factor above k+1."""
         return self.cube(self.n)
 
     @cached_property
     def warm(self) -> int:
-        """Rounds of the first phase, in which every block finds its own average."""
+        """Number of rounds of the first phase, in which every block averages inside."""
         return self.cube(self.blocks[0].size).length
 
     @cached_property
     def length(self) -> int:
-        """Rounds until all ranks hold the average."""
+        """Number of rounds until all ranks hold the average."""
         if self.whole.length or self.n == 1:
             return self.whole.length
         return self.warm + 1 + self.cube(self.blocks[0].piece).length
 
     def neighbors(self, rank: int, m: int) -> Neighbors:
-        """The view of one rank in round m < length."""
+        """Return the neighbours of one rank in round m < length."""
         if self.whole.length or self.n == 1:
             return self.whole.neighbors(rank, m)
         own = next(i for i, block in enumerate(self.blocks) if rank < block.end)
@@ -99,11 +99,11 @@ class _SimpleBase:
         return self._settle(rank, block, m)
 
     def _share(self, giver: _Block) -> float:
-        """The part of all later values that comes from this block."""
+        """Return the share of a block in the ranks from this block on."""
         return giver.size / (self.n - giver.start)
 
     def _take(self, rank: int, giver: _Block) -> Neighbors:
-        """A rank of a later block meets one rank of each sub-block of the giver."""
+        """Return the neighbours of a later block's rank: one rank per sub-block of ``giver``."""
         order = rank - giver.end
         peers = tuple(
             giver.start + (piece + 1) * giver.piece - 1 - order for piece in range(giver.pieces)
@@ -112,7 +112,7 @@ class _SimpleBase:
         return Neighbors(1.0 - share, dict.fromkeys(peers, share / giver.pieces), peers)
 
     def _give(self, rank: int, block: _Block) -> Neighbors:
-        """A rank of the giver meets a later rank, or one of its own kind if none is left."""
+        """Return the neighbours of a giver's rank: a later rank, or else ranks of its own block."""
         piece, offset = divmod(rank - block.start, block.piece)
         order = block.piece - 1 - offset
         later = self.n - block.end
@@ -127,7 +127,7 @@ class _SimpleBase:
         return average_over(rank, ranks)
 
     def _settle(self, rank: int, block: _Block, m: int) -> Neighbors:
-        """After giving, every sub-block averages inside; a small block as a whole."""
+        """Return the neighbours in the last phase: sub-blocks, or small blocks, average inside."""
         size = block.size if block.size <= self.k else block.piece
         start = rank - (rank - block.start) % size
         later = self.blocks.index(block) + (block is not self.blocks[-1])
@@ -136,18 +136,18 @@ class _SimpleBase:
 
 @dataclass(frozen=True)
 class _Base:
-    """Copies of a simple schedule side by side, then a hyper-hypercube across the copies."""
+    """Rounds of the base-(k+1) schedule: copies of a simple one, then a cube across the copies."""
 
     simple: _SimpleBase
     across: HyperHypercube
 
     @property
     def length(self) -> int:
-        """Rounds until all ranks hold the average."""
+        """Number of rounds until all ranks hold the average."""
         return self.simple.length + self.across.length
 
     def neighbors(self, rank: int, m: int) -> Neighbors:
-        """The view of one rank in round m < length."""
+        """Return the neighbours of one rank in round m < length."""
         size = self.simple.n
         copy, offset = divmod(rank, size)
         if m < self.simple.length:
@@ -156,7 +156,7 @@ class _Base:
 
 
 def _log(n: int, base: int) -> int:
-    """The floor of the logarithm, without rounding."""
+    """Compute the floor of the logarithm exactly."""
     power = 0
     while base ** (power + 1) <= n:
         power += 1
@@ -164,9 +164,10 @@ def _log(n: int, base: int) -> int:
 
 
 def simple_base_k(n: int, k: int) -> Schedule:
-    r"""The exact average after finitely many rounds, for every n, with at most k peers a round.
+    r"""Build the simple base-(k+1) schedule: exact for every n, with at most k peers per round.
 
-    With :math:`n = \sum_l a_l (k+1)^{p_l}`, the ranks are cut into blocks of
+    The average is exact after finitely many rounds.
+    With :math:`n = \sum_l a_l (k+1)^{p_l}`, the ranks are divided into blocks of
     :math:`a_l (k+1)^{p_l}`. Every block averages inside by a k-peer hyper-hypercube; then each
     block in turn shares with all later ones, rank by rank, with weight
     :math:`|V_t| / (a_t \sum_{s \ge t} |V_s|)`; then all average inside their sub-blocks of
@@ -199,7 +200,7 @@ def simple_base_k(n: int, k: int) -> Schedule:
 
 
 def base_k(n: int, k: int) -> Schedule:
-    r"""The shortest known exact schedule for every n with at most k peers: base-(k+1).
+    r"""Build the base-(k+1) schedule, the shortest known exact one for every n and at most k peers.
 
     With p the greatest divisor of n whose prime factors are at most k+1, and n = p q: p copies of
     :func:`simple_base_k` on q ranks side by side, then a hyper-hypercube across the copies; or

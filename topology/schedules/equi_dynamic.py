@@ -1,4 +1,4 @@
-"""EquiDyn: one random shift per round."""
+"""EquiDyn schedule: one random cyclic shift per round."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["equi_dynamic"]
 
 
 def _shifted(n: int, seed: int, eta: float, rank: int, k: int) -> Neighbors:
-    """Receive from u ahead, send to u behind, for the round's shift u."""
+    """Return a rank's neighbours: source u ahead, target u behind, for the round's shift u."""
     shift = int(np.random.default_rng((seed, k)).integers(1, n))
     share = eta * (n - 1) / n
     return Neighbors(1.0 - share, {(rank + shift) % n: share}, ((rank - shift) % n,))
 
 
 def pair_up(n: int, shift: int, start: int) -> tuple[int, ...]:
-    """The partner of every rank: from ``start`` on, i and i + shift where both are still free.
+    """Return the partner of every rank: from ``start`` on, i and i + shift if both are unpaired.
 
-    A rank that finds nobody is its own partner.
+    A rank without a partner is its own partner.
     """
     partner = list(range(n))
     free = [True] * n
@@ -39,13 +39,13 @@ def pair_up(n: int, shift: int, start: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=32)
 def _round(n: int, seed: int, k: int) -> tuple[int, ...]:
-    """The pairs of one round; kept, since all ranks of a process ask for the same rounds."""
+    """Draw the pairs of one round; cached, since all ranks of a process use the same rounds."""
     rng = np.random.default_rng((seed, k))
     return pair_up(n, int(rng.integers(1, n)), int(rng.integers(n)))
 
 
 def _paired(n: int, seed: int, eta: float, rank: int, k: int) -> Neighbors:
-    """Exchange with the round's partner."""
+    """Return a rank's neighbours: the round's partner, if there is one."""
     partner = _round(n, seed, k)[rank]
     if partner == rank:
         return Neighbors(1.0, {}, ())
@@ -54,21 +54,21 @@ def _paired(n: int, seed: int, eta: float, rank: int, k: int) -> Neighbors:
 
 
 def equi_dynamic(n: int, seed: int, directed: bool = True, eta: float = 0.5) -> Schedule:
-    r"""One random shift per round: one message per step, at a rate that does not grow with n.
+    r"""Build the EquiDyn schedule: one random shift, and one message per rank, in each round.
 
     .. math:: W^{(k)} = (1 - \eta) I + \eta A^{(u_k)}, \quad A^{(u)}_{ii} = \tfrac1n, \quad
               A^{(u)}_{i,\, i+u \bmod n} = \tfrac{n-1}{n}
 
-    with :math:`u_k` uniform in 1..n-1. Undirected, ranks i and i + u pair up, scanning from a
-    random start, as long as both are free. The mean squared distance to the average shrinks per
-    round by :math:`(1-a)^2 + a^2 - 2a(1-a)/(n-1)`, :math:`a = \eta (n-1)/n`: by (n-1)/(2n) for
-    :math:`\eta = 1/2`.
+    with :math:`u_k` uniform in 1..n-1. Undirected, ranks i and i + u pair up from a random start
+    on, if both are unpaired. Mixing does not slow down with n: the mean squared distance to the
+    average shrinks per round by :math:`(1-a)^2 + a^2 - 2a(1-a)/(n-1)`, :math:`a = \eta (n-1)/n`: by
+    (n-1)/(2n) for :math:`\eta = 1/2`.
 
     Args:
         n: Number of ranks.
         seed: Seed of the shifts, the same on all ranks.
         directed: Whether a rank sends to another rank than it receives from.
-        eta: How much a round mixes, in (0, 1].
+        eta: Step size of the mixing in a round, in (0, 1].
 
     Returns:
         A schedule that never repeats; every round is doubly stochastic, symmetric if undirected.

@@ -1,4 +1,4 @@
-"""Schedules for machines with several ranks: one goes out, the others exchange inside."""
+"""Inner-outer schedules: one rank per machine sends to another machine, the others inside."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Powers = tuple[int, int]  # periods of the outer and of the inner distance: 1, 2
 
 
 def _skip(distance: int, gap: int) -> int:
-    """Count a distance around the local circle without the place that is ``gap`` ahead."""
+    """Adjust a distance around the local circle, omitting the rank that is ``gap`` ahead."""
     return distance if distance < gap else distance + 1
 
 
 def _look_up(n: int, size: int, powers: Powers, rank: int, k: int) -> Neighbors:
-    """Local rank k mod L goes to the next machine, the others around their circle without it."""
+    """Return a rank's neighbours: on another machine for local rank k mod L, else on its own."""
     machine, local = divmod(rank, size)
     outgoing = k % size
     if local == outgoing:
@@ -39,14 +39,14 @@ def _look_up(n: int, size: int, powers: Powers, rank: int, k: int) -> Neighbors:
 
 
 def _build(family: str, n: int, local_size: int, powers: Powers) -> Schedule:
-    """The schedule of both families, which differ in their distances only."""
+    """Build a schedule of either family; they differ in their distances only."""
     period = math.lcm(local_size, *powers)
     look_up = partial(_look_up, n, local_size, powers)
     return Schedule(f"{family}({n}, {local_size})", n, period, look_up)
 
 
 def _check(family: str, n: int, local_size: int) -> tuple[int, int]:
-    """Both arguments, if they fit."""
+    """Check and return n and the number of ranks per machine."""
     n = check_int(n, "n", family, 1)
     local_size = check_int(local_size, "local_size", family, 1)
     if n > 1 and (local_size < 3 or n % local_size):
@@ -61,12 +61,13 @@ def _check(family: str, n: int, local_size: int) -> tuple[int, int]:
 
 
 def inner_outer_ring(n: int, local_size: int) -> Schedule:
-    r"""In round k, local rank k mod L sends to the next machine, the others around their own.
+    r"""Build the inner-outer ring: local rank k mod L sends to the next machine, all others inside.
 
     .. math:: W^{(k)} = \tfrac12 (I + P^{(k)}), \quad P^{(k)} \text{ a permutation}
 
     Rank r is local rank r mod L on machine r div L. One rank per machine uses the network in each
-    round. On one machine, the rank whose turn it is keeps its value.
+    round k, and the other ranks exchange around a ring on their own machine. On a single machine,
+    local rank k mod L keeps its value.
 
     Args:
         n: Number of ranks.
@@ -93,7 +94,7 @@ def inner_outer_ring(n: int, local_size: int) -> Schedule:
 
 
 def inner_outer_exponential(n: int, local_size: int) -> Schedule:
-    r"""The inner-outer ring with distances 1, 2, 4, … between machines and inside.
+    r"""Build the inner-outer exponential schedule, with distances 1, 2, 4, … in place of 1.
 
     .. math:: d_\text{out} = 2^{k \bmod (\lfloor \log_2 (M-1) \rfloor + 1)}, \quad
               d_\text{in} = 2^{k \bmod (\lfloor \log_2 (L-2) \rfloor + 1)}

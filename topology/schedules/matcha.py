@@ -1,4 +1,4 @@
-"""MATCHA: every link of a graph is used only as often as it is worth."""
+"""MATCHA schedule: random matchings of a graph, important links with higher probability."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 1024  # ranks; the design decomposes dense n x n matrices some hundred t
 
 
 class _Links:
-    """The matchings of a graph as arrays: ``tail[e]``-``head[e]`` is in matching ``group[e]``."""
+    """Matchings of a graph as arrays: edge ``tail[e]``-``head[e]`` is in matching ``group[e]``."""
 
     def __init__(self, n: int, matchings: list[list[tuple[int, int]]]) -> None:
         self.n, self.count = n, len(matchings)
@@ -31,7 +31,7 @@ class _Links:
         self.group = np.repeat(np.arange(self.count), [len(group) for group in matchings])
 
     def laplacian(self, scale: Vector) -> Vector:
-        """The sum of ``scale[j]`` times the Laplacian of matching j."""
+        """Compute the sum over all matchings j of ``scale[j]`` times the Laplacian of j."""
         matrix = np.zeros((self.n, self.n))
         weight = scale[self.group]
         matrix[self.tail, self.head] = matrix[self.head, self.tail] = -weight
@@ -39,7 +39,7 @@ class _Links:
         return matrix
 
     def slowest(self, scale: Vector, softness: float) -> tuple[float, Vector, float]:
-        """Soft minimum of the eigenvalues except the first, its gradient, and λ₂ itself."""
+        """Compute the soft minimum of all eigenvalues except the first, its gradient, and λ₂."""
         values, vectors = np.linalg.eigh(self.laplacian(scale))
         values, vectors = values[1:], vectors[:, 1:]
         share = np.exp((values[0] - values) / softness)
@@ -50,7 +50,7 @@ class _Links:
 
 
 def _project(point: Vector, total: float) -> Vector:
-    """The nearest point with entries in 0..1 that sum to ``total``."""
+    """Project a point to the nearest one with entries in [0, 1] that sum to ``total``."""
     low, high = point.min() - 1.0, point.max()
     for _ in range(60):
         middle = (low + high) / 2
@@ -63,10 +63,10 @@ def _project(point: Vector, total: float) -> Vector:
 
 
 def _probabilities(links: _Links, budget: float) -> Vector:
-    """How often to use each matching, so that λ₂ of the mean Laplacian is largest.
+    """Optimise the probabilities of the matchings: maximise λ₂ of the mean Laplacian.
 
-    Gradient ascent on a soft minimum of the eigenvalues, which is smooth where they coincide, so
-    that machines with different linear algebra find the same numbers.
+    By gradient ascent on a soft minimum of the eigenvalues, which is smooth where they coincide, so
+    that machines with different linear algebra libraries find the same numbers.
     """
     total = budget * links.count
     point = best = np.full(links.count, budget)
@@ -92,7 +92,7 @@ def _probabilities(links: _Links, budget: float) -> Vector:
 
 
 def _smallest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a convex function is smallest, by golden sections."""
+    """Minimise a convex function by golden-section search."""
     ratio = (5**0.5 - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = function(left), function(right)
@@ -109,14 +109,14 @@ def _smallest(function: Callable[[float], float], low: float, high: float) -> fl
 
 
 def _design(links: _Links, budget: float) -> tuple[Vector, float, float]:
-    """Probabilities, the step alpha, and the factor by which the mean squared distance shrinks."""
+    """Compute probabilities, step size alpha, and contraction of the mean squared distance."""
     chance = np.ones(links.count) if budget == 1 else _probabilities(links, budget)
     mean = links.laplacian(chance)
     second = mean @ mean + 2 * links.laplacian(chance * (1 - chance))
     rest = np.eye(links.n) - 1 / links.n
 
     def factor(alpha: float) -> float:
-        """The expected contraction with this step size."""
+        """Compute the expected contraction for a step size."""
         matrix = rest - 2 * alpha * mean + alpha**2 * second
         return float(np.linalg.eigvalsh(matrix)[-1])
 
@@ -126,7 +126,7 @@ def _design(links: _Links, budget: float) -> tuple[Vector, float, float]:
 
 @lru_cache(maxsize=64)
 def _active(seed: int, k: int, chance: tuple[float, ...]) -> tuple[int, ...]:
-    """The matchings of one round; kept, since all ranks of a process ask for the same rounds."""
+    """Draw the active matchings of a round; cached, since all ranks of a process use the same."""
     drawn = np.random.default_rng((seed, k)).random(len(chance)) < chance
     return tuple(np.flatnonzero(drawn).tolist())
 
@@ -139,14 +139,14 @@ def _look_up(
     rank: int,
     k: int,
 ) -> Neighbors:
-    """Exchange with the partner in every matching that is active in round k."""
+    """Return a rank's neighbours: its partners in the matchings that are active in round k."""
     mine = partners[rank]
     peers = tuple(sorted(mine[j] for j in _active(seed, k, chance) if j in mine))
     return Neighbors(1.0 - len(peers) * alpha, dict.fromkeys(peers, alpha), peers)
 
 
 def _check(graph: Any, budget: float) -> nx.DiGraph[int]:
-    """The graph, if it is connected and undirected and the budget a part of it."""
+    """Check graph (connected, undirected, not too large) and budget; return the bare graph."""
     if isinstance(graph, nx.Graph) and not isinstance(graph, nx.DiGraph):
         graph = graph.to_directed()
     digraph = check_digraph(graph)
@@ -174,20 +174,20 @@ def _check(graph: Any, budget: float) -> nx.DiGraph[int]:
 
 
 def matcha(graph: nx.DiGraph[int], budget: float, seed: int) -> Schedule:
-    r"""Each round uses a random part of a graph, important links more often.
+    r"""Build a MATCHA schedule: random matchings of a graph, important links more often.
 
     .. math:: W^{(k)} = I - \alpha \sum_j B_j^{(k)} L_j, \quad
               p = \operatorname{arg\,max}_{\sum_j p_j \le C_b M} \lambda_2 \Big(\sum_j p_j L_j\Big)
 
     with :math:`L_j` the Laplacians of M matchings that make up the graph, :math:`B_j^{(k)}`
     Bernoulli variables with probabilities :math:`p_j` from the shared seed, :math:`C_b` the budget
-    and :math:`\alpha` the step for which the mean squared distance to the average shrinks most.
-    Own weights can be negative where alpha times a rank's neighbours exceeds one.
+    and :math:`\alpha` the step size that minimises the expected squared distance to the average.
+    A rank's own weight is negative if alpha times its number of neighbours exceeds one.
 
     Args:
         graph: Connected undirected graph on the ranks 0..n-1, n at most 1024; an ``nx.Graph`` or
             an ``nx.DiGraph`` with both directions; its weights and self-loops are ignored.
-        budget: Part of the matchings used per round on average, in (0, 1].
+        budget: Fraction of the matchings used per round on average, in (0, 1].
         seed: Seed of the variables, the same on all ranks.
 
     Returns:

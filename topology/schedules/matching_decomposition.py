@@ -1,4 +1,4 @@
-"""The edges of a static graph in rounds of pairs: one matching after the other."""
+"""Matching decomposition: each round uses one matching of a static graph's edges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["matching_decomposition"]
 
 
 def _look_up(partners: tuple[dict[int, int], ...], rank: int, k: int) -> Neighbors:
-    """Average with the partner in matching k, if there is one."""
+    """Return a rank's neighbours: the partner in matching k, if there is one."""
     partner = partners[k].get(rank)
     if partner is None:
         return Neighbors(1.0, {}, ())
@@ -24,12 +24,12 @@ def _look_up(partners: tuple[dict[int, int], ...], rank: int, k: int) -> Neighbo
 
 
 def matching_decomposition(graph: nx.DiGraph[int]) -> Schedule:
-    r"""Pairs of neighbours of a static graph average, each pair once in a period.
+    r"""Build the schedule in which each edge of a static graph averages once per period, in pairs.
 
     .. math:: W^{(k)}_{ii} = W^{(k)}_{i,\,p_k(i)} = 1/2
 
-    with :math:`p_k` the k-th of the matchings into which the edges are cut, one more than the
-    greatest degree at most; a rank without a partner in it keeps its value.
+    with :math:`p_k` the k-th matching of the edges; there is at most one matching more than the
+    maximum degree. A rank without a partner in a matching keeps its value.
 
     Args:
         graph: Connected graph on the ranks 0..n-1 with both directions of every edge; its weights

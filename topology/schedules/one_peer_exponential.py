@@ -1,4 +1,4 @@
-"""The one-peer exponential schedule."""
+"""One-peer exponential schedule: rank i sends to rank i + 2^k in round k."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["one_peer_exponential"]
 
 
 def _look_up(n: int, rank: int, k: int) -> Neighbors:
-    """Send 2^k ahead, receive from 2^k behind."""
+    """Return a rank's neighbours: target 2^k ahead, source 2^k behind."""
     distance = 2**k
     return Neighbors(0.5, {(rank - distance) % n: 0.5}, ((rank + distance) % n,))
 
 
 def one_peer_exponential(n: int) -> Schedule:
-    r"""Rank i sends to i + 2^k in round k: one message per step, whatever the number of ranks.
+    r"""Build the one-peer exponential schedule: rank i sends to i + 2^k in round k.
 
     .. math:: W^{(k)} = \tfrac12 (I + P^{2^{k \bmod t}}), \quad t = \lceil \log_2 n \rceil
 

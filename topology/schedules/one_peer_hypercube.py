@@ -1,4 +1,4 @@
-"""The one-peer hypercube schedule."""
+"""One-peer hypercube schedule: ranks that differ in bit k exchange in round k."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ __all__ = ["one_peer_hypercube"]
 
 
 def _look_up(rank: int, k: int) -> Neighbors:
-    """Exchange with the rank whose number differs in bit k."""
+    """Return a rank's neighbours: the rank whose number differs in bit k."""
     peer = rank ^ (1 << k)
     return Neighbors(0.5, {peer: 0.5}, (peer,))
 
 
 def one_peer_hypercube(n: int) -> Schedule:
-    r"""Pairs of ranks that differ in bit k exchange in round k: exact in log2(n) rounds.
+    r"""Build the one-peer hypercube: ranks that differ in bit k exchange in round k.
 
     .. math:: W^{(k)}_{ii} = W^{(k)}_{i,\, i \oplus 2^{k \bmod t}} = 1/2, \quad t = \log_2 n
 
-    Unlike :func:`.topology.one_peer_exponential`, every round is symmetric.
+    The average is exact after log2(n) rounds. Unlike :func:`.topology.one_peer_exponential`, every
+    round is symmetric.
 
     Args:
         n: Number of ranks, a power of two.

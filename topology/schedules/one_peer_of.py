@@ -1,4 +1,4 @@
-"""One neighbour of a static graph per step."""
+"""One-peer schedule of any static graph: each rank sends to one of its neighbours per round."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Ranks = tuple[int, ...]
 def _look_up(
     targets: tuple[Ranks, ...], sources: tuple[Ranks, ...], rank: int, k: int
 ) -> Neighbors:
-    """Send to the k-th target in turn; receive from all whose turn is this rank."""
+    """Return a rank's neighbours: its k-th target, and all ranks whose k-th target it is."""
 
     def target(i: int) -> int:
-        """To whom rank i sends."""
+        """Return the target of rank i in this round."""
         return targets[i][k % len(targets[i])]
 
     now = [j for j in sources[rank] if target(j) == rank]
@@ -31,14 +31,14 @@ def _look_up(
 
 
 def one_peer_of(graph: nx.DiGraph[int]) -> Schedule:
-    r"""Each rank sends to one neighbour of a static graph per step, in clockwise turn.
+    r"""Build the schedule in which each rank sends to one neighbour of a graph per round, in turn.
 
     .. math:: w_{ij} = w_{ii} = 1 / (|S_i^{(k)}| + 1)
 
-    with :math:`S_i^{(k)}` the ranks whose turn in round k is i: one rank on graphs that look the
-    same from everywhere (rings, exponential graphs, …), which makes every round doubly
-    stochastic. On others (stars, grids) a rank receives from none or several, only the rows sum
-    to one, and the consensus is not the average.
+    with :math:`S_i^{(k)}` the ranks that send to i in round k: one rank on vertex-transitive graphs
+    (rings, exponential graphs, …), so that every round is doubly stochastic. On other graphs
+    (stars, grids) a rank receives from none or several, only the rows sum to one, and the consensus
+    is not the average. Neighbours take turns clockwise.
 
     Args:
         graph: Connected directed graph on the ranks 0..n-1; its weights and self-loops are

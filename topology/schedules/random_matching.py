@@ -1,4 +1,4 @@
-"""Random pairs that change in every round."""
+"""Random matching schedule: ranks average in random pairs, drawn anew in every round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["random_matching"]
 
 @lru_cache(maxsize=32)
 def _partners(n: int, seed: int, k: int) -> tuple[int, ...]:
-    """The partner of every rank in round k; kept, since all ranks of a process ask for it."""
+    """Draw every rank's partner in round k; cached, since all ranks of a process use it."""
     order = np.random.default_rng((seed, k)).permutation(n).tolist()
     partner = list(range(n))
     for i, j in zip(order[0::2], order[1::2], strict=False):
@@ -24,7 +24,7 @@ def _partners(n: int, seed: int, k: int) -> tuple[int, ...]:
 
 
 def _look_up(n: int, seed: int, rank: int, k: int) -> Neighbors:
-    """Exchange with the round's partner, if there is one."""
+    """Return a rank's neighbours: the round's partner, if there is one."""
     partner = _partners(n, seed, k)[rank]
     if partner == rank:
         return Neighbors(1.0, {}, ())
@@ -32,12 +32,12 @@ def _look_up(n: int, seed: int, rank: int, k: int) -> Neighbors:
 
 
 def random_matching(n: int, seed: int = 0) -> Schedule:
-    r"""Ranks pair up at random, anew in every round; of an odd number one stays alone.
+    r"""Build the schedule of random pairs, drawn anew in every round; if n is odd, one rank idles.
 
     .. math:: W^{(k)}_{ii} = W^{(k)}_{i,\,p(i)} = 1/2
 
     with the pairs :math:`(i, p(i))` of a permutation drawn by seed and round, so that ranks agree
-    without a message. The mean squared distance to the average halves per round, and a little less.
+    without a message. The mean squared distance to the average is roughly halved per round.
 
     Args:
         n: Number of ranks.

@@ -1,4 +1,4 @@
-"""The shift-one schedule of pairs between two halves."""
+"""Shift-one schedule: ranks of the lower half pair up with ranks of the upper half."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["shift_one"]
 
 
 def _look_up(half: int, rank: int, k: int) -> Neighbors:
-    """Exchange with the rank of the other half that is k places further."""
+    """Return a rank's neighbours: the rank of the other half shifted by k."""
     peer = half + (rank + k) % half if rank < half else (rank - half - k) % half
     return Neighbors(0.5, {peer: 0.5}, (peer,))
 
 
 def shift_one(n: int) -> Schedule:
-    r"""Each rank of the lower half pairs up with one of the upper half, the next one each round.
+    r"""Build the shift-one schedule: ranks of both halves pair up, shifted by one in each round.
 
     .. math:: W^{(k)}_{ii} = W^{(k)}_{i,\,p} = 1/2, \quad
         p = h + (i + k) \bmod h \text{ for } i < h, \quad
         p = (i - h - k) \bmod h \text{ for } i \ge h, \quad h = n/2
 
-    Ranks of one half never meet. The average is exact for n up to 4, and otherwise approached:
-    :func:`.topology.one_peer_hypercube` and :func:`.topology.base_k` with k = 1 pair ranks up so
-    that it becomes exact.
+    Ranks of the same half never pair up. The average is exact for n up to 4, and otherwise
+    approached; it becomes exact with :func:`.topology.one_peer_hypercube` and
+    :func:`.topology.base_k` with k = 1.
 
     Args:
         n: Number of ranks, even, or 1.
