@@ -1,1 +1,1 @@
-"""Transports for CUDA tensors (staged, CUDA-aware MPI, NCCL, CUDA IPC) and their selection."""
+"""Transports for CUDA tensors (staged, CUDA-aware MPI, NCCL, CUDA IPC), and their selection."""

@@ -1,4 +1,4 @@
-"""Capabilities of a rank's device, from which ranks select the transports between their GPUs."""
+"""Capabilities of a rank's device, from which ranks select the transports between GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class DeviceCapabilities:
-    """Capabilities of a rank's device (GPU, NCCL, MPI support), which ranks tell each other."""
+    """Capabilities of a rank's device (GPU, NCCL, MPI support), which ranks exchange."""
 
     rank: int
     machine: int = 0
@@ -26,7 +26,7 @@ class DeviceCapabilities:
 
 
 def detect_device(rank: int, machine: int, rank_on_host: int) -> DeviceCapabilities:
-    """Detect the device that this rank would use, and which others it cannot access, from torch."""
+    """Detect this rank's default device, and the visible GPUs that it cannot access, from torch."""
     index, visible = default_device_index(rank_on_host), range(torch.cuda.device_count())
     if index is None:
         return DeviceCapabilities(rank, machine)
@@ -36,15 +36,15 @@ def detect_device(rank: int, machine: int, rank_on_host: int) -> DeviceCapabilit
 
 
 def _gpu_uuid(index: int) -> str:
-    """Return the UUID of a GPU; empty where torch does not tell it."""
+    """Return the UUID of a GPU; empty if torch does not provide it."""
     return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
 
 
 def default_device_index(rank_on_host: int) -> int | None:
-    """Return the GPU that a rank uses by default; None where torch sees none.
+    """Return the index of a rank's default GPU; None if torch sees no GPU.
 
-    It is the current device where the caller has made another one than 0 current, and else the
-    rank's number on its host modulo the visible GPUs. The library itself makes none current.
+    It is the current device if the caller has set one other than 0, and else the rank's number on
+    its host modulo the number of visible GPUs. The library itself does not set the current device.
     """
     visible = torch.cuda.device_count()
     if not visible:
@@ -56,7 +56,7 @@ def default_device_index(rank_on_host: int) -> int | None:
 def have_peer_access(one: DeviceCapabilities, other: DeviceCapabilities) -> bool:
     """Return whether two ranks of one machine may have access to each other's GPU memory.
 
-    CUDA answers for visible GPUs alone. Where one rank does not see the other's, a trial finds out.
+    CUDA knows this for visible GPUs only. If a rank does not see the other's GPU, a trial decides.
 
     Example:
         >>> one = DeviceCapabilities(0, gpu="a", out_of_reach=("c",))
@@ -71,7 +71,7 @@ def have_peer_access(one: DeviceCapabilities, other: DeviceCapabilities) -> bool
 def ranks_without(
     holds: Callable[[DeviceCapabilities], bool], *pair: DeviceCapabilities
 ) -> str | None:
-    """Name those of two ranks for which a condition does not hold; None where it holds for both.
+    """Format the ranks of a pair for which a condition does not hold; None if it holds for both.
 
     Example:
         >>> ranks_without(lambda facts: facts.cupy is not None, *map(DeviceCapabilities, (0, 1)))
@@ -81,6 +81,6 @@ def ranks_without(
 
 
 def unknown_gpu(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
-    """Say which of two ranks use an unknown GPU; None where both GPUs are known."""
+    """Format an error for the ranks of a pair whose GPU is unknown; None if both are known."""
     where = ranks_without(lambda facts: bool(facts.gpu), one, other)
     return where and f"it is not known which GPU {where} uses"

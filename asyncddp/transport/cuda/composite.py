@@ -1,4 +1,4 @@
-"""Composite GPU transport that sends to each peer by the transport that suits it best.
+"""Composite GPU transport, which uses the most suitable transport for each peer.
 
 Inside a machine another transport may serve best than between machines, and a third one for
 collectives.
@@ -24,21 +24,21 @@ from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
 
 class _WholeTransfer:
-    """Send or receive of a whole tensor, to or from a peer that reads nothing in place."""
+    """Send or receive of a whole tensor, for a peer whose transport cannot read in place."""
 
     def __init__(self, transfer: Request, tensor: torch.Tensor) -> None:
         self.tensor, self.done, self.abandon = tensor, transfer.done, transfer.abandon
         self.reusable = transfer.done
 
     def release(self) -> None:
-        """Do nothing: the peer has sent its tensor and waits for nobody."""
+        """Do nothing: the peer has sent its tensor and does not wait for a release."""
 
 
 class CompositeTransport(DeviceTransport, DirectReadTransport):
-    """Transport of GPU tensors that forwards each message to the transport chosen for its peer.
+    """Composite transport: forwards each GPU message to the transport chosen for its peer.
 
-    Collectives go to a transport of their own. What has no delegate is staged. Peers whose
-    delegate cannot read in place are sent whole tensors.
+    Collectives are forwarded to a separate transport. Without a chosen transport, tensors are
+    staged. Peers whose transport cannot read in place are sent whole tensors.
     """
 
     def __init__(
@@ -58,15 +58,16 @@ class CompositeTransport(DeviceTransport, DirectReadTransport):
     ) -> DeviceTransport:
         """Combine opened transports into one that chooses by peer.
 
-        ``peers`` and ``collectives`` name transports; what goes by one not opened is staged. A
-        single one that serves all peers is returned: it stages collectives that it cannot do.
+        ``peers`` and ``collectives`` name transports; one that is not opened is replaced by
+        staging. A single transport that serves all peers is returned itself: it stages
+        collectives that it cannot do.
         """
         if len(opened) == 1 and opened.keys() >= set(peers.values()):
             return next(iter(opened.values()))
         return cls(opened, peers, collectives)
 
     def transport_to(self, peer: int) -> DeviceTransport:
-        """Return the transport by which messages to a peer go."""
+        """Return the transport for messages to a peer."""
         return self._messages.get(peer, self._staged)
 
     @override

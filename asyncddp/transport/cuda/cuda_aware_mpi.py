@@ -1,4 +1,4 @@
-"""``mpi_cuda``: transport of messages between GPUs by a CUDA-aware MPI library.
+"""``mpi_cuda``: transport that sends messages between GPUs by a CUDA-aware MPI library.
 
 Only messages use GPU memory: Open MPI does not take it in non-blocking collectives, which are
 staged. Not run on a GPU yet; tests run it over a real MPI library with buffers on the host.
@@ -37,11 +37,11 @@ _DISABLING_VARIABLES = (
     "MV2_USE_CUDA",  # MVAPICH2
     "I_MPI_OFFLOAD",  # Intel MPI
 )
-"""Variables which, set to 0, have a library not take GPU memory though it could."""
+"""Environment variables that disable GPU memory in an MPI library if set to 0."""
 
 
 class _CudaAwareMPIRequest(PendingRequest):
-    """MPI send or receive of GPU memory that starts once earlier work on the GPU has ended."""
+    """Request of an MPI send or receive of GPU memory, started after earlier work on the GPU."""
 
     def __init__(
         self, start: Callable[[], list[MPI.Request]], ready: DeviceEvent, drive: Callable[[], None]
@@ -64,14 +64,14 @@ class _CudaAwareMPIRequest(PendingRequest):
             self.next_may_start = self.over = True
 
     def abandon(self) -> None:
-        """Do nothing: the message is sent all the same, since its receiver counts on it."""
+        """Do nothing: the message is sent nevertheless, since its receiver relies on it."""
 
 
 class _CudaMPIReceiveRequest(_CudaAwareMPIRequest):
-    """An MPI receive into GPU memory, which can be cancelled."""
+    """Request of an MPI receive into GPU memory, which can be cancelled."""
 
     def abandon(self) -> None:
-        """Cancel the receive; the tensor is kept until MPI no longer uses it."""
+        """Cancel the receive; the tensor is kept as long as MPI uses it."""
         self._requests = self._requests or []
         for request in self._requests:
             if request != _mpi().REQUEST_NULL:
@@ -79,10 +79,10 @@ class _CudaMPIReceiveRequest(_CudaAwareMPIRequest):
 
 
 class CudaAwareMPITransport(CudaStagedTransport):
-    """Transport of GPU tensors by CUDA-aware MPI; collectives go through pinned host memory.
+    """Transport of GPU messages by CUDA-aware MPI; collectives are staged through host memory.
 
-    It has a communicator of its own, and waits for a tensor's stream by an event, never for the
-    whole device.
+    It has its own communicator, and waits for a tensor's stream by an event, never for the whole
+    device.
 
     References:
         Open MPI's FAQ, "Which MPI APIs work with CUDA-aware?"
@@ -98,12 +98,12 @@ class CudaAwareMPITransport(CudaStagedTransport):
 
     @staticmethod
     def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
-        """Query whether the MPI library takes GPU memory."""
+        """Query whether the MPI library accepts GPU memory."""
         return replace(facts, mpi_cuda=query_cuda_support())
 
     @staticmethod
     def obstacle(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
-        """Refuse MPI libraries that do not say that they take GPU memory."""
+        """Return an obstacle unless both MPI libraries report that they accept GPU memory."""
         where = ranks_without(lambda facts: facts.mpi_cuda is True, one, other)
         return where and f"the MPI library of {where} does not say that it takes GPU memory"
 
@@ -111,7 +111,7 @@ class CudaAwareMPITransport(CudaStagedTransport):
     def open(
         cls, base: Transport, streams: DeviceStreams, reachable: Collection[int], timeout: float
     ) -> CudaAwareMPITransport:
-        """Open the transport between all ranks of the job, with a communicator of its own."""
+        """Open the transport between all ranks of the job, with its own communicator."""
         if not base.started_by_mpi:
             raise EnvironmentProblem(f"the ranks are connected by {base.name}, not by MPI")
         return cls(base, streams, _mpi().COMM_WORLD.Dup())
@@ -129,13 +129,13 @@ class CudaAwareMPITransport(CudaStagedTransport):
         self._requests.extend(messages)
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
-        """Send directly from the tensor's memory."""
+        """Start to send directly from the tensor's memory."""
         return self._begin(
             data, lambda piece: self._comm.Isend(piece, peer, tag), _CudaAwareMPIRequest
         )
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
-        """Receive directly into the tensor's memory."""
+        """Start to receive directly into the tensor's memory."""
         return self._begin(
             out, lambda piece: self._comm.Irecv(piece, peer, tag), _CudaMPIReceiveRequest
         )
@@ -146,7 +146,7 @@ class CudaAwareMPITransport(CudaStagedTransport):
         start: Callable[[Any], MPI.Request],
         kind: type[_CudaAwareMPIRequest],
     ) -> Request:
-        """Make the request of all pieces, which starts after earlier work on the compute stream."""
+        """Make a request for all pieces, started after earlier work on the compute stream."""
         parts = torch.split(as_bytes(tensor), _PIECE)
         pieces = [CudaArrayView(part.data_ptr(), part.numel(), part) for part in parts]
         ready, drive = self.streams.record_event(StreamRole.COMPUTE), self._requests.advance
@@ -157,18 +157,18 @@ class CudaAwareMPITransport(CudaStagedTransport):
 
 
 def _mpi() -> ModuleType:
-    """Return mpi4py's module, which this one does not import: ranks may do without MPI."""
+    """Import mpi4py's module ``MPI`` on first use, since ranks may run without MPI."""
     from asyncddp.transport.mpi.runtime import MPI
 
     return MPI
 
 
 def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | None:
-    """Query whether the MPI library takes GPU memory; None if it does not say.
+    """Query whether the MPI library accepts GPU memory; None if it does not report it.
 
-    An environment variable of the library that turns it off wins. An Open MPI that was built
-    without CUDA says no. UCX, if it sends the messages and has loaded its part for CUDA, may take
-    GPU memory all the same, which is believed where the user asks for ``mpi_cuda`` by name.
+    An environment variable of the library that disables it takes precedence. Open MPI built without
+    CUDA reports False. UCX, if it sends the messages and has loaded its CUDA module, may accept GPU
+    memory nevertheless; that is assumed if the user asks for ``mpi_cuda`` by name.
 
     Example:
         >>> query_cuda_support({"MPICH_GPU_SUPPORT_ENABLED": "0"})
@@ -189,7 +189,7 @@ def query_cuda_support(environment: Mapping[str, str] | None = None) -> bool | N
 
 
 def _loaded(*names: str) -> list[str]:
-    """Return the paths of the shared libraries of this process whose names begin so."""
+    """Return the paths of loaded shared libraries whose names begin with one of ``names``."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Base classes of GPU transports, with one for transports that read peers' GPU memory."""
+"""Base class of GPU transports, and interfaces of transports that read peers' GPU memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def forward_to(attribute: str, method: F) -> F:
-    """Make a method that calls the method of the same name on a transport in an attribute."""
+    """Make a method that forwards to the same method of the object in an attribute."""
     name = method.__name__
 
     def forward(self: object, *args: Any, **kwargs: Any) -> Any:
@@ -28,16 +28,17 @@ def forward_to(attribute: str, method: F) -> F:
 
 
 class DeviceTransport(Transport):
-    """Base class of GPU tensor transports; each subclass declares which ranks can use it.
+    """Base class of GPU transports; each subclass declares which ranks can use it.
 
-    One of ``Scope.MACHINE`` serves those pairs of ranks that it can; one of ``Scope.ANY`` is used
-    where it can serve every two ranks of the group. Each uses a transport for host tensors.
+    A transport of ``Scope.MACHINE`` serves all pairs of ranks that can use it; a transport of
+    ``Scope.ANY`` is used only if all pairs of the group can use it. Each uses a transport for host
+    tensors.
     """
 
     serves_collectives: ClassVar[bool] = False
-    """True if collectives go by it where it is used; else they are staged."""
+    """True if it runs collectives; otherwise they are staged."""
     first_between_machines: ClassVar[bool] = False
-    """True if it precedes all others between machines, whatever its place in the user's list."""
+    """True if it is preferred between machines, whatever its position in the user's list."""
 
     def __init__(self, base: Transport, streams: DeviceStreams) -> None:
         self.base, self.streams = base, streams
@@ -55,7 +56,7 @@ class DeviceTransport(Transport):
 
     @staticmethod
     def detect(facts: DeviceCapabilities) -> DeviceCapabilities:
-        """Add what the transport must know about this process's libraries."""
+        """Add the capabilities of this process's libraries that the transport requires."""
         return facts
 
     @staticmethod
@@ -65,32 +66,32 @@ class DeviceTransport(Transport):
 
     @staticmethod
     def doubt(facts: DeviceCapabilities) -> str:
-        """Return a warning about a rank's use of the transport; empty where there is none."""
+        """Return a warning about a rank's use of the transport; empty if there is none."""
         return ""
 
     @classmethod
     def open(
         cls, base: Transport, streams: DeviceStreams, reachable: Collection[int], timeout: float
     ) -> DeviceTransport:
-        """Open the transport between all ranks of a host transport, or raise; collective.
+        """Open the transport between all ranks of a host transport; collective.
 
-        ``reachable`` are the other ranks whose messages go by it; ``timeout`` has the
-        seconds for the ranks to find each other. A rank that raises has taken part in all of the
-        collectives of ``base`` before, and the others raise after ``timeout`` if they need it.
+        ``reachable`` are the other ranks that exchange messages by it; ``timeout`` is the number of
+        seconds for the ranks to connect. A rank that raises an error has taken part in all
+        collectives of ``base`` before; other ranks that need it raise after ``timeout``.
         """
         return cls(base, streams)
 
     def for_subgroup(self, base: Transport, timeout: float) -> DeviceTransport | None:
-        """Open the same transport for the ranks of a subgroup; collective; None if it cannot."""
+        """Open the same transport for a subgroup; collective; None if that is not supported."""
         return None
 
     def free(self) -> None:
-        """Free the transport's resources if it is not used after all; ``base`` stays open."""
+        """Free the resources of a transport that is not used; ``base`` stays open."""
 
     def for_device(self, streams: DeviceStreams) -> DeviceTransport:
-        """Return this transport for its device; raise an ArgumentError for another one.
+        """Return this transport for its own device; raise an ArgumentError for another device.
 
-        Tensors on the host, which only receive dropped messages, are served as well.
+        Tensors on the host, which only receive discarded messages, are supported as well.
         """
         if streams.device in (self.streams.device, torch.device("cpu")):
             return self
@@ -102,10 +103,10 @@ class DeviceTransport(Transport):
 
 
 class DirectReadSendRequest(Request, Protocol):
-    """Request of a send to a peer that reads it in place; complete once its reads are queued."""
+    """Request of a send that the peer reads in place; complete once its reads are enqueued."""
 
     def reusable(self) -> bool:
-        """Return True once the tensor may be overwritten; the peer may not have read it yet."""
+        """Return whether the tensor may be overwritten, even if the peer has not read it yet."""
         ...
 
 
@@ -114,34 +115,34 @@ class DirectReadReceiveRequest(Request, Protocol):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The peer's tensor, once complete; to be read before :meth:`release`, never written."""
+        """The peer's tensor, available from completion to :meth:`release`; read-only."""
         ...
 
     def release(self) -> None:
-        """Tell the peer that all reads are queued on COMPUTE; harmless when called twice.
+        """Notify the peer that all reads are enqueued on COMPUTE; a second call does nothing.
 
-        Called before completion it means that the tensor will not be read: the peer's export is
+        A call before completion means that the tensor will not be read: the peer's export is
         released as soon as it arrives.
         """
         ...
 
 
 class DirectReadTransport(ABC):
-    """Interface of a transport by which peers read copies of tensors in a rank's GPU memory.
+    """Interface of a transport whose peers read copies of tensors in a rank's GPU memory.
 
-    A completed request holds for all work that is queued on the COMPUTE stream from then on: the
-    host never waits for the device. Both ``irecv`` and :meth:`import_tensor` receive what
-    :meth:`export_tensor` or ``isend`` sends.
+    A request is complete with respect to all work enqueued on the COMPUTE stream afterwards: the
+    host never waits for the device. Tensors sent by :meth:`export_tensor` or ``isend`` are received
+    by ``irecv`` or :meth:`import_tensor`.
     """
 
     @abstractmethod
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
     ) -> Mapping[int, DirectReadSendRequest]:
-        """Export a copy of a tensor, or its product with a factor, to peers, each under a tag."""
+        """Export a copy of a tensor, times a factor, to peers, each under its own tag."""
 
     @abstractmethod
     def import_tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
     ) -> DirectReadReceiveRequest:
-        """Start importing a peer's tensor."""
+        """Start to import a peer's tensor, to be read in place."""

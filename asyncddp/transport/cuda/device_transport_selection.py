@@ -1,7 +1,7 @@
-"""Selection of transports for GPU tensors in a group of ranks: per pair, and for collectives.
+"""Selection of GPU transports in a group of ranks: per pair of ranks, and for collectives.
 
-All ranks select from the same capabilities and come to the same result. What a transport needs is
-declared by its :class:`~asyncddp.transport.cuda.device_transport.DeviceTransport`.
+All ranks select from the same capabilities and get the same result. The requirements of a transport
+are declared by its :class:`~asyncddp.transport.cuda.device_transport.DeviceTransport`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from asyncddp.transport.cuda.device_transport import DeviceTransport
 from asyncddp.transport.cuda.staged_transport import CudaStagedTransport
 
 FALLBACK = CudaStagedTransport.name
-"""Name of the transport that has no conditions."""
+"""Name of the transport without requirements."""
 
 
 def parse_transport_names(text: str | None) -> tuple[str, ...]:
     """Parse the names in ``ASYNCDDP_DEVICE_TRANSPORTS``: separated by commas, the best first.
 
-    ``auto`` stands for all of them, ``cuda_ipc,nccl,mpi_cuda``; None, where the variable is not
-    set, for those that are tried by default.
+    ``auto`` stands for all of them, ``cuda_ipc,nccl,mpi_cuda``; None, if the variable is not set,
+    for the default ones.
 
     Example:
         >>> parse_transport_names("mpi_cuda, cuda_staged")
@@ -51,14 +51,14 @@ def parse_transport_names(text: str | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GroupTransports:
-    """Transports selected for a group of ranks with GPUs, best first; the same on all its ranks."""
+    """GPU transports selected for a group of ranks, best first; equal on all its ranks."""
 
     usable: tuple[type[DeviceTransport], ...]
     collectives: str
     refused: Mapping[str, str]  # why no pair can use a requested transport
 
     def transport_between(self, one: DeviceCapabilities, other: DeviceCapabilities) -> str:
-        """Return the name of the best transport of messages that two ranks can use."""
+        """Return the name of the best message transport that two ranks can use."""
         serving = [
             transport
             for transport in self.usable
@@ -69,7 +69,7 @@ class GroupTransports:
         return serving[0].name if serving else FALLBACK
 
     def used_transports(self, group: Sequence[DeviceCapabilities]) -> tuple[str, ...]:
-        """Return the names of the transports that the group uses at all, the best first."""
+        """Return the names of the transports that any pair or collective uses, best first."""
         used = {self.transport_between(one, other) for one, other in combinations(group, 2)}
         used.add(self.collectives)
         return tuple(transport.name for transport in self.usable if transport.name in used)
@@ -78,10 +78,10 @@ class GroupTransports:
 def select_for_group(
     group: Sequence[DeviceCapabilities], wanted: Sequence[str] = ()
 ) -> GroupTransports:
-    """Select the transports of a group: those that every two of its ranks can use.
+    """Select the transports of a group, from the wanted ones that its ranks can use.
 
-    A transport inside machines is selected where any two ranks can use it, and serves these. Those
-    that are wanted after ``cuda_staged`` are unused.
+    A transport inside machines is selected if any two ranks can use it, and serves these pairs; any
+    other must be usable by all pairs. Names after ``cuda_staged`` are ignored.
     """
     require_same_device_kind(group)
     usable: list[type[DeviceTransport]] = []
@@ -100,7 +100,7 @@ def select_for_group(
 
 
 def require_same_device_kind(group: Sequence[DeviceCapabilities]) -> None:
-    """Raise a MismatchError for a group of which some ranks have GPUs and others have none."""
+    """Raise a MismatchError if some ranks of a group have GPUs and others have none."""
     kinds: dict[str, list[int]] = {}
     for facts in group:
         kinds.setdefault(facts.device, []).append(facts.rank)

@@ -1,6 +1,6 @@
-"""Agreement of all ranks on the transports for GPU tensors, from those that the user allows.
+"""Negotiation of GPU transports: all ranks choose the same from those that the user allows.
 
-Without ``ASYNCDDP_DEVICE_TRANSPORTS`` those of the default are tried where every rank sees a GPU.
+Without ``ASYNCDDP_DEVICE_TRANSPORTS`` the default ones are tried if every rank sees a GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TIMEOUT = 60.0  # seconds: the first use of a GPU may take long
 
 @dataclass(frozen=True)
 class TransportChoice:
-    """Names of the transports chosen for GPU tensors, and the reasons why others were rejected."""
+    """Result of the negotiation: names of the chosen GPU transports, reasons against others."""
 
     transport: str
     refused: Mapping[str, str]
@@ -50,7 +50,7 @@ class TransportChoice:
 def detect_capabilities(
     rank: int, machine: int, rank_on_host: int, transports: Iterable[str] | None = None
 ) -> DeviceCapabilities:
-    """Detect the capabilities of this rank's device and of some transports' libraries, or all."""
+    """Detect the capabilities of this rank's device and of the transports' libraries."""
     facts = detect_device(rank, machine, rank_on_host)
     names = DEVICE_TRANSPORTS if transports is None else transports
     for name in names if facts.device == "cuda" else ():
@@ -67,11 +67,12 @@ def negotiate_from_config(
     all_see_gpus: bool = False,
     part: Transport | None = None,
 ) -> TransportChoice:
-    """Negotiate the transport where ranks have GPUs, or one is asked for; collective.
+    """Negotiate the GPU transport by the configuration; collective.
 
-    Ranks that are threads stage in any case. ``part`` connects the ranks of this machine; nobody
-    else uses the transports meanwhile. Raises the same as :func:`negotiate_transport`, and
-    UnknownNameError where there is no transport of that name.
+    Without GPUs, unless the user asks for a transport, there is no negotiation. Ranks that are
+    threads always stage. ``part`` connects the ranks of this machine; the transports must not be
+    used meanwhile. Raises the errors of :func:`negotiate_transport`, and an UnknownNameError for an
+    unknown transport.
     """
     wanted, asked = (
         parse_transport_names(config.device_transports),
@@ -97,13 +98,13 @@ def negotiate_transport(
     *,
     asked: bool = True,
 ) -> TransportChoice:
-    """Negotiate the transport between all ranks from their capabilities; collective.
+    """Negotiate the GPU transport between all ranks from their capabilities; collective.
 
     The choice is the same on all ranks. It is installed in ``transport``, and in ``part``, which
-    connects some of the ranks, where the chosen transport can serve subgroups. What one rank
-    cannot open, or what fails in a trial, is freed on all ranks, and the next best is chosen. Ranks
-    with and without GPUs are a MismatchError. Rank 0 warns of what cannot be used if the user has
-    ``asked`` for it.
+    connects some of the ranks, if the chosen transport supports subgroups. If a rank cannot open
+    a transport, or its trial fails, all ranks free it and choose the next best. Raises a
+    MismatchError if only some ranks have GPUs. Rank 0 logs a warning for a transport that the
+    user has ``asked`` for but that cannot be used.
     """
     group = gather_records(transport, mine, DeviceCapabilities, timeout)
     require_same_device_kind(group)
@@ -153,7 +154,7 @@ def _install(transport: Transport, opened: DeviceTransport) -> None:
 
 
 def _open_for_subgroup(part: Transport | None, whole: DeviceTransport, timeout: float) -> None:
-    """Open the same transport in a subgroup, where it supports that; collective in the subgroup."""
+    """Open the same transport in a subgroup, if it supports that; collective in the subgroup."""
     if part is None or part.size == 1:
         return
     make = partial(whole.for_subgroup, part, timeout)
@@ -173,10 +174,11 @@ def _open_on_all_ranks(
     timeout: float,
     peers: Collection[int] = (),
 ) -> tuple[DeviceTransport | None, str]:
-    """Open a transport on all ranks of ``base`` and try it, or free it on all; collective.
+    """Open and try a transport on all ranks of ``base``, or free it on all; collective.
 
-    Returns the transport, and else why a rank cannot use it; errors call this rank ``rank``. Both
-    ``make`` and the trial take ``timeout`` seconds at most, and may raise anything on some ranks.
+    Returns the transport, or the reason why a rank cannot use it; messages call this rank ``rank``.
+    Both ``make`` and the trial take at most ``timeout`` seconds and may raise any error on any
+    rank.
     """
     opened = None
     for step in ("open", "try"):
@@ -200,7 +202,7 @@ def _open_on_all_ranks(
 
 
 def close_device_transports(*transports: Transport) -> None:
-    """Close the device transports of host transports; harmless when called twice."""
+    """Close the device transports of host transports; a second call does nothing."""
     for transport in transports:
         for opened in (transport.device_transports or {}).values():
             opened.close()

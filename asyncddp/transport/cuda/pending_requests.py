@@ -1,4 +1,4 @@
-"""Requests in progress on a GPU transport, advanced in the order in which they were posted."""
+"""Requests in progress on a GPU transport, advanced in posting order."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable
 
 
 class PendingRequest(ABC):
-    """Base class of requests in progress; those of one order key are transferred one by one.
+    """Base class of requests in progress; requests with equal order keys run one after another.
 
     Attributes:
-        order_key: Requests with equal keys are transferred one after the other.
+        order_key: Requests with equal keys are transferred one after another.
         next_may_start: True if the next request with the same key may be transferred.
         over: True if the request has ended: done, failed or abandoned.
     """
@@ -21,7 +21,7 @@ class PendingRequest(ABC):
         self._problem: Exception | None = None
 
     def done(self) -> bool:
-        """Advance all requests of the transport; return whether this one is over, or raise."""
+        """Advance all requests of the transport; return whether this one has ended, or raise."""
         self._drive()
         if self._problem is not None:
             raise self._problem
@@ -29,14 +29,14 @@ class PendingRequest(ABC):
 
     @abstractmethod
     def advance(self, *, first: bool) -> None:
-        """Advance as far as possible without waiting; ``first`` of all with its key, or not."""
+        """Advance as far as possible without waiting; ``first`` if first of its order key."""
 
 
 class PendingRequests(list[PendingRequest]):
-    """Requests in progress on one transport, in the order in which they were started."""
+    """List of requests in progress on one transport, in posting order."""
 
     def advance(self) -> None:
-        """Advance all requests, and drop those that are over."""
+        """Advance all requests, and remove ended ones."""
         waiting: set[Hashable] = set()
         for request in self.copy():
             request.advance(first=request.order_key not in waiting)

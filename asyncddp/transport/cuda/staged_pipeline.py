@@ -1,6 +1,6 @@
-"""Pipeline that moves a device tensor through pinned host memory and a transport, in pieces.
+"""Pipeline that transfers a device tensor through pinned host memory and a host transport.
 
-Each piece goes through stages, each of which waits for the one before it:
+The tensor is divided into pieces. Each piece passes through stages, one after another:
 
 ======== ==============================================  ====================
 stage    action                                          waits for
@@ -11,7 +11,7 @@ WRITE    copy from pinned memory to the device           an event
 ======== ==============================================  ====================
 
 so that piece k + 1 is read while piece k is transferred and piece k − 1 is written. Pieces enter
-each stage in order. A send ends with TRANSFER, a receive begins with it.
+each stage in order. A send ends with TRANSFER, a receive begins with TRANSFER.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _MIN_BUFFER_BYTES = 4096
 
 
 class StagingPlan(NamedTuple):
-    """Plan of staging through pinned host memory: the tensors read and written, cut into pieces.
+    """Plan of a staged transfer: tensors to read and write, size of pieces, transfer function.
 
-    Piece k is bytes ``k * piece_bytes`` to ``(k + 1) * piece_bytes`` of every part that is read
-    or written; parts that have ended before add none.
+    Piece k consists of bytes ``k * piece_bytes`` to ``(k + 1) * piece_bytes`` of every part that is
+    read or written; shorter parts contribute nothing.
     """
 
     read: Sequence[torch.Tensor]  # parts of one tensor on the device, as flat bytes
@@ -54,7 +54,7 @@ class StagingPlan(NamedTuple):
 
 
 class StagedPiece:
-    """One piece of a transfer: its parts on the device, and the pinned memory for them."""
+    """One piece of a staged transfer: its parts on the device, and pinned memory for them."""
 
     def __init__(self, plan: StagingPlan, number: int, pool: FreeList[torch.Tensor]) -> None:
         start, end = number * plan.piece_bytes, (number + 1) * plan.piece_bytes
@@ -72,7 +72,7 @@ class StagedPiece:
 
 
 class StagedRequest(PendingRequest):
-    """Request that moves a GPU tensor through pinned host memory, piece by piece."""
+    """Request of a staged transfer: moves a GPU tensor through pinned memory, piece by piece."""
 
     def __init__(
         self,
@@ -91,15 +91,15 @@ class StagedRequest(PendingRequest):
 
     @property
     def moves(self) -> int:
-        """Number of stages that pieces have entered or left so far."""
+        """Progress count: number of stages that pieces have entered or left."""
         return self._num_begun + self._num_transferred + self._num_ended
 
     def done(self) -> bool:
-        """Return whether all pieces have gone through all stages."""
+        """Return whether all pieces have passed all stages."""
         return super().done() and self._num_ended == self._pieces
 
     def abandon(self) -> None:
-        """Give up the request unless it must finish; its buffers are not reused."""
+        """Abandon the request unless it must finish; its buffers are not reused."""
         self._on_abandon(self)
         if not self._plan.must_finish:
             self._give_up()
@@ -113,7 +113,7 @@ class StagedRequest(PendingRequest):
         self._in_flight.clear()
 
     def advance(self, *, first: bool) -> None:
-        """Advance the pieces as far as possible without waiting, and start more in their place."""
+        """Advance all pieces as far as possible without waiting, and start further pieces."""
         self._first = first
         try:
             while not self.over:
@@ -133,7 +133,7 @@ class StagedRequest(PendingRequest):
             self._give_up()
 
     def _move_piece(self, number: int) -> Iterator[None]:
-        """Move a piece through its stages; yields where it cannot go on without waiting."""
+        """Move a piece through its stages; yield whenever it would have to wait."""
         plan, streams = self._plan, self._streams
         piece = StagedPiece(plan, number, streams.pinned)
         if plan.read:

@@ -1,7 +1,7 @@
-"""``cuda_staged``: transport of device tensors through pinned host memory, over a host transport.
+"""``cuda_staged``: transport of device tensors through pinned host memory and a host transport.
 
-The one that always works: it needs nothing of the MPI library and nothing of the peer's device.
-Where there is no GPU, tests run it in full over simulated streams.
+It always works, since it requires nothing of the MPI library or of the peer's device. Without a
+GPU, tests run it in full over simulated streams.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PIECE_ALIGNMENT = 64  # bytes: whole elements of every dtype, and where parts o
 
 
 class CudaStagedTransport(DeviceTransport):
-    """Transport of GPU tensors that copies them through pinned memory and uses a host transport.
+    """Transport of GPU tensors that copies them through pinned memory, over a host transport.
 
-    Work that is on the compute stream when a request is started precedes it, and a request that is
-    done has been done on the device as well. The calling thread never waits for the device.
+    A request follows all work that is on the compute stream when it is started, and is done only
+    when the device is done as well. The calling thread never waits for the device.
 
     References:
         Wang et al., "MVAPICH2-GPU: optimized GPU to GPU communication for InfiniBand clusters",
@@ -36,7 +36,7 @@ class CudaStagedTransport(DeviceTransport):
 
     name = "cuda_staged"
     max_piece: ClassVar[int | None] = None
-    """Bytes of a piece at most, the same on all ranks; None for the default."""
+    """Maximum size of a piece in bytes, equal on all ranks; None for the default."""
     local_path = "in pieces through pinned host memory, mixed on the GPU"
 
     def __init__(self, base: Transport, streams: DeviceStreams) -> None:
@@ -54,7 +54,7 @@ class CudaStagedTransport(DeviceTransport):
         super().close()
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
-        """Send in pieces, each once it has been copied to the host."""
+        """Start to send in pieces, each after its copy to the host."""
 
         def transfer(piece: StagedPiece) -> Request:
             return self.base.isend(piece.send_buffer, peer, tag)
@@ -62,7 +62,7 @@ class CudaStagedTransport(DeviceTransport):
         return self._start([as_bytes(data)], [], transfer, ("to", peer, tag), must_finish=True)
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
-        """Receive the same pieces, and copy each to the device once it has arrived."""
+        """Start to receive in pieces, each copied to the device once it has arrived."""
 
         def transfer(piece: StagedPiece) -> Request:
             return self.base.irecv(piece.receive_buffer, peer, tag)
@@ -72,7 +72,7 @@ class CudaStagedTransport(DeviceTransport):
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
-        """Sum over ranks piece by piece."""
+        """Start an allreduce, piece by piece."""
         into, dtype = tensor if out is None else out, tensor.dtype
         return self._start(
             [as_bytes(tensor)],
@@ -83,7 +83,7 @@ class CudaStagedTransport(DeviceTransport):
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
-        """Sum piece by piece, each of which is the same elements of all parts."""
+        """Start a reduce-scatter, piece by piece; a piece has the same elements of all parts."""
         dtype = tensor.dtype
         return self._start(
             torch.split(as_bytes(tensor), [out.nbytes] * self.size),
@@ -95,7 +95,7 @@ class CudaStagedTransport(DeviceTransport):
         )
 
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        """Broadcast piece by piece: the root only reads, the others only write."""
+        """Start a broadcast, piece by piece; the root only reads, other ranks only write."""
         flat, mine = [as_bytes(tensor)], root == self.rank
         return self._start(
             flat if mine else [],
@@ -106,7 +106,7 @@ class CudaStagedTransport(DeviceTransport):
         )
 
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        """Gather piece by piece, each of which is the same elements of every rank's part."""
+        """Start an allgather, piece by piece; a piece has the same elements of all ranks' parts."""
         dtype, size = tensor.dtype, tensor.element_size()
         return self._start(
             [as_bytes(tensor)],
@@ -147,13 +147,13 @@ class CudaStagedTransport(DeviceTransport):
         return staged
 
     def _note_abandoned(self, staged: StagedRequest) -> None:
-        """Note that a request was abandoned; an unfinished collective breaks later ones."""
+        """Record that a request was abandoned; an unfinished collective breaks later ones."""
         if staged.order_key == "collective" and not staged.next_may_start:
             self.break_collectives()
 
 
 def device_transport_for(transport: Transport, streams: DeviceStreams) -> Transport:
-    """Return the device transport over a host transport, made on first use."""
+    """Return the device transport over a host transport, created on first use."""
     if transport.device_transports is None:
         transport.device_transports = {}
     known = transport.device_transports

@@ -1,4 +1,4 @@
-"""Trial of a GPU transport before it is used: tensors arrive as they were sent, sums are right."""
+"""Trial of a GPU transport before its use: checks that tensors arrive and sums are correct."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _SUMMED = 1 << 16  # elements of the sum
 
 
 def run_trial(transport: DeviceTransport, timeout: float, peers: Collection[int] = ()) -> None:
-    """Send a megabyte to peers, and sum over all ranks where collectives go by it; collective.
+    """Try a GPU transport: send a megabyte to peers, and sum over all ranks; collective.
 
-    ``peers`` are the ranks that the transport reaches. The tensor goes around the ring; where peers
-    map each other's memory, all of them read it twice. Raises a RuntimeError for wrong data,
-    for an error of a library, and after ``timeout`` seconds in all.
+    ``peers`` are the ranks that the transport reaches. The tensor is sent around the ring; if peers
+    map each other's memory, all of them read it twice. The sum is tried only if the transport runs
+    collectives. Raises an error for wrong data, for an error of a library, and after ``timeout``
+    seconds in all.
     """
     streams, deadline = transport.streams, time.monotonic() + timeout
 

@@ -1,1 +1,1 @@
-"""CUDA IPC transport: a rank reads the GPU memory of another process of its machine."""
+"""CUDA IPC transport: ranks read the GPU memory of other processes on their machine."""

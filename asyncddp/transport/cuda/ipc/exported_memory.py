@@ -1,10 +1,9 @@
-"""GPU memory that peers can map by CUDA IPC: buffers in a pool, into which tensors are copied.
+"""Pool of GPU buffers that peers map by CUDA IPC, into which exported tensors are copied.
 
-What CUDA does is undefined where memory is freed by ``cudaFree`` while a peer has it mapped.
-Buffers are therefore kept until all importers have closed them. Users' own tensors are not
-exported: ``torch.cuda.empty_cache()``, which has no hook and also begins each capture of a graph,
-would free their memory while peers have it mapped, and a copy within a GPU costs little beside one
-between GPUs.
+Freeing memory by ``cudaFree`` while a peer has it mapped is undefined behaviour in CUDA. Buffers
+are therefore kept until all importers have closed them. Users' own tensors are not exported:
+``torch.cuda.empty_cache()``, which has no hook and also begins each graph capture, would free their
+memory while peers have it mapped. A copy within a GPU is cheap compared with one between GPUs.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ _MIN_BUFFER_BYTES = 1 << 12  # bytes of a buffer
 
 @dataclass(eq=False)
 class EventPair:
-    """Pair of reused CUDA events: one marks memory as ready to read, one as read by the peer.
+    """Pair of reused CUDA events: "memory is ready to be read", and "the peer has read it".
 
-    Neither is recorded again before the other side has made a stream wait for it: ours not before
-    the done message, the peer's not before the pair's next ready message, after :meth:`free`.
+    An event is recorded again only after the other rank has made a stream wait for it: the ready
+    event after the done message, the read event after the pair's next ready message, which follows
+    :meth:`free`.
     """
 
     number: int  # by which the peer identifies the pair
@@ -43,7 +43,7 @@ class EventPair:
     read_event: DeviceEvent | None = None  # the peer's, after which the memory has been read
 
     def free(self, streams: DeviceStreams) -> None:
-        """Make the compute stream wait until the peer has read, and free the pair."""
+        """Make the compute stream wait for the peer's read, and free the pair for reuse."""
         if self.read_event is not None:
             streams.wait_event(StreamRole.COMPUTE, self.read_event)
         self.answered = False
@@ -61,7 +61,7 @@ class ExportedMemory:
     pending_acks: int = 0  # done messages to come
 
     def token(self, peer: int, streams: DeviceStreams) -> bytes:
-        """Return a token by which a peer imports the memory; empty if it has had one before."""
+        """Return a token with which a peer imports the memory; empty if it has got one before."""
         if peer in self.importers:
             return b""
         token = streams.export_memory(self.memory)
@@ -70,9 +70,9 @@ class ExportedMemory:
 
 
 class ExportedMemoryPool:
-    """Pool of the GPU memory that one rank lets its peers map and read by CUDA IPC.
+    """Pool of GPU buffers of one rank that peers map and read by CUDA IPC.
 
-    ``request_close`` tells a peer to close the memory of an id.
+    ``request_close`` asks a peer to close the memory with a given id.
     """
 
     def __init__(self, streams: DeviceStreams, request_close: Callable[[int, int], None]) -> None:
@@ -96,7 +96,7 @@ class ExportedMemoryPool:
         return ExportedMemory(self._streams.allocate_exportable(size), next(self._memory_ids))
 
     def acknowledge(self, buffer: ExportedMemory, event_pair: EventPair) -> None:
-        """Note that a peer has enqueued its read of a buffer."""
+        """Record that a peer has enqueued its read of a buffer."""
         buffer.reads.append(event_pair)
         buffer.pending_acks -= 1
         if buffer.pending_acks:
@@ -106,7 +106,7 @@ class ExportedMemoryPool:
             self._retire(buffer)
 
     def confirm_closed(self, peer: int, memory_id: int) -> None:
-        """Note that a peer has closed memory, or all of it."""
+        """Record that a peer has closed one memory block, or all of them."""
         if memory_id == ALL_MEMORY:
             self.left.add(peer)
         for number, exported in list(self.retired.items()):
@@ -116,7 +116,7 @@ class ExportedMemoryPool:
                     del self.retired[number]
 
     def close(self) -> None:
-        """Free the buffers."""
+        """Free all buffers."""
         self.buffers.clear()
         self.retired.clear()
 
@@ -126,7 +126,7 @@ class ExportedMemoryPool:
         buffer.reads.clear()
 
     def _retire(self, exported: ExportedMemory) -> None:
-        """Have the importers close memory that is not used again, and keep it until they have."""
+        """Ask importers to close unused memory, and keep it until they have closed it."""
         exported.importers -= self.left
         if exported.importers:
             self.retired[exported.memory_id] = exported

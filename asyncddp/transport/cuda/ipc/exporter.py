@@ -1,4 +1,4 @@
-"""Copies GPU tensors into memory that peers map by CUDA IPC and read in place."""
+"""Exporter of the CUDA IPC transport: copies GPU tensors into memory that peers map and read."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from asyncddp.transport.cuda.ipc.ipc_tasks import (
 )
 
 MAX_COPY_BYTES = 1 << 28
-"""Most bytes of a tensor that is copied as a whole; larger ones are copied in pieces."""
+"""Maximum size of a tensor that is copied as a whole, in bytes; larger ones go in pieces."""
 _PIECE = 1 << 26  # bytes of the pieces of a larger one
 _DEPTH = 2  # most unread pieces
 
 
 class MemoryExporter:
-    """Exports copies of GPU tensors by CUDA IPC, which peers read in this rank's memory.
+    """Exporter of GPU tensors by CUDA IPC: copies them to buffers that peers read in place.
 
-    It announces memory to a peer by a ready message and waits for the peer's done message. Further
-    messages name memory to close, and memory that the peer has closed.
+    It announces memory to a peer by a ready message, and waits for the peer's done message. Further
+    messages ask peers to close memory, and confirm that they have closed it.
     """
 
     def __init__(self, shared: IPCResources) -> None:
@@ -53,7 +53,7 @@ class MemoryExporter:
 
     @property
     def busy(self) -> bool:
-        """True if peers that have not left have yet to enqueue reads, or reads have yet to end."""
+        """True if peers that have not left must still enqueue reads, or reads have not ended."""
         events = (event_pair.read_event for event_pair in self._made)
         unread = any(
             isinstance(task, SendTask) and task.peer not in self.memory.left for task in self._tasks
@@ -63,10 +63,10 @@ class MemoryExporter:
     def _announce(
         self, task: SendTask, buffer: ExportedMemory | None, size: int, *, last: bool = True
     ) -> TaskSteps:
-        """Announce bytes to a peer, which it can read after earlier work of the compute stream.
+        """Announce a buffer to a peer, to be read after earlier work of the compute stream.
 
-        Yields None once they are announced, and ends once the peer has enqueued its read. A tensor
-        without bytes has no buffer; one is reused once all its peers have read it.
+        Yields None once it is announced, and ends once the peer has enqueued its read. An empty
+        tensor has no buffer. A buffer is reused once all its peers have read it.
         """
         peer, event_pair = task.peer, self._take_event_pair(task.peer)
         event_pair.ready.record(StreamRole.COMPUTE)
@@ -98,7 +98,7 @@ class MemoryExporter:
         self._free_read(peer, event_pair, buffer)
 
     def _free_read(self, peer: int, event_pair: EventPair, buffer: ExportedMemory | None) -> None:
-        """Free the events, and the buffer, of a read that the peer has enqueued."""
+        """Free event pair and buffer after the peer has enqueued its read."""
         if event_pair.read_event is None:
             try:
                 event_pair.read_event = self._streams.import_event(event_pair.handle)
@@ -113,7 +113,7 @@ class MemoryExporter:
             self.memory.acknowledge(buffer, event_pair)
 
     def receive(self, peer: int, message: DoneMessage | MemoryClosedMessage) -> None:
-        """Note that a peer has enqueued its reads, or that it has closed memory."""
+        """Handle a peer's message: it has enqueued its reads, or has closed memory."""
         if isinstance(message, MemoryClosedMessage):
             self.memory.confirm_closed(peer, message.memory_id)
             return
@@ -131,9 +131,9 @@ class MemoryExporter:
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float, *, wait: bool = False
     ) -> dict[int, SendTask]:
-        """Export a copy of a tensor, or of its product with a factor.
+        """Export a copy of a tensor, times a factor, to peers; return a task per peer.
 
-        Tasks that ``wait`` are done only once the device has made the copy.
+        With ``wait``, a task is done only after the device has made the copy.
         """
         in_pieces = data.nbytes > MAX_COPY_BYTES
         if in_pieces and factor != 1.0:
@@ -166,7 +166,7 @@ class MemoryExporter:
         return buffer
 
     def _export_in_pieces(self, task: SendTask, flat: torch.Tensor) -> TaskSteps:
-        """Export copies of pieces, with a few buffers in turn."""
+        """Export a large tensor in pieces, using a few buffers in turn."""
         reads: deque[TaskSteps] = deque()
         for first in range(0, flat.numel(), _PIECE):
             if len(reads) == _DEPTH:

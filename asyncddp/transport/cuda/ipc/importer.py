@@ -1,4 +1,4 @@
-"""Maps peers' GPU memory by CUDA IPC, to copy tensors from it or to read them there."""
+"""Importer of the CUDA IPC transport: maps peers' GPU memory, to copy or read tensors there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from asyncddp.transport.cuda.ipc.ipc_tasks import (
 
 @dataclass(eq=False)
 class _ImportedMemory:
-    """GPU memory of a peer that is mapped into this process, until its owner retires it."""
+    """GPU memory of a peer, mapped into this process until its owner retires it."""
 
     memory: torch.Tensor
     storage: StorageWeakRef
@@ -40,21 +40,21 @@ class _ImportedMemory:
     read: DeviceEvent | None = None  # after which nothing reads it
 
     def reads_ended(self) -> bool:
-        """Return whether the device has done all reads that were recorded."""
+        """Return whether the device has completed all recorded reads."""
         return self.read is None or self.read.done()
 
     def close(self) -> bool:
-        """Close the memory if nothing reads it; return whether it is closed."""
+        """Close the memory unless it is being read; return whether it is closed."""
         if not self.users and self.reads_ended():
             self.memory = empty((0,), torch.uint8)
         return bool(self.storage.expired())  # type: ignore[no-untyped-call]
 
 
 class MemoryImporter:
-    """Importer of peers' GPU tensors, which it copies or lets the caller read in mapped memory.
+    """Importer of peers' GPU tensors by CUDA IPC: copies them, or maps them for reading in place.
 
-    It receives ready messages, and tells the peers once all reads of their memory are queued.
-    ``imported`` has what is mapped, by peer and number.
+    It receives ready messages, and notifies peers once all reads of their memory are enqueued.
+    ``imported`` holds the mapped memory, keyed by peer and memory id.
     """
 
     def __init__(self, shared: IPCResources) -> None:
@@ -67,7 +67,7 @@ class MemoryImporter:
         self._read_events: dict[tuple[int, int], InterprocessEvent] = {}
 
     def take(self, peer: int, message: ReadyMessage) -> torch.Tensor:
-        """Import the bytes of a ready message; the compute stream waits until they are ready."""
+        """Map the bytes that a ready message announces; the compute stream waits for them."""
         try:
             source = self._bytes(peer, message)
             self._streams.wait_event(StreamRole.COMPUTE, self._ready_event(peer, message))
@@ -79,7 +79,7 @@ class MemoryImporter:
         return source
 
     def acknowledge(self, task: ReceiveTask, message: ReadyMessage) -> None:
-        """Tell the peer that the work that reads the bytes is enqueued on the compute stream."""
+        """Notify the peer that all reads of the bytes are enqueued on the compute stream."""
         key, handle = (task.peer, message.event_pair), b""
         read_event = self._read_events.get(key)
         if read_event is None:
@@ -92,14 +92,14 @@ class MemoryImporter:
         self._shared.post(task.peer, DoneMessage(message.event_pair, handle))
 
     def receive(self, peer: int, message: ReadyMessage | CloseMemoryMessage) -> None:
-        """Keep a ready message for the task that asks for it, or note memory to close."""
+        """Handle a peer's message: keep a ready message for its task, or record memory to close."""
         if isinstance(message, ReadyMessage):
             self._unread[peer, message.tag].append(message)
         else:
             self._retired.append((peer, message.memory_id))
 
     def close_retired(self) -> None:
-        """Close retired memory that nothing reads any more, and tell its owners."""
+        """Close retired memory that is not being read, and notify its owners."""
         if self._retired:
             self._close(self._retired)
             closed = [key for key in self._retired if key not in self.imported]
@@ -108,13 +108,13 @@ class MemoryImporter:
                 self._shared.post(peer, MemoryClosedMessage(memory_id))
 
     def close(self, peers: Collection[int]) -> None:
-        """Close all memory that nothing reads any more, and tell peers that nothing is open."""
+        """Close all memory that is not being read; notify peers without open memory."""
         self._close(list(self.imported))
         for peer in set(peers) - {peer for peer, _ in self.imported}:
             self._shared.post(peer, MemoryClosedMessage(ALL_MEMORY))
 
     def _close(self, keys: Collection[tuple[int, int]]) -> None:
-        """Close the memory of keys that nothing reads any more, and forget it."""
+        """Close and remove the memory of given keys, unless it is being read."""
         with self._streams.stream_context(StreamRole.HOST_TO_DEVICE):  # which is idle
             for key in keys:
                 if key in self.imported and self.imported[key].close():
@@ -145,7 +145,7 @@ class MemoryImporter:
         return self._ready_events[key]
 
     def copy(self, out: torch.Tensor, peer: int, tag: int) -> ReceiveTask:
-        """Start to copy the tensor that a peer exports; done once it has been copied."""
+        """Start to copy a peer's exported tensor into ``out``; done once it has been copied."""
         task = ReceiveTask(peer, tag, self._drive_all)
         self._streams.record_stream(out, StreamRole.COMPUTE)
         task.steps = self._copy_steps(task, as_bytes(out))
@@ -156,7 +156,7 @@ class MemoryImporter:
     def import_tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
     ) -> ImportTask:
-        """Start to import the tensor that a peer exports; one that comes in pieces is copied."""
+        """Start to map a peer's exported tensor; a tensor in pieces is copied instead."""
         task = ImportTask(peer, tag, self._drive_all)
         task.steps = self._import_steps(task, shape, dtype)
         self._tasks.append(task)
@@ -184,7 +184,7 @@ class MemoryImporter:
     def _receive_pieces(
         self, task: ReceiveTask, out: torch.Tensor, message: ReadyMessage
     ) -> TaskSteps:
-        """Copy piece after piece, and acknowledge each as soon as its copy is enqueued."""
+        """Copy a tensor piece by piece, acknowledging each once its copy is enqueued."""
         start = 0
         while True:
             source = self.take(task.peer, message)

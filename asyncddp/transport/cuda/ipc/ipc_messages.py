@@ -1,7 +1,7 @@
-"""Messages of the CUDA IPC transport, in the order in which two ranks post them to each other.
+"""Messages of the CUDA IPC transport, in the order in which ranks send them.
 
-What a peer needs once, tokens of memory and handles of events, comes with the first message that
-refers to it: neither memory nor an event is announced again before the peer has answered.
+Tokens of memory and handles of events are sent only once, with the first message that refers to
+them: neither memory nor an event is announced again before the peer has answered.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import msgspec
 from asyncddp.serialization import unpack
 
 NO_MEMORY = -1
-"""In place of an id where a tensor has no bytes."""
+"""Memory id of an empty tensor."""
 ALL_MEMORY = -1
-"""In place of an id where a rank has closed all memory of a peer, since it leaves."""
+"""Memory id for all memory of a peer, which a leaving rank has closed."""
 
 
 class _IPCMessageBase(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -23,7 +23,7 @@ class _IPCMessageBase(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReadyMessage(_IPCMessageBase, frozen=True, tag=0):
-    """Ready message: tells the receiver where it can read a tensor in the sender's GPU memory."""
+    """Ready message: the receiver can read a tensor in the sender's GPU memory."""
 
     tag: int  # of the transfer
     event_pair: int  # the sender's number of the pair
@@ -35,20 +35,20 @@ class ReadyMessage(_IPCMessageBase, frozen=True, tag=0):
 
 
 class DoneMessage(_IPCMessageBase, frozen=True, tag=1):
-    """Done message: the receiver has queued all work that reads the sender's GPU memory."""
+    """Done message: the receiver has enqueued all reads of the sender's GPU memory."""
 
     event_pair: int  # its number in the ready message
     read: bytes = b""  # handle of the event after which the memory was read; empty once known
 
 
 class CloseMemoryMessage(_IPCMessageBase, frozen=True, tag=2):
-    """Request of an owner that its peer close memory that it has imported."""
+    """Request of an owner that a peer close imported memory."""
 
     memory_id: int
 
 
 class MemoryClosedMessage(_IPCMessageBase, frozen=True, tag=3):
-    """Answer of the peer: it has closed the memory."""
+    """Reply to a close request: the peer has closed the memory."""
 
     memory_id: int
 
@@ -57,7 +57,7 @@ IPCMessage: TypeAlias = ReadyMessage | DoneMessage | CloseMemoryMessage | Memory
 
 
 def decode_message(data: bytes, peer: int) -> IPCMessage:
-    """Decode a peer's message; a PeerError if the bytes are none.
+    """Decode a peer's CUDA IPC message; raise a PeerError if it is malformed.
 
     Example:
         >>> from asyncddp.serialization import pack

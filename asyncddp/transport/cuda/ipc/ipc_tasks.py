@@ -1,4 +1,4 @@
-"""Asynchronous transfer tasks of CUDA IPC: generators that yield the events they wait for."""
+"""Transfer tasks of the CUDA IPC transport: generators that yield the events they wait for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from asyncddp.transport.cuda.ipc.ipc_messages import IPCMessage
 from asyncddp.transport.cuda.pending_requests import PendingRequest, PendingRequests
 
 TaskSteps: TypeAlias = Generator[DeviceEvent | None, None, None]
-"""Yields events or conditions to wait for; None where the next task in its order may start."""
+"""Generator that yields events to wait for, and None when the next task may start."""
 
 
 class IPCResources(NamedTuple):
-    """Streams, host transport and task queue that CUDA IPC's exporter and importer share."""
+    """Resources shared by the CUDA IPC exporter and importer: streams, host transport, tasks."""
 
     streams: DeviceStreams
     message_transport: Transport
@@ -28,19 +28,19 @@ class IPCResources(NamedTuple):
     drive: Callable[[], None]  # advances all of the transport
 
     def post(self, peer: int, message: IPCMessage) -> None:
-        """Post a message to a peer."""
+        """Send a message to a peer."""
         self.message_transport.post(peer, pack(message))
 
 
 class MessageCondition(NamedTuple):
-    """Condition that a peer's message has come; a PeerError once the peer is known to be lost."""
+    """Condition that a peer's message has arrived; raises a PeerError if the peer is lost."""
 
     peer: int
     transport: Transport
     has_come: Callable[[], bool]
 
     def done(self) -> bool:
-        """Return whether the message has come."""
+        """Return whether the message has arrived."""
         come = self.has_come()
         if not come and (reason := self.transport.failed_peers().get(self.peer)):
             raise PeerError(f"rank {self.peer} is lost: {reason}")
@@ -48,9 +48,9 @@ class MessageCondition(NamedTuple):
 
 
 class TransferTask(PendingRequest):
-    """Non-blocking task that transfers one tensor by CUDA IPC; callers poll it, or wait for it.
+    """Base class of non-blocking tasks that transfer one tensor by CUDA IPC.
 
-    Tasks of one peer, tag and direction start one after the other.
+    Tasks with equal peer, tag and direction start one after the other.
     """
 
     sends = False
@@ -63,7 +63,7 @@ class TransferTask(PendingRequest):
         self.moves = 0  # how often it went on
 
     def advance(self, *, first: bool) -> None:
-        """Advance as far as possible, where it is the first with its key."""
+        """Advance as far as possible without waiting, if it is the first with its key."""
         try:
             while first and not self.over and (self._wait is None or self._wait.done()):
                 self._wait = next(self.steps)
@@ -81,18 +81,18 @@ class TransferTask(PendingRequest):
         self._wait = None
 
     def abandon(self) -> None:
-        """Do nothing: the peer will still read the tensor, so the task goes on."""
+        """Do nothing: the task continues, since the peer still reads the tensor."""
 
 
 class SendTask(TransferTask):
-    """Task that sends a tensor by CUDA IPC: the peer reads a copy of it in GPU memory."""
+    """Task that sends a tensor by CUDA IPC: the peer reads a copy in this rank's GPU memory."""
 
     sends = True
     copied = False  # True once the copy is enqueued
     waits_for_copy = False  # True if it is done only once the device has made the copy
 
     def reusable(self) -> bool:
-        """Return whether the tensor may be written again."""
+        """Return whether the tensor may be overwritten."""
         return self.copied or self.done()
 
 
@@ -110,7 +110,7 @@ class ReceiveTask(TransferTask):
 
 
 class ImportTask(ReceiveTask):
-    """Task that maps a peer's GPU tensor to read it in place, or copies it piece by piece.
+    """Task that maps a peer's GPU tensor for reading in place, or copies it piece by piece.
 
     It is done once the compute stream may read the tensor.
     """
@@ -120,7 +120,7 @@ class ImportTask(ReceiveTask):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The peer's tensor, once done; to be read before :meth:`release`, never written."""
+        """The peer's tensor, available from completion to :meth:`release`; read-only."""
         if self._tensor is None:
             raise RuntimeError("expected an imported tensor that is done and not yet released")
         return self._tensor
@@ -128,16 +128,16 @@ class ImportTask(ReceiveTask):
     def set_tensor(
         self, tensor: torch.Tensor, acknowledge: Callable[[], None] | None = None
     ) -> None:
-        """Set the tensor to read; ``acknowledge`` tells its owner once the reads are queued."""
+        """Set the tensor to read; ``acknowledge`` notifies its owner that reads are enqueued."""
         self._tensor, self._acknowledge = tensor, acknowledge
         if not self.needed:
             self.release()
 
     def release(self) -> None:
-        """Tell the peer that all reads are queued on COMPUTE; harmless when called twice.
+        """Notify the peer that all reads are enqueued on COMPUTE; a second call does nothing.
 
-        Called before the task is done it means that the tensor will not be read: the peer's export
-        is released as soon as it arrives.
+        A call before the task is done means that the tensor will not be read: the peer's export is
+        released as soon as it arrives.
         """
         self.needed = False
         acknowledge, self._acknowledge, self._tensor = self._acknowledge, None, None

@@ -1,4 +1,4 @@
-"""``cuda_ipc``: transport between processes of one machine that read each other's GPU memory.
+"""``cuda_ipc``: transport between processes of one machine, which read each other's GPU memory.
 
 The sender copies its tensor into a buffer, records an event, and posts a ready message that names
 both. The receiver makes its stream wait for that event, enqueues the work that reads the memory in
@@ -35,7 +35,7 @@ _LEAVE_TIMEOUT = 1.0  # seconds for peers to leave too, so that memory can be fr
 
 
 class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
-    """Transport of GPU tensors by CUDA IPC, between ranks that can access each other's GPU memory.
+    """Transport by CUDA IPC between ranks of one machine with access to each other's GPU memory.
 
     References:
         CUDA C++ Programming Guide, "Interprocess Communication"; CUDA samples, ``simpleIPC``;
@@ -66,12 +66,12 @@ class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
     def open(
         cls, base: Transport, streams: DeviceStreams, reachable: Collection[int], timeout: float
     ) -> CudaIPCTransport:
-        """Open the transport, with one more host transport for its messages; collective."""
+        """Open the transport, with a separate host transport for its messages; collective."""
         return cls(base, streams, reachable, base.split(0, base.rank), timeout)
 
     @staticmethod
     def obstacle(one: DeviceCapabilities, other: DeviceCapabilities) -> str | None:
-        """Refuse GPUs without access to each other's memory."""
+        """Return an obstacle unless both GPUs have access to each other's memory."""
         if have_peer_access(one, other):
             return None
         apart = f"rank {one.rank} and rank {other.rank} do not read each other's GPU memory"
@@ -80,13 +80,13 @@ class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
     # messages
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
-        """Export a copy to the peer; done once it was made and the peer has enqueued its read."""
+        """Export a copy; done once the copy is made and the peer has enqueued its read."""
         if peer == self.rank:
             return super().isend(data, peer, tag)
         return self._exporter.export_tensor(data, {peer: tag}, 1.0, wait=True)[peer]
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
-        """Copy the tensor that the peer exports; done once it has been copied."""
+        """Start to copy the peer's exported tensor; done once it has been copied."""
         if peer == self.rank:
             return super().irecv(out, peer, tag)
         return self._importer.copy(out, peer, tag)
@@ -94,13 +94,13 @@ class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
     def export_tensor(
         self, data: torch.Tensor, tags: Mapping[int, int], factor: float = 1.0
     ) -> Mapping[int, SendTask]:
-        """Export a copy of a tensor, or its product with a factor, to peers."""
+        """Export a copy of a tensor, times a factor, to peers."""
         return self._exporter.export_tensor(data, tags, factor)
 
     def import_tensor(
         self, shape: tuple[int, ...], dtype: torch.dtype, peer: int, tag: int
     ) -> ImportTask:
-        """Import the tensor that the peer exports."""
+        """Start to import the peer's exported tensor, to be read in place."""
         return self._importer.import_tensor(shape, dtype, peer, tag)
 
     # progress
@@ -118,20 +118,20 @@ class CudaIPCTransport(CudaStagedTransport, DirectReadTransport):
         self._tasks.advance()
 
     def watch(self, timeout: float) -> object:
-        """Advance all tasks, and staged requests."""
+        """Advance all tasks and staged requests."""
         self._drive_tasks()
         return super().watch(timeout)
 
     def free(self) -> None:
-        """Close the transport of messages at once; memory goes as peers drop what they import."""
+        """Close the message transport without waiting; memory is freed when peers close it."""
         self._closed = True
         self._tasks.clear()
         self._message_transport.close()
 
     def close(self) -> None:
-        """Wait until peers have read what was sent or leave too, and close all transports.
+        """Wait until peers have read all exports or leave, too; then close all transports.
 
-        A peer that does neither, such as one that calls fewer verbs, is waited for until the
+        For a peer that does neither, such as one that calls fewer verbs, it waits until the
         timeout.
         """
         if not self._closed:

@@ -1,7 +1,7 @@
-"""NCCL communicator with a thread that opens it and a CUDA stream for its calls.
+"""NCCL communicator with a CUDA stream for its calls, opened and closed in separate threads.
 
-NCCL's calls that wait for other ranks (opening, destroying) are made on threads of their own, so
-that the caller does not wait.
+NCCL calls that wait for other ranks (opening, destroying) run in separate threads, so that the
+caller does not wait.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _OTHER_STREAMS = 6  # the caller's, three of the library, two of collectives
 _CLOSE_TIMEOUT = 2.0  # seconds for NCCL to end; then it is left to its thread
 
 NCCLCall: TypeAlias = Callable[[Any, int], None]
-"""NCCL call to enqueue: takes cupy's communicator and the address of a stream."""
+"""NCCL call to be enqueued: a function of cupy's communicator and a stream's address."""
 
 
 def communicator_budget(device: torch.device) -> threading.Semaphore:
-    """Count the communicators that a rank may open for pairs, as ``point_to_point`` explains."""
+    """Make the semaphore that limits a rank's number of pair communicators (``point_to_point``)."""
     if device.type != "cuda":
         return threading.Semaphore(_DEFAULT_BUDGET)
     channels = positive_setting("NCCL_MAX_P2P_NCHANNELS", CHANNELS)
@@ -61,9 +61,9 @@ def communicator_budget(device: torch.device) -> threading.Semaphore:
 
 
 class NCCLCommunicator:
-    """This rank's handle of an NCCL communicator, with a stream of its own.
+    """This rank's end of an NCCL communicator, with its own CUDA stream.
 
-    :attr:`why` says for which reason it is broken or closed; None while it is usable.
+    :attr:`why` is the reason why it is broken or closed; None while it is usable.
 
     References:
         NCCL's documentation, "CUDA Stream Semantics" and "Error handling and communicator abort".
@@ -80,7 +80,7 @@ class NCCLCommunicator:
     def open(
         cls, library: CupyBindings, streams: DeviceStreams, size: int, unique_id: bytes, rank: int
     ) -> NCCLCommunicator:
-        """Open a communicator and wait for all its ranks; a RuntimeError if NCCL refuses."""
+        """Open a communicator, waiting for all its ranks; raise a RuntimeError if NCCL fails."""
         current, join = library.stream(streams.device), library.nccl.NcclCommunicator
         with current():  # which makes its device the current one
             try:
@@ -97,9 +97,9 @@ class NCCLCommunicator:
         tensors: Iterable[torch.Tensor],
         after: Iterable[DeviceEvent],
     ) -> DeviceEvent:
-        """Enqueue a call on the communicator's stream, after some events; return an event after it.
+        """Enqueue a call on the communicator's stream after some events; return an event after it.
 
-        Where NCCL refuses, the communicator is broken, which is a PeerError.
+        If NCCL fails, the communicator is broken, which raises a PeerError.
         """
         streams = self._streams
         with self._current():
@@ -116,16 +116,16 @@ class NCCLCommunicator:
         return self._last
 
     def order_compute(self, what: str, event: DeviceEvent) -> None:
-        """Make the compute stream wait for a call that all its ranks have posted; watch it."""
+        """Make the compute stream wait for a call that all its ranks have posted, and watch it."""
         self._streams.wait_event(StreamRole.COMPUTE, event)
         if not self._watched:
             self._progressed = time.monotonic()
         self._watched.append((what, event))
 
     def watch(self, timeout: float) -> bool:
-        """Return whether the device has yet to end calls; queries one event at most.
+        """Return whether calls are still running on the device; queries at most one event.
 
-        After an error of NCCL, or ``timeout`` seconds in which none has ended, it aborts.
+        It aborts after an NCCL error, or if no call has ended for ``timeout`` seconds.
         """
         if self._watched and self._watched[0][1].done():
             self._watched.popleft()
@@ -138,12 +138,12 @@ class NCCLCommunicator:
         return self.why is None
 
     def allocate(self, size: int) -> torch.Tensor:
-        """Allocate bytes on the communicator's stream, for which nothing needs to be waited."""
+        """Allocate bytes on the communicator's stream, without waiting for other streams."""
         with self._current():
             return empty((size,), torch.uint8, self._streams.device)
 
     def failed(self) -> str | None:
-        """Check NCCL's asynchronous errors, and abort after one; return the reason."""
+        """Check for asynchronous NCCL errors, and abort after one; return the reason."""
         if self.why is None:
             try:
                 self._handle.check_async_error()
@@ -159,9 +159,9 @@ class NCCLCommunicator:
             run_in_threads([self._handle.abort], self._streams)
 
     def closer(self) -> Callable[[], None]:
-        """Return the call that frees it: ``destroy``, or ``abort`` while work is under way.
+        """Return the function that frees it: ``destroy``, or ``abort`` while work is running.
 
-        Both may wait for the other ranks, so the caller runs it on a thread.
+        Both may wait for the other ranks, so that the caller runs it in a thread.
         """
         if self.why is not None:
             return lambda: None
@@ -174,7 +174,7 @@ class NCCLCommunicator:
 def run_in_threads(
     calls: Iterable[Callable[[], None]], streams: DeviceStreams, timeout: float = _CLOSE_TIMEOUT
 ) -> None:
-    """Run calls concurrently, each on its own thread, and wait for them until a timeout."""
+    """Run calls concurrently, each in its own thread, and wait for them until a timeout."""
 
     def run(call: Callable[[], None]) -> None:
         streams.bind_thread()
@@ -191,7 +191,7 @@ def run_in_threads(
 
 @contextmanager
 def nccl_group(nccl: Any) -> Iterator[None]:
-    """Group the NCCL calls made inside into one launch."""
+    """Group the NCCL calls inside this context into one launch."""
     nccl.groupStart()
     try:
         yield
@@ -200,9 +200,9 @@ def nccl_group(nccl: Any) -> Iterator[None]:
 
 
 def exchange(nccl: Any, pair_rank: int, parts: Sequence[tuple[bool, torch.Tensor]]) -> NCCLCall:
-    """Make the NCCL call of one group of messages: whether each is a send, and its bytes.
+    """Make the NCCL call for a group of messages; a part is a flag (is a send) and the bytes.
 
-    The n-th send of either of the two ranks meets the n-th receive of the other one.
+    The n-th send of either rank matches the n-th receive of the other rank.
     """
 
     def call(handle: Any, stream: int) -> None:
@@ -217,9 +217,9 @@ def exchange(nccl: Any, pair_rank: int, parts: Sequence[tuple[bool, torch.Tensor
 def open_connected_pair(
     library: CupyBindings, streams: DeviceStreams, unique_id: bytes, pair_rank: int
 ) -> NCCLCommunicator:
-    """Open a communicator of two ranks, and exchange a byte each way; waits for the other rank.
+    """Open a communicator of two ranks, and exchange a byte each way, waiting for the peer.
 
-    NCCL connects two ranks in their first exchange, for which it waits as it does in opening.
+    NCCL connects two ranks in their first exchange, which waits for the peer like opening does.
     """
     made = NCCLCommunicator.open(library, streams, 2, unique_id, pair_rank)
     both = made.allocate(2)
@@ -231,7 +231,7 @@ def open_connected_pair(
 def open_in_thread(
     make: Callable[[], NCCLCommunicator], streams: DeviceStreams
 ) -> Future[NCCLCommunicator]:
-    """Open a communicator on a thread of its own, since that waits for its other ranks."""
+    """Open a communicator in a separate thread, since opening waits for its other ranks."""
     opening: Future[NCCLCommunicator] = Future()
 
     def run() -> None:
@@ -246,7 +246,7 @@ def open_in_thread(
 
 
 def abort_when_open(opening: Future[NCCLCommunicator]) -> None:
-    """Abort a communicator that is not needed any more, now or once it has been opened."""
+    """Abort an unneeded communicator, now or once it is open."""
 
     def abort(opened: Future[NCCLCommunicator]) -> None:
         if opened.exception() is None:

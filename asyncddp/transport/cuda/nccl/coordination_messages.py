@@ -1,8 +1,8 @@
-"""Messages by which two ranks agree on the order in which both launch NCCL sends and receives.
+"""Messages with which two ranks agree on a common launch order of NCCL sends and receives.
 
-The rank of lower number is the *leader*: it creates the communicator's unique id and decides the
-order. The other one is the *follower*: it announces its requests, each by its descriptor, and
-launches what it is told, in that order.
+The lower rank is the *leader*: it creates the communicator's unique id and decides the order. The
+higher rank is the *follower*: it announces its requests, each by its descriptor, and launches them
+in the leader's order.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from asyncddp.serialization import unpack
 
 
 class _CoordinationMessageBase(msgspec.Struct, array_like=True, tag=True):
-    """Base class of the messages: encoded as the class's name and the values of its fields."""
+    """Base class of coordination messages, encoded as the class name and the field values."""
 
 
 class OpenCommunicatorMessage(_CoordinationMessageBase):
-    """Request of the higher of two ranks to open an NCCL communicator for both."""
+    """Request of the follower to open an NCCL communicator for both ranks."""
 
     has_budget: bool
 
 
 class UniqueIdMessage(_CoordinationMessageBase):
-    """Message of the lower rank with the NCCL unique id, by which both open a communicator."""
+    """Reply of the leader with the NCCL unique id, with which both open a communicator."""
 
     unique_id: bytes
 
 
 class OpenRefusedMessage(_CoordinationMessageBase):
-    """Message of a pair's lower rank, which refuses NCCL: both then copy through host memory."""
+    """Reply of the leader that refuses NCCL: both ranks then stage through host memory."""
 
 
 class TransferPostedMessage(_CoordinationMessageBase):
-    """Message to the other rank of a pair: the pair's n-th send or receive has been posted here."""
+    """Descriptor of a posted send or receive, numbered per rank; announces it to the peer."""
 
     number: int
     sends: bool
@@ -44,26 +44,26 @@ class TransferPostedMessage(_CoordinationMessageBase):
 
 
 class GroupLaunchMessage(_CoordinationMessageBase):
-    """Message of the lower of two ranks: which requests both launch now as one NCCL group."""
+    """Order of the leader: the requests that both ranks launch now as one NCCL group."""
 
     numbers: tuple[int, ...]
 
 
 class SizeMismatchMessage(_CoordinationMessageBase):
-    """Message from the lower rank of a pair to the other: sizes of send and receive differ."""
+    """Notice of the leader that the sizes of a matched send and receive differ."""
 
     number: int
     size: int
 
 
 class CancelMessage(_CoordinationMessageBase):
-    """Notice of the follower (higher rank) that it has given up a receive."""
+    """Notice of the follower that it has cancelled a receive."""
 
     descriptor: TransferPostedMessage
 
 
 class CommunicatorFailedMessage(_CoordinationMessageBase):
-    """Notice by either of two ranks that their NCCL communicator is broken, with the reason."""
+    """Notice of either rank that the NCCL communicator is broken, with the reason."""
 
     why: str
 
@@ -81,7 +81,7 @@ CoordinationMessage: TypeAlias = (
 
 
 def decode_message(data: bytes, peer: int) -> CoordinationMessage:
-    """Decode a peer's coordination message; a PeerError if the bytes are none.
+    """Decode a peer's coordination message; raise a PeerError if it is malformed.
 
     Example:
         >>> from asyncddp.serialization import pack

@@ -1,4 +1,4 @@
-"""NCCL through cupy: bindings, private CUDA streams, and checks of the loaded libraries."""
+"""NCCL bindings through cupy, private CUDA streams, and checks of the loaded libraries."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from asyncddp.errors import EnvironmentProblem
 from asyncddp.install_commands import needed_package
 
 CHANNELS = 8
-"""Channels of a communicator for messages, each of which takes one multiprocessor of the GPU."""
+"""Channels of a communicator for messages; each occupies one multiprocessor of the GPU."""
 
 NCCL_ERRORS = (RuntimeError, KeyError)
-"""Exceptions of cupy for a result of NCCL: a KeyError for those that it has no names of."""
+"""Exceptions of cupy for NCCL errors; KeyError for error codes that cupy does not know."""
 
 _SHARING_VERSION = 23000
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 
 StreamContext: TypeAlias = Callable[[], AbstractContextManager[Any]]
-"""Makes a context in which a stream is this thread's current one."""
+"""Makes a context manager that sets this thread's current stream."""
 
 
 class CupyBindings(NamedTuple):
-    """Parts of cupy that the NCCL transport uses: ``cupy.cuda.nccl`` and private streams."""
+    """Bindings that the NCCL transport uses: ``cupy.cuda.nccl``, and a factory of streams."""
 
     nccl: Any
     stream: Callable[[torch.device], StreamContext]
 
 
 def library() -> CupyBindings:
-    """Import NCCL through cupy; an EnvironmentProblem if cupy or its NCCL is missing."""
+    """Import NCCL through cupy; raise an EnvironmentProblem if cupy or its NCCL is missing."""
     need = "NCCL is reached through cupy, which cannot be imported"
     with needed_package(need, "cuda12", "cuda13"), warnings.catch_warnings(record=True) as said:
         from cupy.cuda import nccl
@@ -57,23 +57,23 @@ def library() -> CupyBindings:
 
 
 def create_unique_id(nccl: Any) -> bytes:
-    """Create the unique id of a communicator, 128 bytes, which its other ranks need."""
+    """Create the unique id of a new communicator, 128 bytes, for all its ranks."""
     return bytes(value % 256 for value in nccl.get_unique_id())
 
 
 def limit_channels() -> None:
-    """Set ``NCCL_MAX_P2P_NCHANNELS`` to 8, as ``point_to_point`` explains, unless it is set."""
+    """Set ``NCCL_MAX_P2P_NCHANNELS`` to 8 unless it is set (see ``point_to_point``)."""
     set_defaults({"NCCL_MAX_P2P_NCHANNELS": str(CHANNELS)})
 
 
 def positive_setting(name: str, default: int) -> int:
-    """Return the number in an environment variable; the default where it has none."""
+    """Return the positive integer in an environment variable, or else the default."""
     text = read_variable(name, str) or ""
     return int(text) if text.isdecimal() and int(text) > 0 else default
 
 
 def versions() -> tuple[str | None, int | None]:
-    """Versions of cupy and of its NCCL, as 22703 for 2.27.3; None for what is not there."""
+    """Return the versions of cupy and its NCCL (22703 for 2.27.3); None if missing."""
     try:
         import cupy
     except ImportError:
@@ -85,9 +85,9 @@ def versions() -> tuple[str | None, int | None]:
 
 
 def gpu_sharing_settings(nccl: int | None) -> tuple[str, bool]:
-    """Return the machine's name that NCCL is told, and whether it is told to let ranks share a GPU.
+    """Return the host id set for NCCL, and whether NCCL is set to let ranks share a GPU.
 
-    Ranks of one GPU that are told different names are connected by sockets.
+    NCCL connects ranks on one GPU by sockets if their host ids differ.
 
     References:
         NCCL's documentation, "Environment Variables", ``NCCL_HOSTID`` and
@@ -98,7 +98,7 @@ def gpu_sharing_settings(nccl: int | None) -> tuple[str, bool]:
 
 
 def describe_conflict(nccl: int | None, maps: Path = Path("/proc/self/maps")) -> str:
-    """Describe a conflict of cupy's NCCL with the process's others; empty where there is none."""
+    """Describe a conflict between cupy's NCCL and others in this process; empty if none."""
     if nccl is None:
         return ""
     loaded: list[str] = []

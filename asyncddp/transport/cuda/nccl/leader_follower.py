@@ -1,4 +1,4 @@
-"""Leader (lower rank) and follower of two ranks' NCCL messages: the leader decides the order."""
+"""Leader and follower ends of an NCCL pair channel: the lower rank decides the launch order."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, SharedChannel
 _GROUPING_DELAY = 0.0002  # seconds in which the other direction may join a group
 
 RequestMatch: TypeAlias = tuple[messages.TransferPostedMessage, messages.TransferPostedMessage]
-"""Matched pair of the two ranks' requests, the leader's first: a send and its receive."""
+"""Matched send and receive of two ranks, the leader's request first."""
 _Posted: TypeAlias = dict[tuple[bool, int], deque[messages.TransferPostedMessage]]
-"""Requests by whether the leader sends, and by tag."""
+"""Posted requests, keyed by direction (the leader sends) and tag."""
 
 
 class MatchTable:
-    """Table in which the lower of two ranks matches the posted sends and receives of both.
+    """Table in which the leader matches posted sends with posted receives of both ranks.
 
-    Requests of equal direction and tag match in the order in which each rank has posted them.
+    Requests with equal direction and tag match in the order in which each rank has posted them.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class MatchTable:
         side.setdefault((one.sends == local, one.tag), deque()).append(one)
 
     def cancel(self, one: messages.TransferPostedMessage, *, local: bool) -> None:
-        """Remove a request that one rank has given up, unless it has been matched."""
+        """Remove a cancelled request, unless it has been matched."""
         side, key = (self._local if local else self._remote), (one.sends == local, one.tag)
         if one in side.get(key, ()):
             side[key].remove(one)
@@ -45,16 +45,16 @@ class MatchTable:
                 del side[key]
 
     def matching_keys(self) -> list[tuple[bool, int]]:
-        """List the direction and tag of all matches, in the order in which they are launched."""
+        """List direction and tag of all matches, in launch order."""
         return [key for key in self._local if key in self._remote]
 
     def is_one_way(self) -> bool:
-        """Return whether all matches go one way while the leader waits for the other direction."""
+        """Return whether all matches have one direction while the leader waits for the other."""
         ways = {sends for sends, _ in self.matching_keys()}
         return len(ways) == 1 and any(sends not in ways for sends, _ in self._local)
 
     def take(self) -> list[RequestMatch]:
-        """Remove and return all matches, in the order in which they are launched."""
+        """Remove and return all matches, in launch order."""
         found = []
         for key in self.matching_keys():
             local, remote = self._local[key], self._remote[key]
@@ -67,7 +67,7 @@ class MatchTable:
 
 
 class PairChannelLeader(PairChannel):
-    """Lower rank's end of an NCCL pair channel, its leader: orders both ranks' transfers."""
+    """Leader's (lower rank's) end of an NCCL pair channel: orders both ranks' transfers."""
 
     pair_rank = 0
 
@@ -114,7 +114,7 @@ class PairChannelLeader(PairChannel):
             self._launch_group(self._communicator, self._match_table.take())
 
     def _launch_is_due(self) -> bool:
-        """Return whether to launch the matches; delayed where the other direction may join."""
+        """Return whether to launch the matches now, or wait for the other direction to join."""
         if not self._match_table.matching_keys():
             return False
         if self._match_table.is_one_way():
@@ -142,11 +142,11 @@ class PairChannelLeader(PairChannel):
 
 
 class PairChannelFollower(PairChannel):
-    """Higher rank's end of an NCCL pair channel: runs its transfers in the leader's order."""
+    """Follower's (higher rank's) end of an NCCL pair channel: launches in the leader's order."""
 
     pair_rank = 1
     _has_budget: bool | None = None
-    """True if this rank may open the communicator; None until it has asked for one."""
+    """True if this rank may open the communicator; None before it has requested one."""
 
     @override
     def connect(self) -> None:

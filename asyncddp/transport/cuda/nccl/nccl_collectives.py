@@ -1,4 +1,4 @@
-"""NCCL collectives on device tensors, enqueued on the stream of their communicator."""
+"""NCCL collectives on device tensors, enqueued on the communicator's stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CODES: dict[torch.dtype, tuple[int, int, int]] = {
     torch.complex64: (7, 2, _SUM),
     torch.complex128: (8, 2, _SUM),
 }
-"""For each dtype: NCCL's type code, how many such make an element, and the reduction."""
+"""NCCL type code, number of such values per element, and reduction, keyed by dtype."""
 
 _WARM_UP_BYTES = (1 << 4, 1 << 18, 1 << 23, 1 << 26)  # bytes: NCCL chooses how to sum by the size
 
@@ -46,9 +46,9 @@ def has_sum(dtype: torch.dtype) -> bool:
 
 
 class _CollectiveRequest:
-    """Request of an NCCL collective; complete once all ranks have enqueued it on their devices.
+    """Request of an NCCL collective; complete once all ranks have enqueued it.
 
-    What is enqueued on the compute stream from then on follows it; the host waits for no device.
+    Work enqueued on the compute stream afterwards follows it; the host does not wait for a device.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class _CollectiveRequest:
         self.complete = False
 
     def done(self) -> bool:
-        """Return whether all ranks have enqueued it; a PeerError after an error of NCCL."""
+        """Return whether all ranks have enqueued it; raise a PeerError after an NCCL error."""
         self._owner.raise_if_failed()
         self._owner.advance()
         return self.complete
 
     def abandon(self) -> None:
-        """Abort the communicator unless all ranks have come, so that the device goes on."""
+        """Abort the communicator unless all ranks have enqueued it, so that the device proceeds."""
         if not self.complete:
             self.entered.abandon()
             self._owner.communicator.abort(COLLECTIVE_GIVEN_UP)
 
 
 class NCCLCollectives:
-    """Collectives of NCCL among the ranks of one communicator.
+    """NCCL collectives among the ranks of one communicator.
 
-    A barrier of a host transport tells when all ranks have enqueued a collective.
+    A barrier of a host transport determines when all ranks have enqueued a collective.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class NCCLCollectives:
         self._entered: deque[_CollectiveRequest] = deque()  # by this rank, not known to be by all
 
     def raise_if_failed(self) -> None:
-        """Raise a PeerError that says what has broken the communicator, if anything has."""
+        """Raise a PeerError with the reason if the communicator is broken."""
         why = self.communicator.failed()
         if why is not None:
             raise collectives_broken(why)
 
     def advance(self) -> None:
-        """Complete the collectives that all ranks have entered, in their order."""
+        """Complete the collectives that all ranks have enqueued, in order."""
         while self._entered and self._entered[0].entered.done():
             request = self._entered.popleft()
             self.communicator.order_compute(request.what, request.event)
@@ -110,7 +110,7 @@ class NCCLCollectives:
     def reduce(
         self, what: str, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
-        """Enqueue an ``allreduce`` or ``reduce_scatter``, and the division of the sum."""
+        """Enqueue an ``allreduce`` or ``reduce_scatter``, and the division of its sum."""
         code, width, operation = _CODES[tensor.dtype]
         (scale, rest), given = split_divisor(divisor), tensor
         if scale != 1:
@@ -131,7 +131,7 @@ class NCCLCollectives:
         return self._enter(what, call, [given, out])
 
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        """``ncclBroadcast`` of the bytes."""
+        """Enqueue an ``ncclBroadcast`` of the tensor's bytes."""
         flat = as_bytes(tensor)
 
         def call(handle: Any, stream: int) -> None:
@@ -142,7 +142,7 @@ class NCCLCollectives:
         return self._enter("broadcast", call, [tensor])
 
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        """``ncclAllGather`` of the bytes; where parts differ in size, a group of broadcasts."""
+        """Enqueue an ``ncclAllGather`` of bytes, or grouped broadcasts if sizes differ."""
         own, whole, size = as_bytes(tensor), as_bytes(out), tensor.element_size()
 
         def call(handle: Any, stream: int) -> None:
@@ -161,10 +161,10 @@ class NCCLCollectives:
         return self._enter("allgather", call, [tensor, out])
 
     def warm_up(self) -> Request:
-        """Run each collective once, in several sizes, to set up NCCL's connections; collective.
+        """Run each collective in several sizes, to set up NCCL's connections; collective.
 
-        NCCL can connect ranks in the first call that needs it, for which the calling thread waits:
-        for ever, where they need something of this rank before they come.
+        NCCL may connect ranks in the first call that needs the connection. The calling thread then
+        waits for the other ranks: forever, if these first need something of this rank.
         """
         with self._streams.stream_context(StreamRole.COMPUTE):
             for size in _WARM_UP_BYTES:

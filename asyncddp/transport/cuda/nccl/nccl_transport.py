@@ -1,8 +1,8 @@
-"""``nccl``: transport of tensors on GPUs by NCCL, through the Python package cupy.
+"""``nccl``: transport of GPU tensors by NCCL, through the Python package cupy.
 
-:mod:`~asyncddp.transport.cuda.nccl.point_to_point` says how messages, which match by tag, use a
+:mod:`~asyncddp.transport.cuda.nccl.point_to_point` explains how messages, which match by tag, use a
 library that matches by order. On a GPU a communicator of one rank has run; tests run the rest over
-a simulation of NCCL that checks its arguments, works late, and detects deadlocks between ranks.
+a simulation of NCCL that checks arguments, delays work, and detects deadlocks between ranks.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _OPEN_TIMEOUT = 60.0  # seconds for the ranks of a part to find each other
 
 
 class NCCLTransport(CudaStagedTransport):
-    """Transport for tensors on GPUs by NCCL: collectives and point-to-point messages.
+    """Transport of GPU tensors by NCCL: collectives and point-to-point messages.
 
-    Collectives run on one stream and messages on one for each peer, after the work enqueued before
-    them. A completed request holds for all work that is queued on the COMPUTE stream from then on:
-    the host waits until all ranks concerned have posted theirs, never for the device. Staged are
-    dtypes that NCCL cannot sum, and messages to more peers than the GPU has room for. Coordination
-    messages go by a host transport between the same ranks.
+    Collectives run on one stream, and messages on one stream per peer, after earlier enqueued work.
+    A request is complete with respect to all work enqueued on the COMPUTE stream afterwards: the
+    host waits until all ranks involved have posted their part, never for the device. Dtypes that
+    NCCL cannot sum are staged, and so are messages to more peers than the GPU has room for.
+    Coordination messages are sent by a host transport between the same ranks.
 
     References:
         NCCL's documentation, "Types", "Point-to-point communication" and "Using multiple NCCL
@@ -125,7 +125,7 @@ class NCCLTransport(CudaStagedTransport):
     ) -> NCCLTransport:
         """Open the transport, with a communicator of all ranks of ``base``; collective.
 
-        What NCCL refuses is an EnvironmentProblem, and a WaitTimeoutError where ranks do not come.
+        Raises an EnvironmentProblem if NCCL fails, and a WaitTimeoutError if ranks are missing.
         """
         own, problem = bytes(_ID_BYTES), "the first rank has made no unique id of NCCL"
         has_messages = any(gather_records(base, bool(reachable), bool, timeout))
@@ -161,7 +161,7 @@ class NCCLTransport(CudaStagedTransport):
         return self.collectives.communicator
 
     def for_subgroup(self, base: Transport, timeout: float = _OPEN_TIMEOUT) -> NCCLTransport:
-        """Open the transport for a subgroup, with a communicator of its own; collective in it."""
+        """Open the transport for a subgroup, with its own communicator; collective in it."""
         shared = self._bindings, self._budget
         return NCCLTransport.open(base, self.streams, (), timeout, *shared)
 
@@ -169,9 +169,9 @@ class NCCLTransport(CudaStagedTransport):
 
     @override
     def watch(self, timeout: float) -> bool:
-        """Advance all messages; return whether the device has yet to end what all ranks posted.
+        """Advance all messages; return whether posted work is still running on the device.
 
-        After ``timeout`` the communicator is aborted: later calls raise what broke it.
+        After ``timeout`` the communicator is aborted: later calls raise an error with the reason.
         """
         super().watch(timeout)
         self._timeout = min(timeout, _OPEN_TIMEOUT)
@@ -180,14 +180,14 @@ class NCCLTransport(CudaStagedTransport):
 
     @override
     def finish(self, request: Request, timeout: float, what: str) -> None:
-        """Wait until a request has completed, and the device has ended what all ranks posted."""
+        """Wait until a request has completed, and the device has ended all posted work."""
         super().finish(request, timeout, what)
         while self.watch(timeout):
             self.backoff(0)
         self.collectives.raise_if_failed()
 
     def free(self) -> None:
-        """Free all communicators, once the device has ended its work or its deadline has passed."""
+        """Free all communicators after the device has ended its work, or after the deadline."""
         while self.watch(self._timeout):
             self.backoff(0)
         self.pairs.close()
@@ -201,13 +201,13 @@ class NCCLTransport(CudaStagedTransport):
     # messages
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
-        """Send out of the tensor's memory, once the peer has its receive ready."""
+        """Start to send from the tensor's memory, once the peer has posted its receive."""
         if peer == self.rank:
             return super().isend(data, peer, tag)
         return self.pairs.begin(data, peer, tag, sends=True)
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
-        """Receive into the tensor's memory; a host tensor's data is dropped."""
+        """Start to receive into the tensor's memory; data for a host tensor are discarded."""
         if peer == self.rank:
             return super().irecv(out, peer, tag)
         return self.pairs.begin(out, peer, tag, sends=False)
@@ -220,7 +220,7 @@ class NCCLTransport(CudaStagedTransport):
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
-        """``ncclAllReduce``; what NCCL does not support is staged."""
+        """Start an ``ncclAllReduce``; stage dtypes and averages that NCCL does not support."""
         if not has_sum(tensor.dtype) or (divisor is not None and rounds(tensor.dtype)):
             return super().iallreduce(tensor, out, divisor)
         into = tensor if out is None else out
@@ -229,7 +229,7 @@ class NCCLTransport(CudaStagedTransport):
     def ireduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None = None
     ) -> Request:
-        """``ncclReduceScatter``; what NCCL does not support is staged."""
+        """Start an ``ncclReduceScatter``; stage dtypes and averages that NCCL does not support."""
         if not has_sum(tensor.dtype) or (divisor is not None and rounds(tensor.dtype)):
             return super().ireduce_scatter(tensor, out, divisor)
         return self.collectives.reduce("reduce_scatter", tensor, out, divisor)
@@ -242,7 +242,7 @@ class NCCLTransport(CudaStagedTransport):
 def _open_by(
     deadline: float, base: Transport, streams: DeviceStreams, make: Callable[[], NCCLCommunicator]
 ) -> NCCLCommunicator:
-    """Open a communicator on a thread, where NCCL may wait for other ranks; raise what fails."""
+    """Open a communicator in a thread, since NCCL waits for other ranks; raise its error."""
     opening, what = open_in_thread(make, streams), f"communicator of {base.size} ranks"
     if not wait([opening], max(0.0, deadline - time.monotonic())).done:
         abort_when_open(opening)

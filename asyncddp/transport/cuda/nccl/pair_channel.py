@@ -1,4 +1,4 @@
-"""Message channel between two ranks over NCCL; both launch their operations in one order."""
+"""Message channel between two ranks over NCCL; both launch their operations in the same order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTHING = empty((0,), torch.uint8)
 
 @dataclass(eq=False)
 class SharedChannelResources(ABC):
-    """Resources that a rank's NCCL connections to all peers share, such as CUDA streams."""
+    """Resources shared by a rank's NCCL channels to all peers, such as CUDA streams."""
 
     rank: int
     streams: DeviceStreams
@@ -45,7 +45,7 @@ class SharedChannelResources(ABC):
     message_transport: Transport  # of coordination messages
     budget: threading.Semaphore  # communicators that this rank may still open
     stage: Callable[[torch.Tensor, int, int, bool], Request]
-    """Stages a message through the host: its bytes, the peer, the tag, whether it is sent."""
+    """Stages a message through the host; arguments are bytes, peer, tag, and if it is a send."""
     closed: bool = field(default=False, init=False)
 
     def tell(self, peer: int, message: CoordinationMessage) -> None:
@@ -60,10 +60,10 @@ class SharedChannelResources(ABC):
 
 @dataclass(eq=False)
 class PointToPointRequest:
-    """Request of one send or receive between two ranks, carried out by NCCL.
+    """Request of one send or receive between two ranks by NCCL.
 
-    It completes once both ranks have posted it and this one has launched it: the compute stream
-    waits for its end. Where the pair has no communicator a staged request is used instead.
+    It completes once both ranks have posted it and this rank has launched it; the compute stream
+    then waits for its end. If the pair has no communicator, a staged request is used instead.
     """
 
     channel: PairChannel
@@ -76,14 +76,14 @@ class PointToPointRequest:
     launched: bool = False
 
     def done(self) -> bool:
-        """Advance all requests of the transport; return whether this one is completed."""
+        """Advance all requests of the transport; return whether this one is complete."""
         self.channel.drive()
         if self.problem is not None:
             raise self.problem
         return self.launched if self.staged is None else self.staged.done()
 
     def abandon(self) -> None:
-        """Cancel a receive, or drop its bytes if it is matched; a send goes all the same."""
+        """Cancel a receive, or discard its bytes if it is matched; a send is carried out."""
         self.abandoned = True
         if self.staged is not None:
             self.staged.abandon()
@@ -93,7 +93,7 @@ class PointToPointRequest:
 
 
 class PairChannel(ABC):
-    """Base class of a rank's NCCL channel to a peer; the lower rank orders what both launch."""
+    """Base class of a rank's end of an NCCL channel to a peer: leader or follower."""
 
     pair_rank: int  # in the communicator, 0 or 1
 
@@ -111,7 +111,7 @@ class PairChannel(ABC):
     # called by the transport
 
     def begin(self, flat: torch.Tensor, tag: int, ready: DeviceEvent, *, sends: bool) -> Request:
-        """Post a send or receive that follows an event; a PeerError if the channel is broken."""
+        """Post a send or receive after an event; raise a PeerError if the channel is broken."""
         if self.failure is not None:
             raise self.failure
         descriptor = TransferPostedMessage(self._next, sends, tag, flat.numel())
@@ -127,11 +127,11 @@ class PairChannel(ABC):
         return request
 
     def connect(self) -> None:
-        """Start to open the communicator, where this rank is the one to ask for it."""
+        """Start to open the communicator, if this rank is the follower."""
         return
 
     def watch(self, timeout: float) -> bool:
-        """Return whether the device has yet to end messages; break the channel where it cannot."""
+        """Return whether messages are still running on the device; break a failed channel."""
         if self._communicator is None:
             return False
         busy = self._communicator.watch(timeout)
@@ -140,13 +140,13 @@ class PairChannel(ABC):
         return busy
 
     def leave(self) -> None:
-        """Break the channel before this rank leaves, where the peer may have launched messages."""
+        """Break the channel before this rank leaves, if the peer may have launched messages."""
         waiting = any(not request.abandoned for request in self._waiting.values())
         if not self.staged and (waiting or self._launches):
             self.fail(f"rank {self._resources.rank} has left")
 
     def handle_message(self, message: CoordinationMessage) -> None:
-        """Handle a message of the other rank."""
+        """Handle a coordination message of the peer."""
         if isinstance(message, CommunicatorFailedMessage):
             self.fail(message.why, tell=False)
         elif self.failure is None and not self.staged:
@@ -156,18 +156,18 @@ class PairChannel(ABC):
 
     @abstractmethod
     def announce(self, descriptor: TransferPostedMessage) -> None:
-        """Announce a request that this rank has posted."""
+        """Announce a request that this rank has posted to the leader."""
 
     @abstractmethod
     def cancel(self, descriptor: TransferPostedMessage) -> None:
-        """Take a receive back, unless it has been matched."""
+        """Cancel a receive, unless it has been matched."""
 
     @abstractmethod
     def follow(self, message: CoordinationMessage) -> None:
-        """Act on a message of the other rank, while messages go by NCCL."""
+        """Handle a coordination message according to this rank's role, while NCCL is used."""
 
     def move(self) -> None:
-        """Go on as far as possible without waiting."""
+        """Advance as far as possible without waiting."""
         if self._communicator is None and self._opening is not None and self._opening.done():
             problem = self._opening.exception()
             if problem is None:
@@ -183,7 +183,7 @@ class PairChannel(ABC):
     # what both do alike
 
     def open(self, unique_id: bytes) -> None:
-        """Have a thread open the communicator, since that waits for the other rank."""
+        """Start to open the communicator in a thread, since opening waits for the peer."""
         library, streams = self._resources.library, self._resources.streams
         self._opening = open_in_thread(
             partial(open_connected_pair, library, streams, unique_id, self.pair_rank), streams
@@ -192,7 +192,7 @@ class PairChannel(ABC):
     def launch(
         self, communicator: NCCLCommunicator, requests: Sequence[PointToPointRequest]
     ) -> bool:
-        """Enqueue a group of requests on the device, and complete them; False if NCCL refuses."""
+        """Enqueue a group of requests on the device, and complete them; False if NCCL fails."""
         device, parts = self._resources.streams.device, []
         after = [request.ready for request in requests]
         for request in requests:
@@ -215,7 +215,7 @@ class PairChannel(ABC):
         return True
 
     def stage_all(self) -> None:
-        """Stage all messages between the two from now on, also the waiting ones, in order."""
+        """Stage all waiting and later messages of the pair, in order."""
         self.staged = True
         waiting, self._waiting = self._waiting, {}
         for request in waiting.values():
@@ -226,7 +226,7 @@ class PairChannel(ABC):
                 )
 
     def fail_size_mismatch(self, request: PointToPointRequest, theirs: int) -> None:
-        """Fail a request whose size differs from its counterpart's."""
+        """Fail a request whose size differs from its matching request."""
         here, there = (self._resources.rank, request.descriptor.size), (self._peer, theirs)
         sender, receiver = (here, there) if request.descriptor.sends else (there, here)
         request.problem = MismatchError(
@@ -236,7 +236,7 @@ class PairChannel(ABC):
         )
 
     def fail(self, why: str, *, tell: bool = True) -> None:
-        """Break the channel: abort the communicator, fail all requests, and ``tell`` the peer."""
+        """Break the channel: abort the communicator, fail all requests, notify the peer."""
         if self.failure is not None:
             return
         self.failure = problem = PeerError(
@@ -256,7 +256,7 @@ class PairChannel(ABC):
             self._resources.tell(self._peer, CommunicatorFailedMessage(why))
 
     def closer(self) -> Callable[[], None]:
-        """Return the call that frees the communicator, if any; the caller runs it on a thread."""
+        """Return the function that frees the communicator; the caller runs it in a thread."""
         if self._communicator is not None:
             return self._communicator.closer()
         return partial(abort_when_open, self._opening) if self._opening else lambda: None

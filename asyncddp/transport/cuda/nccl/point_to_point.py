@@ -1,8 +1,8 @@
-"""Point-to-point messages by NCCL: a communicator for every two ranks, opened on first use.
+"""Point-to-point messages by NCCL, with one communicator per pair of ranks, opened on first use.
 
-NCCL's sends and receives match by order, and ours by peer and tag in any order. So the two ranks of
-a pair agree by :mod:`~asyncddp.transport.cuda.nccl.coordination_messages` what both launch next:
-what is ready on both sides, as one group, in both directions.
+NCCL's sends and receives match by order, but those of a transport by peer and tag in any order. So
+the two ranks of a pair agree by :mod:`~asyncddp.transport.cuda.nccl.coordination_messages` on the
+next launch: all requests that both have posted, as one group, in both directions.
 
 **Why ranks cannot deadlock.** A kernel of NCCL occupies its GPU until its peers have joined it, so
 no work may wait, on any rank, for a kernel that waits for this work. One communicator for all would
@@ -46,23 +46,23 @@ from asyncddp.transport.cuda.nccl.pair_channel import PairChannel, SharedChannel
 
 @dataclass(eq=False)
 class NCCLPointToPoint(SharedChannelResources):
-    """Point-to-point messages of one rank by NCCL, through one communicator for each peer."""
+    """Point-to-point messages of one rank by NCCL, through one channel per peer."""
 
     _pairs: dict[int, PairChannel] = field(default_factory=dict, init=False)
 
     def begin(self, data: torch.Tensor, peer: int, tag: int, *, sends: bool) -> Request:
-        """Post a send or a receive; a PeerError if messages with this peer cannot go on."""
+        """Post a send or a receive; raise a PeerError if the channel to this peer is broken."""
         ready = self.streams.record_event(StreamRole.COMPUTE)
         return self._pair_with(peer).begin(as_bytes(data), tag, ready, sends=sends)
 
     def connect(self, peers: Iterable[int]) -> None:
-        """Start to open communicators for messages with some peers, as far as there is room."""
+        """Start to open communicators with some peers, as far as there is room."""
         for peer in peers:
             self._pair_with(peer).connect()
         self.drive()
 
     def watch(self, timeout: float) -> bool:
-        """Advance all; return whether the device has yet to end any, by a communicator's watch."""
+        """Advance all messages; return whether any is still running on the device."""
         self.drive()
         return any([pair.watch(timeout) for pair in self._pairs.values()])
 
@@ -86,7 +86,7 @@ class NCCLPointToPoint(SharedChannelResources):
             pair.move()
 
     def close(self) -> None:
-        """Free all communicators; waits two seconds at most."""
+        """Free all communicators, waiting at most two seconds."""
         if self.closed:
             return
         for pair in self._pairs.values():
