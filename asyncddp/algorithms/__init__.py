@@ -1,9 +1,9 @@
 """Training algorithms: which tensors are averaged, when in a step, and with which ranks.
 
 Here belong methods (``methods``, one file each), the training step (``phases``) and the rounds in
-which a method's buckets travel. ``optim`` and ``parallel`` call it, ``simulate`` runs the same
-classes. A method declares its data and promises and never knows the engine; torch's optimizers are
-never re-implemented.
+which a method's buckets are averaged (``rounds``). ``optim`` and ``parallel`` call it, ``simulate``
+runs the same classes. A method declares its data and guarantees, and does not know the engine;
+torch's optimizers are never re-implemented.
 """
 
 from __future__ import annotations

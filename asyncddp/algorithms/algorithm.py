@@ -1,4 +1,4 @@
-"""Base class of training algorithms, which declare what ranks average, when, and how."""
+"""Base class of training algorithms, with everything that an algorithm declares."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from asyncddp.topology import GraphOrSchedule, Schedule, as_schedule
 
 
 class Algorithm:
-    r"""Base class of training algorithms: declares what ranks average, when and how.
+    r"""Base class of training algorithms: declares which tensors ranks average, when and how.
 
     A method is one class in one file and one line in the registry. The library moves tensors as
     the data says; the method knows nothing of models, threads or transports. With W the mixing
-    matrix of the round, and Q the compressor, if there is one, the two hooks form
+    matrix of the round, and Q the compressor, if there is one, the two hooks compute
 
     .. math:: z_i = \mathrm{outgoing}(x_i, s_i), \qquad
               (x_i, s_i) \leftarrow
@@ -164,7 +164,7 @@ class Algorithm:
         return type(self).before_update is not Algorithm.before_update
 
     def messages_of(self, shape: Sequence[int]) -> float:
-        """Return how many tensors of a parameter's size a round sends to a neighbour, on average.
+        """Return the mean number of tensors of a parameter's size that a round sends per neighbour.
 
         Args:
             shape: Shape of the parameter.
@@ -172,7 +172,7 @@ class Algorithm:
         return self.messages
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise an ArgumentError for an optimizer that the method cannot work with."""
+        """Raise an ArgumentError if the method does not work with an optimizer."""
         groups = optimizer.param_groups
         found = next((group["momentum"] for group in groups if group.get("momentum")), None)
         if self.owns_momentum and found is not None:
@@ -183,61 +183,63 @@ class Algorithm:
             )
 
     def warms_up(self, optimizer: torch.optim.Optimizer, steps: int) -> bool:
-        """Return whether the next step belongs to the warm-up, after ``steps`` with this method."""
+        """Return whether the next step is part of the warm-up; ``steps`` were made before it."""
         return False
 
     def check_compressor(self, compressor: Compressor) -> None:
-        """Raise an ArgumentError for a compressor with which the method does not converge."""
+        """Raise an ArgumentError if the method does not converge with a compressor."""
 
     def default_topology(self, nodes: int) -> GraphOrSchedule | None:
-        """Return the topology to use unless the user gives one; None for the context's."""
+        """Return the method's default topology; None to use the context's."""
         graph = type(self).default_graph
         return None if graph is None else graph(nodes)
 
     def schedule_along(self, given: GraphOrSchedule) -> Schedule:
-        """Return the rounds along a topology; coefficients that depend on it may be set here."""
+        """Return the schedule of rounds for a topology; may set coefficients that depend on it."""
         return as_schedule(given)
 
     def initial_state(
         self, bucket: AveragedBucket, neighbors: NeighborTensors
     ) -> Mapping[str, torch.Tensor]:
-        """Make the state of a bucket, before its first step.
+        """Make the initial state of a bucket.
 
         Tensors as ``bucket.new_state()`` makes them, by the names that the method declares.
 
         Args:
             bucket: The bucket, whose ``state`` is empty.
-            neighbors: Returns what the in-neighbours give it, by rank, of ``flat``'s layout; all
-                ranks must call it equally often, with ``by_neighbor``.
+            neighbors: Exchanges tensors of ``flat``'s layout with neighbours, and returns those
+                of the in-neighbours by rank; all ranks must call it equally often, with
+                ``by_neighbor``.
         """
         copies = {key: bucket.new_state().copy_(bucket.flat) for key in self.parameter_state}
         return {**copies, **{key: bucket.new_state() for key in self.zero_state}}
 
     def before_update(self, bucket: AveragedBucket) -> None:
-        """Prepare the update of a bucket: ``bucket.gradient()`` may be replaced.
+        """Prepare the optimizer's update of a bucket; may replace ``bucket.gradient()``.
 
         Called in each step just before the user's optimizer, when gradients are unscaled and
         clipped; not in a step that a GradScaler skips.
         """
 
     def takes_part(self, bucket: AveragedBucket) -> bool:
-        """Return whether a bucket is sent in round ``bucket.round``, alike on all ranks."""
+        """Return whether a bucket is sent in round ``bucket.round``; the same on all ranks."""
         return True
 
     def averages_all(self, number: int) -> bool:
-        """Return whether round ``number`` is an average over all ranks, not with neighbours."""
+        """Return whether round ``number`` averages over all ranks instead of with neighbours."""
         return False
 
     def travelling_state(self, bucket: AveragedBucket) -> Mapping[str, torch.Tensor]:
-        """Return tensors that round ``bucket.round`` averages as well, by name, alike on all ranks.
+        """Return state tensors that round ``bucket.round`` averages as well, by name.
 
-        They travel as they are, without a compressor; each is of ``bucket.flat``'s size or one
-        number. Of methods without ``compression = CompressionUse.DIFFERENCES``.
+        The names are the same on all ranks. The tensors are sent uncompressed; each has
+        ``bucket.flat``'s size or is one number. Only for methods without
+        ``compression = CompressionUse.DIFFERENCES``.
         """
         return {key: bucket.state[key] for key in self.averaged_state}
 
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
-        """Compute the tensor to send for a bucket, which stays unchanged until the result.
+        """Compute the tensor to send for a bucket, which stays unchanged until :meth:`incoming`.
 
         Returns:
             A tensor of ``bucket.flat``'s size; or several, stacked before its last dimension, which
@@ -248,42 +250,42 @@ class Algorithm:
     def outgoing_to_each(
         self, bucket: AveragedBucket, sent: torch.Tensor
     ) -> Mapping[int, torch.Tensor] | None:
-        """Compute what each out-neighbour gets, by rank, where that differs; None if it does not.
+        """Compute a different tensor for each out-neighbour, by rank; None to send all the same.
 
-        Of methods with ``compression = CompressionUse.DIFFERENCES`` and without a compressor alone.
-        These tensors may be of any size that is the same on all ranks, with which nothing is mixed.
+        Only for methods with ``compression = CompressionUse.DIFFERENCES`` and no compressor. These
+        tensors may have any size that is the same on all ranks; they are not averaged.
 
         Args:
             bucket: The bucket.
-            sent: What :meth:`outgoing` gave, which all these are like.
+            sent: The result of :meth:`outgoing`, which has the shape of these tensors.
         """
         return None
 
     def incoming(self, bucket: AveragedBucket, received: Received) -> None:
-        """Update the bucket, and its state, from what has been received."""
+        """Update the bucket and its state from the received average."""
         bucket.flat.copy_(received.mixed)
         for name, mixed in received.states.items():
             bucket.state[name].copy_(mixed)
 
     def after_step(self, bucket: AveragedBucket) -> None:
-        """Update the state of a bucket at the end of a step, after update and round."""
+        """Update the state of a bucket at the end of a step, after the update and the round."""
 
     def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
-        """Begin anew in what rests on all ranks taking part, since others take part from now on.
+        """Reset state that depends on the set of participating ranks, after this set has changed.
 
-        Called on all ranks before the first round in which, within ``join``, other ranks train than
-        before, and at its end, with ``bucket.row`` of that round.
+        Called on all ranks before the first round after the set of training ranks has changed
+        within ``join``, and at the end of ``join``, with ``bucket.row`` of that round.
 
         Args:
             bucket: The bucket.
-            neighbors: As in :meth:`initial_state`, of the in-neighbours that take part.
+            neighbors: As in :meth:`initial_state`, for the in-neighbours that take part.
         """
 
     def check(self, graph_or_schedule: GraphOrSchedule) -> None:
-        """Raise an error for a graph or schedule on which this algorithm does not work.
+        """Raise an error if this algorithm does not work on a graph or schedule.
 
         Raises:
-            TopologyError: It does not fulfil ``needs``; the message says which requirement, and
-                names a graph that does.
+            TopologyError: It does not fulfil ``needs``; the message names the requirement, and a
+                graph that fulfils it.
         """
         self.needs.check(self.name, graph_or_schedule, self.alternative)

@@ -1,4 +1,4 @@
-"""Averaged buckets: flat tensors as a method sees them, with the state that it keeps for each."""
+"""Averaged bucket: a flat tensor of parameters or gradients, with the method's state for it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from asyncddp.tensors.buckets import NamedFlatBucket
 from asyncddp.tensors.dtypes import DTYPES
 
 _VECTOR = "vector: "
-"""Begins the names of vectors in checkpoints."""
+"""Prefix of the names of vectors in checkpoints."""
 _NO_TERMS = "an average has no terms: declare compression = CompressionUse.DIFFERENCES"
 
 
 class AveragedBucket:
-    """Flat bucket of parameters or gradients that a method averages, with the method's state.
+    """Flat bucket of parameters or gradients that a method averages, with its state for it.
 
     Attributes:
         index: Index of the bucket.
@@ -43,7 +43,7 @@ class AveragedBucket:
         joined: Whether this rank is done, within ``join``, and takes part for the others alone.
         nodes: Number of nodes of the graph: ranks or machines.
         fragment: Which of the method's ``fragments`` the parameters belong to.
-        round: Index of the round under way, or else of the last one; -1 before the first.
+        round: Index of the round in progress, or else of the last one; -1 before the first.
         method: Name of the method, for messages.
         steps: Steps since the one in which that round began, when ``after_step`` is called.
     """
@@ -68,21 +68,21 @@ class AveragedBucket:
 
     @property
     def payload(self) -> torch.Tensor:
-        """Return the part of the flat tensor that is the parameters', and may be compressed."""
+        """Part of the flat tensor that holds the parameters, and may be compressed."""
         return self.flat[..., : self.flat.shape[-1] - self._layout.tail.numel()]
 
     @property
     def tail(self) -> torch.Tensor:
-        """Return the rest of the flat tensor, such as which parameters have gradients."""
+        """Rest of the flat tensor, such as flags of parameters with gradients."""
         return self.flat[..., self.payload.shape[-1] :]
 
     def message_bytes(self, parts: int, sent: torch.Tensor, dtype: torch.dtype) -> int:
-        """Compute the bytes of a message with this bucket.
+        """Compute the size of a message with this bucket, in bytes.
 
         Args:
             parts: Equal parts in which a row is encoded, if there is a compressor.
-            sent: What is sent by a rank: a row like ``flat``, or several.
-            dtype: In which it travels otherwise.
+            sent: The tensor that a rank sends: a row like ``flat``, or several.
+            dtype: Dtype in which it is sent without a compressor.
         """
         if self.compressor is None:
             return sent.numel() * dtype.itemsize
@@ -92,11 +92,11 @@ class AveragedBucket:
         return tail + rows * parts * encoder.encoded_size(-(-numel // parts), sent.dtype)
 
     def new_state(self) -> torch.Tensor:
-        """Make a tensor of zeros for the state, like ``flat`` but in float32 if that is a half."""
+        """Make zeros for the state, in the shape of ``flat``; in float32 for half precision."""
         return zeros_like(self.flat, DTYPES[self.flat.dtype].accumulate)
 
     def gradient(self) -> torch.Tensor:
-        """Return a tensor like :meth:`new_state` with the gradients, zero where there is none."""
+        """Return the gradients as a tensor like :meth:`new_state`, zero for missing gradients."""
         flat = self.new_state()
         parts = zip(self.names, self.parameters, self.views_of(flat), strict=True)
         for name, parameter, view in parts:
@@ -111,19 +111,19 @@ class AveragedBucket:
         return flat
 
     def set_gradient(self, flat: torch.Tensor) -> None:
-        """Write gradients from a tensor of the flat one's size, for the user's optimizer to see."""
+        """Set the parameters' gradients, which the user's optimizer sees, from a flat tensor."""
         for parameter, view in zip(self.parameters, self.views_of(flat), strict=True):
             if parameter.grad is None:
                 parameter.grad = zeros_like(parameter)
             parameter.grad.copy_(view)
 
     def optimizer_state(self, key: str) -> torch.Tensor:
-        """Return a tensor like :meth:`new_state` with what the optimizer keeps by a name.
+        """Return the optimizer's state tensors of one name as a tensor like :meth:`new_state`.
 
-        Such as ``exp_avg``; zero where it keeps nothing yet.
+        The name is one such as ``exp_avg``; elements without state are zero.
 
         Raises:
-            ArgumentError: It keeps something of another shape than the parameter's by that name.
+            ArgumentError: A state of that name has another shape than its parameter.
         """
         flat = self.new_state()
         for view, kept in self._optimizer_tensors(key, flat):
@@ -131,14 +131,14 @@ class AveragedBucket:
         return flat
 
     def set_optimizer_state(self, key: str, flat: torch.Tensor) -> None:
-        """Write what :meth:`optimizer_state` gives, where the optimizer keeps such tensors."""
+        """Write a tensor like that of :meth:`optimizer_state` to the optimizer's existing state."""
         for view, kept in self._optimizer_tensors(key, flat):
             kept.copy_(view)
 
     def _optimizer_tensors(
         self, key: str, flat: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield views of a flat tensor with the tensors that the optimizer keeps in their place."""
+        """Yield a view in a flat tensor and the optimizer's state tensor, for each parameter."""
         state = self.optimizer.state
         for name, parameter, view in zip(
             self.names, self.parameters, self.views_of(flat), strict=True
@@ -154,7 +154,7 @@ class AveragedBucket:
                 yield view, kept
 
     def step_sizes(self) -> float | torch.Tensor:
-        """Return the learning rates of now: one number, or where they differ a flat tensor.
+        """Return the current learning rates: one number, or a flat tensor if they differ.
 
         The tensor is of :meth:`new_state`'s size and dtype, with a parameter's rate in all its
         elements.
@@ -173,27 +173,27 @@ class AveragedBucket:
         return flat
 
     def per_step_size(self, change: torch.Tensor) -> torch.Tensor:
-        """Divide a change of the parameters by the learning rates, in place; 0 where they are 0."""
+        """Divide a parameter change by the learning rates in place; elements with rate 0 give 0."""
         rates = self.step_sizes()
         if isinstance(rates, float):
             return change.div_(rates) if rates else change.zero_()
         return change.div_(rates).masked_fill_(rates == 0.0, 0.0)
 
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """View a tensor of the flat one's size as one tensor for each parameter."""
+        """Return views in a tensor of the flat tensor's size, one per parameter."""
         return self._layout.views_of(flat)
 
     def clear_padding(self) -> None:
-        """Write zeros between the parameters, in the flat tensor and the state.
+        """Write zeros to the padding of the flat tensor and of the state.
 
-        Compressors may decode the zeros there to other numbers, which are not to be sent again.
+        Compressors may decode zeros there to other numbers, which must not be sent again.
         """
         for flat in (self.flat, *self.state.values()):
             if flat.shape[-1:] == self.flat.shape[-1:]:
                 self._layout.clear_padding(flat)
 
     def describe_not_finite(self, flat: torch.Tensor) -> str:
-        """Tell which parameters have NaN or infinities in a tensor of the bucket's layout."""
+        """Format which parameters have NaN or infinities in a tensor of the bucket's layout."""
         groups = {
             id(parameter): number
             for number, group in enumerate(self.optimizer.param_groups)
@@ -209,11 +209,11 @@ class AveragedBucket:
         return f"NaN or infinities in {', '.join(found)}"
 
     def _state_views(self, kept: torch.Tensor) -> list[torch.Tensor]:
-        """View a tensor of the state as one for each parameter; a number is everybody's."""
+        """Return views in a state tensor, one per parameter; all parameters share a scalar."""
         return self.views_of(kept) if kept.dim() else [kept] * len(self.names)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the method's state by parameter and name, as views, and the compressor's."""
+        """Return the method's state as views, by parameter and name, and the compressor's state."""
         by_parameter: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.names}
         for key, flat in self.state.items():
             for name, view in zip(self.names, self._state_views(flat), strict=True):
@@ -227,10 +227,10 @@ class AveragedBucket:
         return found
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave for these parameters, in buckets of any size.
+        """Restore the state of these parameters from :meth:`state_dict` of buckets of any size.
 
-        What is missing stays as it is, and what the method does not keep is left out. The
-        compressor's state is that of a whole bucket: it is taken where ``saved`` has it.
+        Missing entries leave the state unchanged, unknown entries are ignored. The compressor's
+        state belongs to a whole bucket: it is restored if ``saved`` has it.
         """
         by_parameter = saved["parameters"]
         for key, flat in self.state.items():
@@ -252,8 +252,8 @@ class Received(ABC):
 
     Attributes:
         sources: Ranks from which tensors came, ascending.
-        states: :math:`\sum_j w_{ij} s_j` by name, of the state that travels along.
-        sent_to_each: What out-neighbours got, by rank, where that differed.
+        states: :math:`\sum_j w_{ij} s_j` by name, of the state that is averaged as well.
+        sent_to_each: Tensors that out-neighbours got, by rank, if these differed.
     """
 
     sources: Sequence[int] = ()
@@ -263,10 +263,10 @@ class Received(ABC):
     @property
     @abstractmethod
     def mixed(self) -> torch.Tensor:
-        r"""Return :math:`\sum_j w_{ij} z_j`, the weighted sum of what all have sent."""
+        r"""Return :math:`\sum_j w_{ij} z_j`, the weighted sum of all sent tensors."""
 
     def add_to(self, target: torch.Tensor, rank: int, weight: float = 1.0) -> None:
-        """Add ``weight`` times what a rank has sent, as its receivers decode it, to a tensor.
+        """Add ``weight`` times the decoded tensor of one source rank to a tensor.
 
         Args:
             target: In the bucket's layout.
@@ -274,17 +274,17 @@ class Received(ABC):
             weight: The factor.
 
         Raises:
-            TypeError: The ranks have formed an average, of which single terms are not known.
+            TypeError: Only the average is known, not its single terms.
         """
         raise TypeError(_NO_TERMS)
 
     def add_own_to(self, target: torch.Tensor, weight: float = 1.0) -> None:
-        """Add ``weight`` times what this rank has sent, as its receivers decode it, to a tensor."""
+        """Add ``weight`` times this rank's own sent tensor, as receivers decode it, to a tensor."""
         raise TypeError(_NO_TERMS)
 
 
 class ReceivedAverage(Received):
-    """Average that the ranks have formed, of which single terms are not known."""
+    """Result of an exchange of which only the average is known, not the single terms."""
 
     def __init__(self, mixed: torch.Tensor) -> None:
         self._mixed = mixed

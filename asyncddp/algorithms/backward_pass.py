@@ -1,4 +1,4 @@
-"""Backward passes of a model: when the outermost one ends, and how often a parameter gets one."""
+"""Backward pass of a model: detects its begin and end, and counts gradients of parameters."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from asyncddp.algorithms.gradient_hooks import WeakMethodHook
 
 
 class BackwardPass:
-    """The outermost backward pass of a model, in which its parameters get their gradients.
+    """Outermost backward pass of a model: detects begin and end, counts each parameter's gradients.
 
-    A parameter may get its gradient in several pieces, from backward passes inside of the outermost
-    one: those of reentrant checkpoints, reversible layers, and the like. How many there will be is
-    not known before the end, but mostly as many as in earlier passes.
+    A parameter may get its gradient in several pieces, from nested backward passes, such as those
+    of reentrant checkpoints or reversible layers. Their number is not known before the end, but is
+    mostly the same as in earlier passes.
 
     Args:
-        on_end: Method to call at the end of a pass; its object is held weakly.
+        on_end: Method to call at the end of a pass; its object is referenced weakly.
 
     Attributes:
-        open: Whether a pass is under way.
+        open: Whether a pass is in progress.
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
@@ -31,26 +31,26 @@ class BackwardPass:
         self.open = False
         self._counts: dict[int, int] = {}
         self._most: dict[int, int] = {}
-        """Most gradients that each parameter got in a pass that has ended."""
+        """Maximum number of gradients that each parameter got in any finished pass."""
 
     def hook(self, output: Any) -> None:
-        """Register a hook that begins a pass when one reaches a model's output.
+        """Register a hook that detects when a backward pass reaches a model's output.
 
-        That is the outermost pass, also where the model runs backward passes of its own inside.
+        That is the outermost pass, even if the model runs backward passes of its own inside.
         """
         for leaf in tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 leaf.register_hook(WeakMethodHook(self.begin))  # type: ignore[no-untyped-call]
 
     def begin(self, gradient: torch.Tensor | None = None) -> None:
-        """Begin a pass, unless one is under way."""
+        """Begin a pass, unless one is in progress."""
         if not self.open:
             self.open = True
             self._counts.clear()
             Variable._execution_engine.queue_callback(WeakMethodHook(self._end))
 
     def count(self, index: int) -> int:
-        """Count a gradient of a parameter, and return how many it got in this pass."""
+        """Count a gradient of a parameter; return its number of gradients in this pass."""
         self.begin()
         count = self._counts[index] = self._counts.get(index, 0) + 1
         return count
@@ -64,7 +64,7 @@ class BackwardPass:
         return list(self._counts)
 
     def is_last(self, index: int) -> bool:
-        """Return whether a parameter has as many gradients as it got in earlier passes, at most."""
+        """Return whether a parameter has as many gradients as the maximum of earlier passes."""
         return self._counts[index] == self._most.get(index)
 
     def _end(self) -> None:
@@ -74,13 +74,13 @@ class BackwardPass:
         self._on_end()
 
     def forget_failed(self) -> bool:
-        """Forget a pass that has failed, and will never end; return whether there was one."""
+        """Discard a failed pass, which never ends; return whether there was one."""
         failed = self.open and torch._C._current_graph_task_id() == -1
         if failed:
             self.open = False
         return failed
 
     def forget_counts(self) -> None:
-        """Forget how many gradients parameters got, since they are numbered anew."""
+        """Reset the counts of gradients, since parameters get new indices."""
         self._counts.clear()
         self._most.clear()

@@ -1,4 +1,4 @@
-"""Base class of compressed gossip, which moves models by what neighbours decode of each other."""
+"""Base class of compressed gossip methods: ranks average the tensors that neighbours decode."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SAMPLE = 1 << 16  # elements that tell how much a compressor keeps
 
 
 class CompressedGossip(Algorithm):
-    r"""Gossip of decoded tensors, with a step that suits the compressor.
+    r"""Base class of compressed gossip methods, with a step size that suits the compressor.
 
     .. math:: x_i \leftarrow h_i + \gamma_c \sum_j w_{ij} (q_j - q_i)
 
-    with :math:`h_i` the parameters after the optimizer's step, and :math:`q_j` what all decode of
-    rank j. As W is symmetric, the last terms sum to zero over i, whatever the compressor: the mean
-    over ranks moves by the optimizers' steps alone.
+    with :math:`h_i` the parameters after the optimizer's step, and :math:`q_j` the decoded tensor
+    of rank j. As W is symmetric, the last terms sum to zero over i, for any compressor: the mean
+    over ranks changes by the optimizers' steps alone.
 
     Args:
         consensus_step: :math:`\gamma_c` in (0, 1]; None takes the share of the squared norm that
@@ -57,7 +57,7 @@ class CompressedGossip(Algorithm):
         self.consensus_step = consensus_step
 
     def step_of(self, bucket: AveragedBucket) -> float:
-        r"""Return :math:`\gamma_c` for a bucket."""
+        r"""Return the step size :math:`\gamma_c` for a bucket."""
         step = self.consensus_step
         if step is None and bucket.compressor is not None:
             numel = min(bucket.flat.shape[-1], _SAMPLE)

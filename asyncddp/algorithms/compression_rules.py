@@ -1,4 +1,4 @@
-"""Rules on which compressor a method may use, by what theory knows of the two."""
+"""Rules on which compressors a method may use, based on known convergence guarantees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.errors import ArgumentError
 logger = logging.getLogger("asyncddp")
 
 _OPTIMIZERS = {"lr": "any optimizer", "momentum": "momentum", "betas": "Adam and its kin"}
-"""By an option of optimizers: which those are that have it."""
+"""Description of the optimizers that have an option, keyed by the option."""
 
 
 def compressor_of(
@@ -23,12 +23,12 @@ def compressor_of(
     *,
     plain_compression: bool,
 ) -> Compressor | None:
-    """Return the compressor with which a method's buckets travel, None for none.
+    """Choose the compressor for a method's buckets; None for no compression.
 
     Args:
         method: The method.
-        compression: What the user asks for; None for the method's default.
-        error_feedback: Whether to repay what compression leaves out; None where it is needed.
+        compression: The compressor that the user asks for; None for the method's default.
+        error_feedback: Whether to use error feedback; None to use it if the compressor needs it.
         plain_compression: Whether the user accepts that compressed parameters do not agree.
 
     Raises:
@@ -62,7 +62,7 @@ def _check_without_feedback(
     *,
     plain_compression: bool,
 ) -> None:
-    """Raise an ArgumentError where parameters, or differences of them, cannot be compressed so."""
+    """Raise an ArgumentError if compression without error feedback does not suit the method."""
     if error_feedback:
         sends = method.compression is CompressionUse.DIFFERENCES
         why = (
@@ -99,10 +99,10 @@ def _refuse_alone(error_feedback: bool | None, *, plain_compression: bool) -> No
 
 
 def warn_of_cost(who: str, compressor: Compressor | None, options: Set[str] | None) -> None:
-    """Warn of a compressor of gradients that costs accuracy with an optimizer of such options.
+    """Log a warning if gradient compression costs accuracy with the optimizer's options.
 
     Args:
-        who: What it is given to.
+        who: Name of the caller.
         compressor: The compressor, with error feedback if it is used.
         options: Names of the optimizer's options that are not zero; None where it is not known.
     """
@@ -119,10 +119,10 @@ def warn_of_cost(who: str, compressor: Compressor | None, options: Set[str] | No
 
 
 def with_error_feedback(compressor: Compressor, error_feedback: bool | None) -> Compressor:
-    """Wrap a compressor by error feedback, where that is asked for or needed.
+    """Wrap a compressor with error feedback if that is requested or needed.
 
     Raises:
-        ArgumentError: It has error feedback, which is not wanted.
+        ArgumentError: It has error feedback, but ``error_feedback`` is False.
     """
     has = isinstance(compressor, ErrorFeedback)
     if has and error_feedback is False:

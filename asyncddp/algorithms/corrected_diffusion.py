@@ -1,4 +1,4 @@
-"""Base class of exact diffusion and D²: diffusion with the correction that ends its bias."""
+"""Base class of exact diffusion and D²: diffusion with a correction that removes its bias."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _CORRECTION = "correction"
 
 
 class CorrectedDiffusion(Algorithm):
-    r"""Diffusion that adds to each update by how much the last combination has moved this rank.
+    r"""Base class of diffusion that adds the model change of the last averaging to each update.
 
     .. math:: \psi^{k+1} = X^{k} - U(G(X^{k})), \qquad C^{k} = X^{k} - \psi^{k}, \qquad
               X^{k+1} = \bar W \big(\psi^{k+1} + C^{k}\big)
 
     with U the update of the wrapped optimizer and :math:`C^0 = 0`, so that the first step is
-    that of ``adapt_then_combine``. As C has the last update in it, schedules of the learning rate
-    need nothing else. It is one tensor of the model's size, in float32 where parameters are halves;
-    what travels is :math:`\psi + C`, once to each neighbour, in that dtype.
+    that of ``adapt_then_combine``. As C includes the last update, schedules of the learning rate
+    need no further care. C is one tensor of the model's size, in float32 for half-precision
+    parameters; :math:`\psi + C` is sent once to each neighbour, in that dtype.
 
     Attributes:
-        lazy: Whether :math:`\bar W = (I + W) / 2`, whose eigenvalues are not below zero, or W.
+        lazy: True for :math:`\bar W = (I + W) / 2`, which has no negative eigenvalues; False for W.
     """
 
     lazy: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Cumulative timer: how long rounds take on the caller's thread, in all."""
+"""Cumulative timer: total time of rounds in the caller's thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from time import perf_counter
 
 
 class CumulativeTimer:
-    """Cumulative timer: a context manager that adds up the seconds spent inside; not re-entrant."""
+    """Context manager that adds up the seconds spent inside it; not re-entrant."""
 
     __slots__ = ("_started", "seconds")
 

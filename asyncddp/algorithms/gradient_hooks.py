@@ -1,4 +1,4 @@
-"""Gradient hooks that hold their owner weakly, and the table of which wrapper owns a parameter."""
+"""Gradient hooks with weak references to their owner, and the owner of each parameter's hooks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from asyncddp.torch_modes import uncompiled
 
 
 class WeakMethodHook:
-    """Hook that calls a method by weak reference; does nothing if the object is gone.
+    """Hook that calls a method of a weakly referenced object, if the object still exists.
 
-    Copies and pickles of it do nothing either, so that a model that is copied or saved does not
-    take its optimizer along, and an optimizer that is dropped no longer runs hooks.
+    Copies and pickles of it do nothing, so that copying or saving a model does not include its
+    optimizer, and a deleted optimizer runs no hooks.
     """
 
     def __init__(self, method: Callable[..., None] | None = None, *bound: Any) -> None:
@@ -28,7 +28,7 @@ class WeakMethodHook:
 
     @uncompiled
     def __call__(self, *args: Any) -> None:
-        """Call the method, if its object is still there."""
+        """Call the method if its object still exists."""
         method = None if self._method is None else self._method()
         if method is not None:
             method(*self._bound, *args)
@@ -40,7 +40,7 @@ class WeakMethodHook:
 def hook_gradients(
     parameters: Iterable[torch.Tensor], method: Callable[[int, torch.Tensor], None]
 ) -> list[RemovableHandle]:
-    """Register hooks that call a method with a parameter's index once it has its gradient."""
+    """Register hooks that call a method with index and parameter when its gradient is ready."""
     return [
         parameter.register_post_accumulate_grad_hook(WeakMethodHook(method, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
@@ -55,14 +55,14 @@ def remove_hooks(hooks: list[RemovableHandle]) -> None:
 
 
 class GradientHookedWrapper(Protocol):
-    """Interface of an optimizer or model wrapper that has gradient hooks on its parameters."""
+    """Interface of an optimizer or model wrapper that owns gradient hooks of parameters."""
 
     @property
     def averager(self) -> ModelAverager | None:
-        """Averager of the parameters with other ranks; None if it is none of the library's."""
+        """Averager of the parameters; None if another library averages them."""
 
     def wait_for_reads(self) -> None:
-        """Wait until no message or peer reads a parameter any more."""
+        """Wait until messages and peers have finished reading the parameters."""
 
     def detach(self) -> None:
         """Remove all hooks."""
@@ -70,7 +70,7 @@ class GradientHookedWrapper(Protocol):
 
 _lock = threading.Lock()
 _owners: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Weak references to the wrappers that hook parameters, by parameter; guarded by the lock."""
+"""Weak reference to the owner of each parameter's hooks; guarded by the lock."""
 
 
 def _owner_of(parameter: torch.Tensor) -> GradientHookedWrapper | None:
@@ -79,9 +79,9 @@ def _owner_of(parameter: torch.Tensor) -> GradientHookedWrapper | None:
 
 
 def claim_parameters(parameters: Iterable[torch.Tensor], owner: GradientHookedWrapper) -> None:
-    """Make an object the owner of these parameters' hooks; earlier owners remove theirs.
+    """Make an object the owner of these parameters' hooks; previous owners remove their hooks.
 
-    An earlier wrapper of an optimizer keeps working without overlap; one of a module no longer
+    A previous optimizer wrapper keeps working without overlap; a previous module wrapper no longer
     trains.
     """
     with _lock:
@@ -99,12 +99,12 @@ def _owners_of(parameters: Iterable[torch.Tensor]) -> list[GradientHookedWrapper
 
 
 def wait_for_reads(parameters: Iterable[torch.Tensor]) -> None:
-    """Wait until no message or peer reads these parameters, so that they may be changed."""
+    """Wait until messages and peers have finished reading parameters, which may then be changed."""
     for owner in _owners_of(parameters):
         owner.wait_for_reads()
 
 
 def averagers_of(parameters: Iterable[torch.Tensor]) -> list[ModelAverager]:
-    """Return what averages these parameters with other ranks."""
+    """Return the averagers of these parameters."""
     found = [owner.averager for owner in _owners_of(parameters)]
     return [averager for averager in found if averager is not None]

@@ -1,4 +1,4 @@
-"""Coordination of ``join`` blocks: before each averaging, ranks agree on who still has data."""
+"""Coordination of ``join`` blocks: before each averaging, ranks agree on which still train."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from asyncddp.tensors.allocation import make_tensor, zeros
 
 
 class JoinCollectiveKind(Enum):
-    """Kind of collective operation that the active ranks are about to run inside ``join``."""
+    """Kind of collective that the active ranks run next inside ``join``."""
 
     AVERAGING_ROUND = "begin a round"
     LOSS_MEAN = "average a loss"
 
 
 class NextCollectiveAnnouncement(NamedTuple):
-    """Announcement to ranks waiting in ``join``: the next collective of those still training."""
+    """Announcement to ranks that wait in ``join``: the next collective of the active ranks."""
 
     active_ranks: tuple[int, ...]
-    """The ranks that still train, ascending; empty when all have joined."""
+    """Ranks that still train, ascending; empty when all have joined."""
     label: str
-    """Label of the optimizer whose operation it is."""
+    """Label of the optimizer that runs the collective."""
     collective: JoinCollectiveKind
 
 
 class JoinCoordinator:
-    """Coordinator of ``join``: by a small allreduce all ranks learn which ones still train.
+    """Coordinator of ``join``: a small allreduce tells all ranks which ranks still train.
 
-    An active rank announces the operation that it is about to run, a joined rank announces that it
-    is done. ``participation_counts`` are the operations in which each rank was active. The labels
-    of the optimizers must be in the same order on all ranks.
+    An active rank announces its next collective, a joined rank announces that it is done.
+    ``participation_counts`` counts the collectives in which each rank was active. The labels of the
+    optimizers must be in the same order on all ranks.
     """
 
     def __init__(self, context: Context, labels: Sequence[str]) -> None:
@@ -48,11 +48,11 @@ class JoinCoordinator:
         self._name = f"join of {', '.join(labels)}"
 
     def notify(self, label: str, collective: JoinCollectiveKind) -> tuple[int, ...]:
-        """Announce the next operation of this active rank."""
+        """Announce the next collective of this active rank; return the active ranks."""
         return self._exchange_codes(1 + self._operations.index((label, collective))).active_ranks
 
     def wait_for_notification(self) -> NextCollectiveAnnouncement:
-        """Announce that this rank has joined, and wait for the active ranks' announcement."""
+        """Announce that this rank has joined; return the active ranks' next collective."""
         return self._exchange_codes(0)
 
     def average_loss(self, label: str, loss: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ class JoinCoordinator:
         return mean.to(loss).reshape(loss.shape)
 
     def shadow_loss_average(self, notification: NextCollectiveAnnouncement) -> None:
-        """Take part in the average of a loss, on a joined rank, with weight zero."""
+        """Take part in the average of a loss as a joined rank, with weight zero."""
         active_ranks, label, _ = notification
         with use(self._context):
             average_active_ranks(zeros((), torch.float64), active_ranks, name=label)

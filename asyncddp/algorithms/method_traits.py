@@ -1,4 +1,4 @@
-"""Traits that an algorithm declares: what it averages, when, with whom, and how it compresses."""
+"""Traits that an algorithm declares: averaged quantity, timing, communication, compression."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ class AveragedQuantity(Enum):
 
 
 class CompressionUse(Enum):
-    """Effect of compression on an algorithm, and so whether it accepts a compressor."""
+    """Effect of compression on an algorithm, which determines if a compressor is accepted."""
 
     AVERAGES = "averages"
-    """The averaged tensor is compressed; errors average out, or error feedback repays them."""
+    """The averaged tensor is compressed; errors average out, or error feedback corrects them."""
     DIFFERENCES = "differences"
-    """The algorithm sees each message by itself and makes up for errors, as by sending differences
-    to what its neighbours know."""
+    """The algorithm handles single messages and corrects errors itself, as by sending differences
+    to tensors that its neighbours know."""
     PERTURBS = "perturbs"
-    """Ranks would not agree any more, so that it is refused unless the user asks for it."""
+    """Ranks would not reach consensus; compression is refused unless the user insists."""
 
 
 class JoinedRanks(Enum):
-    """Part of ranks that are done, within ``join``, in the rounds of those that still train."""
+    """Role of joined ranks, which are done within ``join``, in rounds of the active ranks."""
 
     LEAVE = "leave"
-    """They neither send nor get anything, and keep their models."""
+    """Joined ranks neither send nor receive, and keep their models."""
     FOLLOW = "follow"
-    """They get the average of the others, by which all ranks go on holding one model."""
+    """Joined ranks receive the average of the active ranks, so that all ranks hold one model."""
     RELAY = "relay"
-    """They pass on what others send, with nothing of their own."""
+    """Joined ranks forward messages of other ranks, without a contribution of their own."""
 
 
 class CommunicationTiming(Enum):
@@ -48,9 +48,9 @@ class CommunicationTiming(Enum):
     AFTER_BIASED_STEP = "after_biased_step"
     """As ``AFTER_STEP``, but the optimizer updates the parameters times the push-sum weight p."""
     INTERVAL = "interval"
-    """Starts by the clock, between two steps; the change is added between two later ones."""
+    """Starts at fixed time intervals, between steps; the change is added between later steps."""
     THROUGH_STEP = "through_step"
-    """Starts with the forward pass; the change by averaging is added after the step."""
+    """Starts with the forward pass; the change due to averaging is added after the step."""
 
 
 class CommunicationPattern(Enum):
@@ -64,7 +64,7 @@ class CommunicationPattern(Enum):
     GET = "get"
     """Neighbours get tensors from each other's windows; no rank waits."""
     ACCUMULATE = "accumulate"
-    """Each rank gives shares of its tensors to neighbours and collects theirs; no rank waits."""
+    """Each rank adds shares of its tensors to neighbours' windows; no rank waits."""
     PAIR = "pair"
     """Pairs of ranks average atomically; no rank waits."""
 
@@ -75,5 +75,5 @@ class CommunicationPattern(Enum):
 
     @property
     def one_sided(self) -> bool:
-        """True if each rank goes on at its own pace."""
+        """True if no rank waits for another."""
         return self.windowed or self is CommunicationPattern.PAIR

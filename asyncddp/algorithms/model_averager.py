@@ -1,4 +1,4 @@
-"""The model averager, which begins and counts the averaging rounds of one wrapped optimizer."""
+"""Model averager: begins and counts the averaging rounds of one wrapped optimizer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from asyncddp.topology.builders import TopologyLike, topology_for
 
 
 class ModelAverager(CrossRoundState):
-    """Averager of one optimizer's parameters or gradients with those of other ranks, in rounds.
+    """Averager of one optimizer's parameters or gradients with other ranks, in rounds.
 
     Args:
         context: The world.
@@ -41,10 +41,11 @@ class ModelAverager(CrossRoundState):
         force: Whether any topology will do, whatever the algorithm needs.
 
     Attributes:
-        communication_buffer: Limit in bytes for messages under way and ring buffers; None for the
+        communication_buffer: Limit in bytes for messages in flight and ring buffers; None for the
             default.
         used: Names of parameters that have had a gradient, where buckets are compressed.
-        lent: How many blocks have lent the parameters other values, which no round may average.
+        lent: Number of active blocks that show other values in the parameters; no round may average
+            these.
     """
 
     communication: type[AveragingRound]
@@ -69,7 +70,7 @@ class ModelAverager(CrossRoundState):
         self._schedule: Schedule | None = None
         self.used: set[str] = set()
         self._left_out: dict[str, dict[str, torch.Tensor]] = {}
-        """The method's state of parameters that no bucket holds for now."""
+        """The method's state for parameters that are in no bucket for now."""
         self._loaded_compressors: list[tuple[list[str], dict[str, Any]]] = []
         self._given = topology
         self.set_communication(communication)
@@ -81,24 +82,24 @@ class ModelAverager(CrossRoundState):
 
     @property
     def idle(self) -> bool:
-        """True if there are no rounds, since a single rank trains as the plain optimizer does."""
+        """True if there are no rounds, since a single rank trains like the plain optimizer."""
         return self.single_rank and not self.algorithm.changes_alone
 
     @property
     def tensor_factory(self) -> TensorFactory | None:
-        """Factory for buckets' memory that neighbours on this machine read; None for ordinary."""
+        """Factory for buckets in shared memory; None for ordinary memory."""
         group = self.context.transport.shared_memory_group
         return None if group is None else group.arena.empty
 
     @property
     def splits_buckets(self) -> bool:
-        """True if buckets can travel in pieces: averaged as they are, with neighbours."""
+        """True if buckets can be sent in pieces: averaged with neighbours, without compression."""
         method = self.algorithm
         neighbors = CommunicationPattern.NEIGHBORS in method.how
         return method.plain and neighbors and self.compressor is None
 
     def choose_pieces(self, sizes: Sequence[int], *, on_host: bool) -> int:
-        """Choose the pieces in which buckets travel; return that of which bytes are multiples.
+        """Choose the size of pieces in which buckets are sent; return the alignment of buckets.
 
         Args:
             sizes: Bytes of the buckets.
@@ -113,7 +114,7 @@ class ModelAverager(CrossRoundState):
 
     @property
     def step_scale(self) -> float:
-        """Factor for the optimizer's updates, so that ranks of different speeds count equally."""
+        """Factor for the optimizer's updates that gives ranks of different speed equal weight."""
         rates = self.windows.step_rates
         return 1.0 if rates is None or self.force_barrier else rates.scale
 
@@ -133,7 +134,7 @@ class ModelAverager(CrossRoundState):
         return mean if isinstance(value, torch.Tensor) else float(mean)
 
     def set_communication(self, name: str | None) -> None:
-        """Use another communication from the next round on; None for the method's default."""
+        """Switch to another communication from the next round on; None for the method's default."""
         self.communication = communication_for(self.algorithm, name)
         self._checked_topology = self._schedule = None
         self.topology = self._own_or_given(self._given)
@@ -141,7 +142,7 @@ class ModelAverager(CrossRoundState):
             self._check_topology(self.topology)
 
     def set_topology(self, topology: TopologyLike | None) -> None:
-        """Use another topology, or the default for None, in rounds that begin from now on."""
+        """Switch to another topology for later rounds; None for the default."""
         chosen = self._own_or_given(topology)
         given = self.topology_in_use(chosen)
         if given is not None:
@@ -149,7 +150,7 @@ class ModelAverager(CrossRoundState):
         self._given, self.topology = topology, chosen
 
     def _own_or_given(self, topology: TopologyLike | None) -> GraphOrSchedule | None:
-        """Return the topology given, or else the method's own for ranks or machines, or None."""
+        """Return the given topology, or the method's own for ranks or machines, or None."""
         if topology is not None:
             return topology_for(topology, self._nodes)
         none = self.communication.nodes is None
@@ -157,12 +158,12 @@ class ModelAverager(CrossRoundState):
 
     @property
     def _nodes(self) -> int:
-        """Number of ranks, or machines, that average."""
+        """Number of nodes that average: ranks or machines."""
         machines = self.communication.nodes == "machines"
         return self.context.machine_size if machines else self.context.size
 
     def topology_in_use(self, topology: GraphOrSchedule | None) -> GraphOrSchedule | None:
-        """Return a topology, or the context's for None, which may be None if there is none."""
+        """Return a given topology, or the context's, which may be None."""
         topologies, nodes = self.context.topologies, self.communication.nodes
         if topology is not None or nodes is None:
             return topology
@@ -171,10 +172,10 @@ class ModelAverager(CrossRoundState):
     def set_buckets(
         self, buckets: Sequence[AveragedBucket], left_out: Collection[str] = ()
     ) -> None:
-        """Set the buckets that rounds average; collective where there are windows or replicas.
+        """Set the buckets that rounds average; collective if there are windows or replicas.
 
-        The method's state of the same parameters is carried over from earlier buckets, and kept of
-        those that are left out until later.
+        The method's state of the same parameters is carried over from earlier buckets, and kept for
+        parameters that are left out for now.
         """
         if self.idle:
             return
@@ -201,7 +202,7 @@ class ModelAverager(CrossRoundState):
         self._load(before)
 
     def begin_state(self) -> None:
-        """Begin the state of method and compressors, from what buckets hold now; collective."""
+        """Initialise the state of method and compressors from the buckets; collective."""
         for bucket in self.buckets:
             bucket.rank, bucket.nodes = self.context.rank, self._nodes
             if self.compressor is not None:
@@ -214,13 +215,13 @@ class ModelAverager(CrossRoundState):
     def _tensors_of_first_round(
         self, bucket: AveragedBucket, tensor: torch.Tensor
     ) -> Mapping[int, torch.Tensor]:
-        """Return what the in-neighbours give for a tensor of a bucket, as it is."""
+        """Exchange a bucket's tensor with neighbours uncompressed; return theirs by rank."""
         self._choose_schedule()
         bucket.row = self.communication.row_of_round(self, self.round)
         return self.tensors_of_neighbors(bucket, tensor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the method's state by parameter, and the compressors' by bucket, as views."""
+        """Return views of the method's state by parameter and of the compressors' by bucket."""
         saved = [bucket.state_dict() for bucket in self.buckets]
         held = {k: v for one in saved for k, v in one["parameters"].items() if v}
         found: dict[str, Any] = {
@@ -234,9 +235,9 @@ class ModelAverager(CrossRoundState):
         return {**found, "used": sorted(self.used)} if self.used else found
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave.
+        """Restore the state that :meth:`state_dict` gave.
 
-        Compressors of buckets with other parameters than then begin anew: a residual is lost once.
+        Compressors of buckets with other parameters are reset: a residual is lost once.
         """
         self._load(saved)
         self._loaded_compressors = [*saved["compressors"]]  # of buckets that may be made anew
@@ -253,7 +254,7 @@ class ModelAverager(CrossRoundState):
             bucket.load_state_dict(own)
 
     def begin_round(self, ahead: int = 0) -> AveragingRound | None:
-        """Begin the round after ``ahead`` incomplete ones; returns None where nothing is sent."""
+        """Begin the round after ``ahead`` incomplete ones; None if there are no rounds."""
         if self.idle:
             return None
         self.number_buckets(self.round + ahead)
@@ -264,7 +265,7 @@ class ModelAverager(CrossRoundState):
         return self.communication.begin(self, self.round + ahead)
 
     def _choose_schedule(self) -> None:
-        """Take the averager's own topology or the context's, and check it."""
+        """Choose the averager's own topology or the context's, and check it."""
         overrides = self.communication.relevant_overrides(self.overrides)
         if not any(value is not None for value in overrides.values()):
             given = self.topology_in_use(self.topology)
@@ -273,7 +274,7 @@ class ModelAverager(CrossRoundState):
         self.schedule = None if self.topology is None else self._schedule
 
     def _check_topology(self, given: GraphOrSchedule) -> None:
-        """Check a topology against ranks and algorithm, once, when it is first used."""
+        """Check a topology against ranks and algorithm, and compute its schedule of rounds."""
         nodes = self.communication.nodes
         if nodes is None:
             return
@@ -290,7 +291,7 @@ class ModelAverager(CrossRoundState):
 
 
 def communication_for(method: Algorithm, name: str | None) -> type[AveragingRound]:
-    """Return the rounds of a communication's name, or of the method's default for None.
+    """Return the round class of a communication's name; None for the method's default.
 
     Raises:
         UnknownNameError: There is none of that name.

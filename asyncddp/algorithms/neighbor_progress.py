@@ -1,4 +1,4 @@
-"""Progress of neighbours, and this rank's own end, for users of an averager."""
+"""Mixin for users of an averager: neighbours' progress, and announcement of this rank's end."""
 
 from __future__ import annotations
 
@@ -7,41 +7,42 @@ from asyncddp.windows import Staleness
 
 
 class NeighborProgressMixin:
-    """Mixin that tells how far neighbours have trained, and tells them when this rank ends."""
+    """Mixin that reports neighbours' staleness and departures, and announces this rank's end."""
 
     @property
     def _averager(self) -> ModelAverager:
-        """The averager in use."""
+        """Averager in use."""
         raise NotImplementedError
 
     def staleness(self) -> dict[int, Staleness]:
-        """Return how old the tensors used in the last averaging were.
+        """Return the staleness of the neighbours' tensors in the last averaging.
 
         Returns:
-            By in-neighbour, as :func:`win_staleness` gives it, of the bucket where that is worst: a
-            tuple ``(version, steps, seconds, lag)``, ``lag`` being by how many steps the neighbour
-            was behind this rank. A step is an averaging. Empty where ranks wait for each other.
+            By in-neighbour, as :func:`win_staleness` gives it, for the stalest bucket: a tuple
+            ``(version, steps, seconds, lag)``, with ``lag`` the number of steps by which the
+            neighbour was behind this rank. A step is an averaging. Empty if ranks wait for each
+            other.
         """
         return self._averager.windows.staleness()
 
     @property
     def departed(self) -> tuple[int, ...]:
-        """In-neighbours that had departed in the last averaging, ascending.
+        """In-neighbours that had departed by the last averaging, ascending.
 
-        One has departed when it was killed or has raised, or when it has averaged fewer times than
-        this rank and does so no more: it has announced so by :meth:`conclude`, its script has
-        ended, or it has made no step for more than 100 averagings of this rank and more than 20
-        times as many as it usually takes. Its weight, or share, is this rank's own until it makes a
-        step again. None where ranks wait for each other.
+        A neighbour has departed if it was killed or has raised, or if it has averaged fewer times
+        than this rank and averages no more: it has called :meth:`conclude`, its script has ended,
+        or it has made no step for more than 100 averagings of this rank and more than 20 times as
+        many as it usually takes. Its weight, or share, is added to this rank's own until it makes a
+        step again. Empty if ranks wait for each other.
         """
         return self._averager.windows.departures.now
 
     def conclude(self) -> None:
-        """Announce that no step follows here for now: no rank waits for this one or mixes with it.
+        """Announce that this rank makes no step for now: no rank waits for it or mixes with it.
 
-        A rank that has fewer steps to make than its neighbours calls it when it has made them,
-        unless its script ends there; :func:`join` does. The next step takes it back. Where a method
-        that averages rarely has not averaged once, or fewer than ten times with momentum of 0.9
-        between rounds, a warning on rank 0 says so, here or in the end.
+        A rank with fewer steps than its neighbours calls it after its last step, unless its script
+        ends there; :func:`join` calls it. The next step revokes it. If a method that averages
+        rarely has not averaged at all, or fewer than ten times with momentum of 0.9 between rounds,
+        rank 0 logs a warning, here or at the end.
         """
         self._averager.windows.conclude()

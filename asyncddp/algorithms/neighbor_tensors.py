@@ -1,4 +1,4 @@
-"""Tensors that a method asks its neighbours for outside of a round, as they are."""
+"""Uncompressed exchange of tensors with neighbours, outside of averaging rounds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket
 
 
 class NeighborTensors:
-    """Tensors from the in-neighbours for one that goes to the out-neighbours as it is.
+    """Callable that sends a tensor to out-neighbours uncompressed, and returns in-neighbours' ones.
 
     Args:
         bucket: The bucket, with the weights of its ``row``.
-        exchange: Sends a tensor, and returns those of the in-neighbours by rank.
+        exchange: Sends a tensor, and returns the tensors of the in-neighbours by rank.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class NeighborTensors:
         self._bucket, self._exchange = bucket, exchange
 
     def __call__(self, tensor: torch.Tensor) -> Mapping[int, torch.Tensor]:
-        """Return what the in-neighbours give for a tensor, by rank.
+        """Exchange a tensor; return the in-neighbours' tensors by rank.
 
         Args:
             tensor: ``bucket.flat``, or one of ``bucket.state``.
@@ -33,7 +33,7 @@ class NeighborTensors:
         return self._exchange(tensor)
 
     def mixed(self, tensor: torch.Tensor) -> torch.Tensor:
-        r"""Return :math:`\sum_j w_{ij} z_j` of a tensor z, as an exchange without a compressor."""
+        r"""Exchange a tensor z uncompressed; return the average :math:`\sum_j w_{ij} z_j`."""
         row, received = self._bucket.row, self._exchange(tensor)
         assert row is not None
         total = tensor * row.self_weight

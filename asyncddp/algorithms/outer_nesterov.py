@@ -1,4 +1,4 @@
-"""Base class of methods whose local steps give the gradient of an outer Nesterov optimizer."""
+"""Base class of methods with local steps and an outer Nesterov optimizer, such as DiLoCo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTER, _MOMENTUM = "outer parameters", "outer momentum"
 
 
 class OuterNesterov(Algorithm):
-    r"""Local steps, whose mean change is the gradient of a step of an outer Nesterov optimizer.
+    r"""Base class of methods whose local steps' mean change is the gradient of an outer optimizer.
 
     .. math:: \Delta = \theta - \frac1n \sum_j \theta_j, \qquad m \leftarrow \mu m + \Delta, \qquad
               \theta \leftarrow \theta - \eta\, (\Delta + \mu m)

@@ -1,4 +1,4 @@
-"""Tracers of forward and backward passes: nested timeline spans of a model and its modules."""
+"""Tracers of forward and backward passes: record nested timeline spans of modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CALLS, _REPEATS = 50, 4
 
 
 class BackwardPassTracer:
-    """Tracer of backward passes: records a span for each module that a pass goes through.
+    """Tracer of backward passes: records a timeline span for each module that a pass reaches.
 
     A module's span ends when the pass reaches a module outside of it. All models of a rank share
     one tracer.
@@ -35,7 +35,7 @@ class BackwardPassTracer:
         self._open: list[tuple[str, str, int]] = []
 
     def enter_modules(self, paths: list[tuple[str, str]], gradients: Any) -> None:
-        """Record that the pass reaches the output of nested modules; a hook of autograd's nodes."""
+        """Begin spans of nested modules whose output the pass reaches; a hook of autograd nodes."""
         now = time.monotonic_ns()
         if not self._open:
             Variable._execution_engine.queue_callback(self.end)
@@ -44,18 +44,18 @@ class BackwardPassTracer:
             self._open.append((path, name, now))
 
     def end(self) -> None:
-        """Record that the pass has ended."""
+        """End the pass, and record its open spans."""
         self._leave("", time.monotonic_ns())
 
     def _leave(self, path: str, now: int) -> None:
-        """End the spans of all modules that do not contain a path."""
+        """End and record the spans of all modules that do not contain a path."""
         while self._open and not path.startswith(f"{self._open[-1][0]}."):
             _, name, start = self._open.pop()
             self._tracer.record_span("backward", name, start, now, None, COMPUTATION)
 
 
 class ForwardPassTracer:
-    """Tracer of one model's forward passes: records spans of the model and its modules.
+    """Tracer of one model's forward passes: records timeline spans of the model and its modules.
 
     Modules are traced by torch's global module hooks, which are registered only while a pass of the
     model lasts whose modules are traced: all other passes cost nothing, and no module is changed.
@@ -74,7 +74,7 @@ class ForwardPassTracer:
         self.traced_module_count = 0
 
     def begin(self, model: torch.nn.Module, *, modules: bool) -> None:
-        """Begin a forward pass."""
+        """Begin a forward pass; ``modules`` traces the modules as well."""
         self._last, self._open = None, []
         self._unhook()
         if modules:
@@ -130,7 +130,7 @@ class ForwardPassTracer:
 
 
 def has_compiled() -> bool:
-    """Return whether torch.compile has run, after which modules must not be hooked any more."""
+    """Return whether torch.compile has run; afterwards modules must not be hooked."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 
@@ -138,7 +138,7 @@ def has_compiled() -> bool:
 @cache
 @torch.enable_grad()
 def module_tracing_cost() -> float:
-    """Measure the nanoseconds that tracing one call of a module costs, without writing it."""
+    """Measure the cost of tracing one module call in nanoseconds, without writing it."""
     tracer = Tracer(0, None)
     model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(_CALLS)))
     forward_tracer = ForwardPassTracer(tracer, model, BackwardPassTracer(tracer))

@@ -1,4 +1,4 @@
-"""Replicas that ranks have published by a one-sided method, fetched while their owners go on."""
+"""Fetches model replicas published by one-sided methods, while their owners keep training."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _WHAT = "fetching published replicas"
 
 
 class ReplicaAge(NamedTuple):
-    """Age of a replica in an average of published ones; of its oldest part.
+    """Age of a published replica, given by its oldest tensor.
 
     Attributes:
-        lag: Averagings by which its rank was behind this one; negative if ahead.
-        seconds: Time since it was published; 0 of this rank's own, which is the current one.
+        lag: Number of averagings by which its rank was behind this rank; negative if ahead.
+        seconds: Time since publication; 0 for this rank's own model.
     """
 
     lag: int
@@ -37,7 +37,7 @@ class ReplicaAge(NamedTuple):
 
 
 class PublishedReplica(NamedTuple):
-    """A rank's replica: its tensors, of all averagers' buckets in their order, and its age."""
+    """Published replica of a rank's model: tensors of all averagers' buckets in order, and age."""
 
     tensors: Sequence[PublishedSnapshot]
     age: ReplicaAge
@@ -47,7 +47,7 @@ class PublishedReplica(NamedTuple):
 def published_replicas(
     context: Context, averagers: Sequence[ModelAverager], timeout: float | None
 ) -> Iterator[Mapping[int, PublishedReplica]]:
-    """Fetch what other ranks have published, for a ``with`` block in which it stays as it is.
+    """Fetch other ranks' published replicas, which stay unchanged inside a ``with`` block.
 
     Ranks that have died or departed, or do not answer in time, are left out.
 
@@ -74,7 +74,7 @@ def published_replicas(
 def _wait_for_replies(
     context: Context, requests: Mapping[int, Sequence[PendingGet]], timeout: float
 ) -> None:
-    """Wait, making progress meanwhile, until all living ranks have replied, or for so long."""
+    """Make progress until all living ranks have replied, for at most ``timeout`` seconds."""
     engine, deadline, attempt = context.engine, time.monotonic() + timeout, 0
     while late := [
         peer
@@ -98,7 +98,7 @@ def _whole_replicas(
     averagers: Sequence[ModelAverager],
     requests: Mapping[int, Sequence[PendingGet]],
 ) -> Iterator[tuple[int, PublishedReplica]]:
-    """Yield the replicas that are complete, of ranks that have neither died nor departed."""
+    """Yield the complete replicas of ranks that have neither died nor departed."""
     now = time.monotonic()
     own = [one.windows.published_steps % CONCLUDED for one in averagers for _ in one.buckets]
     for peer, of_rank in requests.items():
@@ -113,7 +113,7 @@ def _whole_replicas(
 
 
 def write_average(averagers: Sequence[ModelAverager], replicas: Sequence[PublishedReplica]) -> None:
-    """Replace parameters by the mean of their present values and of other ranks' replicas."""
+    """Replace parameters by the mean of their current values and other ranks' replicas."""
     buckets = [bucket for averager in averagers for bucket in averager.buckets]
     by_bucket = zip(*(replica.tensors for replica in replicas), strict=True)
     for bucket, others in zip(buckets if replicas else (), by_bucket, strict=True):

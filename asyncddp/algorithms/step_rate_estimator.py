@@ -1,4 +1,4 @@
-"""Estimation of how often each rank steps, to scale updates so that all ranks count equally."""
+"""Estimation of the ranks' step rates, which scales updates to give all ranks equal weight."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from asyncddp.windows import windows_of
 from asyncddp.windows.departure_detector import CONCLUDED, DepartureDetector
 
 _LARGEST = 4.0
-"""The largest factor by which an update is scaled."""
+"""Maximum factor by which an update is scaled."""
 _EVERY = 4
 """Steps between two exchanges of counts."""
 _FIRST, _MEMORY = 4, 200
-"""Steps for which rates count as equal at first, and over which they are averaged."""
+"""Initial number of steps with rates assumed equal; averaging window of rates in steps."""
 _JUMP = 32.0
 """Upper bound of a new rate, in multiples of the rank's current rate."""
 
 
 class StepRateEstimator:
-    r"""Estimates how often each rank steps, to scale updates so that all ranks count equally.
+    r"""Estimator of the ranks' step rates, which scales updates to give all ranks equal weight.
 
     With :math:`r_j` the steps that rank j makes per step of this rank, averaged over some 200
     steps, an update is scaled by
 
     .. math:: s_i = \min\Big(\tfrac1n \sum_j r_j,\ 4 \min_j r_j\Big),
 
-    so that :math:`s_i` times its rate is the same on all ranks. Ranks that have left do not count.
-    Step counts are exchanged through a window of their own, one number per rank, and each rank
-    forwards the largest counts that it has seen.
+    so that :math:`s_i` times its rate is the same on all ranks. Departed ranks are ignored. Step
+    counts are exchanged through a separate window, one number per rank, and each rank forwards the
+    largest counts that it has seen.
 
     References:
         Assran and Rabbat, "Asynchronous gradient push", IEEE TAC 66(1), 2021.
@@ -68,7 +68,7 @@ class StepRateEstimator:
         self._adapt((self._counts - before) / _EVERY)
 
     def _adapt(self, steps: torch.Tensor) -> None:
-        """Update rates and scale from the steps that each rank made per step of this one."""
+        """Update rates and scale from each rank's number of steps per step of this rank."""
         rates = self._step_rates
         steps = torch.minimum(steps, _JUMP * rates.clamp(min=1.0))
         rates.lerp_(steps, _EVERY * max(1.0 / (self._made + _FIRST), 1.0 / _MEMORY))

@@ -1,4 +1,4 @@
-"""Order of a bucket's elements by tiles of matrices, which compressors then see as blocks."""
+"""Reordering of a bucket's elements by tiles of matrices, which become compressors' blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIDE = 64
 
 
 def to_tiles(bucket: AveragedBucket, flat: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the bucket's layout with the elements of matrices tile by tile.
+    """Reorder a tensor of the bucket's layout: elements of matrices tile by tile.
 
     Matrices whose sides are multiples of 64 come first, so that each 4096 elements there are a tile
     of 64 × 64; all other elements follow in their order.
@@ -25,7 +25,7 @@ def to_tiles(bucket: AveragedBucket, flat: torch.Tensor) -> torch.Tensor:
 
 
 def from_tiles(bucket: AveragedBucket, ordered: torch.Tensor) -> torch.Tensor:
-    """Return the tensor of the bucket's layout of which :func:`to_tiles` gave the order."""
+    """Undo :func:`to_tiles`: return a tensor in the bucket's layout."""
     flat = empty_like(ordered)
     for element, place in _pieces(bucket, flat, ordered):
         element.copy_(place)
@@ -35,7 +35,7 @@ def from_tiles(bucket: AveragedBucket, ordered: torch.Tensor) -> torch.Tensor:
 def _pieces(
     bucket: AveragedBucket, flat: torch.Tensor, ordered: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield views of both that have the same elements, in one shape."""
+    """Yield pairs of corresponding views in ``flat`` and ``ordered``, of equal shapes."""
     outer, end = flat.shape[:-1], flat.shape[-1]
     matrices = [view for view in bucket.views_of(flat) if _has_tiles(view, len(outer))]
     at = before = 0
@@ -54,5 +54,5 @@ def _pieces(
 
 
 def _has_tiles(view: torch.Tensor, outer: int) -> bool:
-    """Return whether a parameter is a matrix of whole tiles, behind dimensions for ranks."""
+    """Return whether a parameter is a matrix of whole tiles, after ``outer`` dimensions."""
     return view.dim() == outer + 2 and not any(side % _SIDE for side in view.shape[-2:])

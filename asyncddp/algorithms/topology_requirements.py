@@ -1,4 +1,4 @@
-"""Requirements of an algorithm on the communication topology, and their check."""
+"""Requirements of an algorithm on the communication topology, with their check."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TopologyRequirements:
     def check(
         self, method: str, graph_or_schedule: GraphOrSchedule, alternative: str | None = None
     ) -> None:
-        """Raise an error for a topology that lacks a property which the named method requires.
+        """Raise an error if a topology does not fulfil the requirements of the named method.
 
         Args:
             method: Name of the method.
@@ -105,7 +105,7 @@ class TopologyRequirements:
     def _shape_problems(
         self, given: GraphOrSchedule, method: str, *, static: bool
     ) -> Iterator[str]:
-        """Yield unmet requirements on who has which neighbours."""
+        """Yield unmet requirements on the graph's edges: tree, uniform, pairs."""
         problem = _find_cycle(given) if self.tree and static else None
         if problem is not None:
             yield f"{problem}, but {method} needs a tree whose edges go both ways"
@@ -116,7 +116,7 @@ class TopologyRequirements:
             yield f"rank {crowded} has several neighbours in one round, but {method} needs pairs"
 
     def _suggest_topology(self, given: GraphOrSchedule) -> str:
-        """Name a graph of the same size that fits: the given one reweighted, or a known family."""
+        """Suggest a suitable graph of the same size: the given one reweighted, or a known one."""
         if isinstance(given, Schedule):
             n = given.n
             if self.pairs:
@@ -140,14 +140,14 @@ class TopologyRequirements:
 
 
 def pairs_along(given: GraphOrSchedule) -> Schedule:
-    """Return rounds of pairs: a schedule as it is, and the edges of a static graph in turn."""
+    """Return rounds of pairs: a schedule unchanged, or the edges of a static graph in turn."""
     if isinstance(given, Schedule):
         return given if given.period != 1 else topology.matching_decomposition(given.graph(0))
     return topology.matching_decomposition(given)
 
 
 def _find_rank_with_neighbors(given: GraphOrSchedule) -> int | None:
-    """Find a rank with more than one neighbour in a round; None if there is none."""
+    """Find a rank with several neighbours in one round; None if there is none."""
     for matrix in rounds_of(given):
         count = np.bincount(matrix.rows, minlength=matrix.n)  # with the diagonal entry
         if count.max() > 2:
@@ -177,7 +177,7 @@ def _find_disconnected_pair(given: GraphOrSchedule) -> tuple[int, int] | None:
 
 
 def _find_cycle(given: GraphOrSchedule) -> str | None:
-    """Describe why a static graph is no tree of edges in both directions; None if it is one."""
+    """Describe why a static graph is not a bidirectional tree; None if it is one."""
     graph = topology.as_schedule(given).graph(0)
     pairs = {(min(i, j), max(i, j)) for i, j in graph.edges if i != j}
     one_way = next(((i, j) for i, j in graph.edges if not graph.has_edge(j, i)), None)
@@ -193,7 +193,7 @@ def _find_cycle(given: GraphOrSchedule) -> str | None:
 
 
 def _describe_worst_rank(given: GraphOrSchedule) -> str:
-    """Describe the rank whose outgoing weights deviate most from 1, for small static graphs."""
+    """Format the rank whose outgoing weights' sum deviates most from 1, for small graphs."""
     n = given.n if isinstance(given, Schedule) else given.number_of_nodes()
     if n > 1024 or (isinstance(given, Schedule) and given.period != 1):
         return ""

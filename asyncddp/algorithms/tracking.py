@@ -1,4 +1,4 @@
-"""Base class of methods that track the average, over ranks, of gradients or momenta."""
+"""Base class of tracking methods, in which ranks estimate the average gradient or momentum."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TRACKER, TRACKED = "tracker", "tracked"
 
 
 class Tracking(Algorithm):
-    r"""Descent along an estimate of the average of what ranks would descend along by themselves.
+    r"""Base class of methods that descend along an estimate of the average gradient or momentum.
 
     .. math:: M^{k} = \beta M^{k-1} + G(X^{k}), \qquad Y^{k} = W Y^{k-1} + M^{k} - M^{k-1}
 
     with :math:`M^{-1} = Y^{-1} = 0`. The optimizer sees :math:`y_i` in place of the gradient. The
-    mean of the trackers is that of the :math:`m_i` in every step.
+    mean of the trackers equals the mean of the :math:`m_i` in every step.
 
     Attributes:
-        beta: Share of the last :math:`m_i` in the next one; 0 tracks gradients.
+        beta: Momentum coefficient :math:`\beta`; 0 tracks gradients.
     """
 
     how = (

@@ -1,7 +1,7 @@
 """Tracing of a training loop in the timeline: steps, passes, modules and optimizer updates.
 
-Passes of the whole model are traced in every step, those of its modules only in so many steps that
-tracing takes no more than a fixed share of the time: a span costs some microseconds.
+Passes of the whole model are traced in every step, passes of its modules only in some steps, so
+that tracing takes at most a fixed share of the time: a span costs some microseconds.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from asyncddp.timeline.tracer import Tracer
 from asyncddp.timeline.tracks import COMPUTATION
 
 _SHARE = 0.01
-"""Largest share of the time that tracing modules may take on average."""
+"""Maximum share of time for tracing modules, on average."""
 _FIRST = 2  # the first step whose modules are traced, whatever that costs
 _backward_tracers: WeakValueDictionary[Tracer, BackwardPassTracer] = WeakValueDictionary()
 _REMEMBERED = 8  # durations of steps that are kept
 
 
 def tracer_for(context: Context, models: Sequence[torch.nn.Module]) -> NullTrainingTracer:
-    """Create the tracer of a training loop; one that records nothing where the timeline is off."""
+    """Create the tracer of a training loop; it records nothing if the timeline is off."""
     tracer = context.tracer
     return NullTrainingTracer() if tracer is None else TrainingTracer(tracer, models)
 
 
 class NullTrainingTracer:
-    """Training tracer that records nothing, while the timeline is off; base class of all tracers.
+    """Training tracer that records nothing, for the timeline switched off; base class of tracers.
 
     Attributes:
-        enabled: Whether spans are recorded; None where there is no timeline.
+        enabled: Whether spans are recorded; None without a timeline.
     """
 
     enabled: bool | None = None
 
     def attach_hooks(self, models: Sequence[torch.nn.Module]) -> None:
-        """Hook the models' forward passes, after all hooks that exist already."""
+        """Register hooks on the models' forward passes, after all existing hooks."""
 
     def update(self, step: Callable[..., Any], bucket: int | None = None) -> Callable[..., Any]:
-        """Wrap an optimizer's step, of one bucket or all parameters, to record each call."""
+        """Wrap an optimizer's step, for one bucket or all parameters, to record each call."""
         return step
 
     def end_step(self) -> None:
-        """Record that a step has ended and the next one begins."""
+        """Record the end of a step and the begin of the next one."""
 
 
 class TrainingTracer(NullTrainingTracer):
     """Tracer of one wrapper's training loop: records steps, passes and updates in the timeline.
 
-    A step lasts from the end of one ``optimizer.step()`` to the end of the next; the first begins
-    with the first forward pass. Of several wrappers in one rank only the first one's steps are
-    recorded, since steps of two would overlap.
+    A step lasts from the end of one ``optimizer.step()`` to the end of the next; the first step
+    begins with the first forward pass. If a rank has several wrappers, only steps of the first one
+    are recorded, since steps of two would overlap.
 
     Attributes:
-        module_interval: Modules are traced in steps whose number is a multiple of it.
+        module_interval: Modules are traced in every ``module_interval``-th step.
     """
 
     def __init__(self, tracer: Tracer, models: Sequence[torch.nn.Module]) -> None:
@@ -145,7 +145,7 @@ class TrainingTracer(NullTrainingTracer):
         self._step_start = now if self.enabled else None
 
     def _choose_module_interval(self, modules: int) -> None:
-        """Choose in which steps to trace modules: a power of two, so that ranks tend to agree."""
+        """Choose the interval of steps with traced modules: a power of two, so that ranks agree."""
         each = self._cost + 2 * self._tracer.cost * 1e9
         share = modules * each / (_SHARE * min(self._step_durations))
         every = 1

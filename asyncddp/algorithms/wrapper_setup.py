@@ -1,4 +1,4 @@
-"""Helpers that set up optimizer and model wrappers: bucket size, model checks, error texts."""
+"""Helpers to set up optimizer and model wrappers: argument checks, comparison between ranks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ROUNDS = 8  # rounds of a time-varying topology that are compared in check mode
 
 
 def next_label(context: Context, wrapper: str) -> str:
-    """Return a label for the next wrapper, equal on all ranks that create them in one order."""
+    """Return a label for the next wrapper; ranks must create wrappers in the same order."""
     number = context.extensions[wrapper] = context.extensions.get(wrapper, -1) + 1
     return f"{wrapper}{number}"
 
 
 def checked_bucket_bytes(megabytes: Any) -> int:
-    """Convert the bucket size from MiB to bytes."""
+    """Check a bucket size in MiB, and convert it to bytes."""
     if not isinstance(megabytes, (int, float)) or not megabytes > 0:
         raise ArgumentError(
             f"argument bucket_size_in_mb: expected a number above 0, got {megabytes!r}"
@@ -36,7 +36,7 @@ def checked_bucket_bytes(megabytes: Any) -> int:
 
 
 def checked_share(name: str, value: Any, *, closed: bool = False) -> float:
-    """Check that a coefficient is a number from 0 to below 1, or up to 1 where that is allowed."""
+    """Check that a coefficient is a number in [0, 1), or in [0, 1] if ``closed``."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not (0.0 <= value < 1.0 or (closed and value == 1.0)):
         upper = "to 1" if closed else "to below 1"
@@ -45,7 +45,7 @@ def checked_share(name: str, value: Any, *, closed: bool = False) -> float:
 
 
 def checked_positive(name: str, value: Any, *, or_zero: bool = False) -> float:
-    """Check that a coefficient is a finite number above 0, or of at least 0."""
+    """Check that a coefficient is finite and positive, or zero if ``or_zero``."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not (0.0 < value < math.inf or (or_zero and value == 0)):
         least = "of at least 0" if or_zero else "above 0"
@@ -56,7 +56,7 @@ def checked_positive(name: str, value: Any, *, or_zero: bool = False) -> float:
 def checked_integer(
     argument: str, value: Any, least: int | None = None, wanted: str = "a whole number"
 ) -> int:
-    """Return an integer argument; raise an error if it is none, or below ``least``."""
+    """Check that an argument is an integer, of at least ``least`` if given, and return it."""
     is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
     if not is_integer or (least is not None and value < least):
         limit = "" if least is None else f" of at least {least}"
@@ -65,7 +65,7 @@ def checked_integer(
 
 
 def checked_choice(argument: str, value: Any, known: Sequence[str]) -> str:
-    """Return an argument that is one of the known names; raise an error if it is none."""
+    """Check that an argument is one of the known names, and return it."""
     if value not in known:
         listed = ", ".join(map(repr, known))
         raise ArgumentError(f"{argument}: expected one of {listed}, got {value!r}")
@@ -94,9 +94,9 @@ def require_equal_setup(
     named: Iterable[tuple[str, torch.Tensor]],
     sent: Mapping[str, torch.Tensor],
 ) -> None:
-    """Raise an error on all ranks unless all have equal settings and parameters; collective.
+    """Raise an error on all ranks unless settings and topology weights agree; collective.
 
-    Those to broadcast must be equal too, and in check mode the weights of the topology.
+    Calls :func:`require_equal_settings`, and in check mode :func:`check_weights`.
     """
     require_equal_settings(averager.context, wrapper, settings, named, sent)
     check_weights(averager, wrapper)
@@ -111,7 +111,7 @@ def require_equal_settings(
 ) -> None:
     """Raise an error on all ranks unless all have equal settings and parameters; collective.
 
-    So must be the shapes and dtypes of what is ``sent`` from rank 0 to all.
+    Shapes and dtypes of the tensors that rank 0 broadcasts, ``sent``, must be equal, too.
     """
     facts = [
         f"parameter {name} of shape {tuple(one.shape)}, strides {one.stride()}, {one.dtype}"
@@ -132,7 +132,7 @@ def check_weights(averager: ModelAverager, wrapper: str) -> None:
 
 
 def _describe_weights(averager: ModelAverager) -> str:
-    """Describe the topology in use, with a hash of its weights in the first rounds."""
+    """Format the topology in use, with a hash of its weights in the first rounds."""
     given = averager.topology_in_use(averager.topology)
     if given is None:
         return "no topology"

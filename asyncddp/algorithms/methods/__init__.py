@@ -1,1 +1,1 @@
-"""Training algorithms by name: one subclass of ``Algorithm`` per file, listed in the registry."""
+"""Training algorithms: one subclass of ``Algorithm`` per file, registered by name."""

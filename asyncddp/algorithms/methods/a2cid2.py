@@ -1,4 +1,4 @@
-"""``a2cid2``: asynchronous pair averages with continuous momentum, for slowly mixing graphs."""
+"""``a2cid2``: asynchronous pairwise averaging with continuous momentum, for slow graphs."""
 
 import math
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _OFFSET = "momentum"
 
 
 class A2CiD2(Algorithm):
-    r"""A²CiD²: a second copy of the parameters, with which the first one mixes all the time.
+    r"""A²CiD²: asynchronous pairwise averaging, accelerated by a second copy of the parameters.
 
     .. math:: d(x_i, \tilde x_i) = \eta\, (\tilde x_i - x_i,\ x_i - \tilde x_i)\, dt, \qquad
               x_i \leftarrow x_i - \tfrac12 (x_i - x_j), \quad
@@ -26,9 +26,9 @@ class A2CiD2(Algorithm):
               x_i, \tilde x_i \leftarrow x_i - U(g_i),\ \tilde x_i - U(g_i)
 
     for each average of a pair, as in ``ad_psgd``, and each update U of the optimizer; time t counts
-    the rank's own steps. What is kept is :math:`z = \tilde x - x`, which updates leave alone: a
-    step mixes by :math:`x \leftarrow x + \tfrac12 (1 - e^{-2\eta}) z`,
-    :math:`z \leftarrow e^{-2\eta} z`, and an average that has moved x by d moves z by
+    the rank's own steps. A rank keeps :math:`z = \tilde x - x`, which updates do not change: a step
+    mixes by :math:`x \leftarrow x + \tfrac12 (1 - e^{-2\eta}) z`,
+    :math:`z \leftarrow e^{-2\eta} z`, and an average that changes x by d changes z by
     :math:`(2\tilde\alpha - 1) d`. With
 
     .. math:: \eta = \frac{1}{2 \sqrt{\chi_1 \chi_2}}, \qquad

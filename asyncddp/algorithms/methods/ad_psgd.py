@@ -1,4 +1,4 @@
-"""``ad_psgd``: asynchronous decentralised SGD by atomic averages of pairs of ranks."""
+"""``ad_psgd``: asynchronous decentralised SGD with atomic pairwise averaging."""
 
 from typing_extensions import override
 
@@ -9,18 +9,18 @@ from asyncddp.topology import GraphOrSchedule, Schedule, random_matching
 
 
 class ADPSGD(Algorithm):
-    r"""AD-PSGD: no rank waits, and each average of two ranks is one step that keeps their sum.
+    r"""AD-PSGD: asynchronous SGD in which random pairs of ranks average atomically and never wait.
 
     .. math:: x_i, x_j \leftarrow \frac{x_i + x_j}{2} \quad \text{at any time}, \qquad
               x_i \leftarrow x_i - U\big(g_i(\hat x_i)\big)
 
-    with :math:`\hat x_i` the parameters with which the gradient was begun, since when the rank may
-    have averaged several times, and U the optimizer's update. In its own round k a rank asks its
-    partner of that round, by default another one at random each time; the partner answers while it
-    computes. The mean over ranks is kept whatever the delays, and a slow rank holds nobody up.
-    Where all ranks meet in each round it is ``adapt_with_combine`` on pairs. Ranks that step more
-    often count more, unless ``scale_steps`` scales what their steps change, as in ``push_sum``. A
-    rank keeps one copy of its parameters, for others to average with.
+    with :math:`\hat x_i` the parameters at the start of the gradient computation, since when the
+    rank may have averaged several times, and U the optimizer's update. In its own round k a rank
+    asks its partner of that round, by default a random one; the partner answers while it computes.
+    The mean over ranks is kept for any delays, and a slow rank delays no other rank. If all ranks
+    are in step, it is ``adapt_with_combine`` on pairs. Ranks that step more often have more weight,
+    unless ``scale_steps`` scales their steps, as in ``push_sum``. A rank keeps one copy of its
+    parameters, for others to average with.
 
     References:
         Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent",

@@ -1,4 +1,4 @@
-"""``adapt_then_combine``: the optimizer's step, then average parameters with the neighbours."""
+"""``adapt_then_combine``: the optimizer's step, then averaging of parameters with neighbours."""
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming

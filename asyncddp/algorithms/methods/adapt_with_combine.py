@@ -1,4 +1,4 @@
-"""``adapt_with_combine``: average with the neighbours while gradients are computed."""
+"""``adapt_with_combine``: averages parameters with neighbours while gradients are computed."""
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
@@ -10,8 +10,8 @@ class AdaptWithCombine(Algorithm):
 
     .. math:: X^{+} = W X - U\big(G(X)\big)
 
-    with :math:`U` the optimizer's update, :math:`\gamma G(X)` for SGD. The gradient is taken at the
-    parameters before averaging, and applied to those after it. With a constant step size
+    with :math:`U` the optimizer's update, :math:`\gamma G(X)` for SGD. The gradient is computed at
+    the parameters before averaging, and applied to the averaged ones. With a constant step size
     :math:`\gamma < (1 + \lambda_{\min}(W)) / L` it converges to a neighbourhood of the optimum of
     radius :math:`O(\gamma \zeta / (1 - \rho))`, where :math:`\zeta` is the difference between
     the ranks' gradients and :math:`\rho = \lVert W - J \rVert_2`.

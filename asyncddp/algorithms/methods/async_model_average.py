@@ -1,4 +1,4 @@
-"""``async_model_average``: averages a copy while training goes on, then adds the change."""
+"""``async_model_average``: averages a copy of the model during training, then adds the change."""
 
 from typing import Literal
 
@@ -13,24 +13,24 @@ from asyncddp.errors import ArgumentError
 
 
 class AsyncModelAverage(Algorithm):
-    r"""Asynchronous model averaging that keeps the optimizer steps made while it was running.
+    r"""Asynchronous model averaging that preserves the optimizer steps made in the meantime.
 
     .. math:: x_i^{+} = y_i + \Big(w_{ii} s_i + \sum_j w_{ij} b_j - s_i\Big), \qquad
               y_i = s_i - \sum_{m=1}^{J} U_m
 
     Rank i publishes its parameters :math:`s_i`, makes J steps (``num_steps_per_communication``)
-    which lead it to :math:`y_i`, and then adds what averaging has changed in what it had
-    published, with :math:`b_j` what neighbour j has published last. Where that has not come yet,
-    :math:`s_i` takes its place. With J = 1 and ranks that meet in each round it is
-    ``adapt_with_combine``, :math:`W X - U(G(X))`, but that U decays X in place of W X where it
-    decays weights; with larger J the average is J steps old, and the steps count in full.
+    which lead to :math:`y_i`, and then adds the change of :math:`s_i` by averaging, with
+    :math:`b_j` the last parameters that neighbour j has published, or :math:`s_i` before their
+    first arrival. With J = 1 and ranks in step it is ``adapt_with_combine``,
+    :math:`W X - U(G(X))`, except that weight decay applies to X in place of W X; with larger J the
+    average is J steps old, and the steps count in full.
 
-    With ``sync_interval_ms`` it averages by the clock, among all ranks or with neighbours by
-    messages: a round begins when so much time has passed since the last one, its
+    With ``sync_interval_ms`` it averages at fixed time intervals, over all ranks or with
+    neighbours, by messages: a round begins when the interval has passed since the last one, its
     change is added when it has arrived, and the steps of a rank never wait. All ranks take part in
-    the same rounds, whose pace is the slowest rank's; ``abort()`` ends them when all ranks have
-    called it, before evaluation and at the end, and ``resume()`` begins them again. Replicas differ
-    after the end by the steps since the last round.
+    the same rounds, at the pace of the slowest rank; ``abort()`` ends them when all ranks have
+    called it, before evaluation and at the end, and ``resume()`` restarts them. At the end replicas
+    differ by the steps since the last round.
 
     Args:
         sync_interval_ms: Milliseconds from the end of a round to the next one; None averages by

@@ -1,4 +1,4 @@
-"""``beer``: gradient tracking by compressed differences of models and of trackers."""
+"""``beer``: gradient tracking with compressed differences of models and trackers."""
 
 import torch
 from typing_extensions import override
@@ -16,7 +16,7 @@ _PUBLIC = (_MODEL, _MIXED_MODEL), (_PUBLIC_TRACKER, _MIXED_TRACKER)
 
 
 class Beer(CompressedGossip):
-    r"""BEER: gradient tracking with any compressor, and so without a bias.
+    r"""BEER: gradient tracking with any compressor, without bias.
 
     .. math:: V^{k} &= V^{k-1} + \gamma_c (W - I) \hat V^{k-1} + G(X^{k}) - G(X^{k-1}) \\
               X^{k+1} &= X^{k} - U(V^{k}) + \gamma_c (W - I) \hat X^{k} \\
@@ -24,14 +24,13 @@ class Beer(CompressedGossip):
               \hat V^{k} = \hat V^{k-1} + Q(V^{k} - \hat V^{k-1})
 
     with U the update of the wrapped optimizer, which sees :math:`v_i` in place of the gradient, and
-    zeros before the first step. Two encoded differences travel in one message, each encoded by
-    itself. The mean of the trackers is that of the gradients in every step, whatever the
-    compressor, so that ranks reach the optimum of the mean loss however their data differ. A rank
-    keeps six tensors of the model's size, in float32 where parameters are halves: its public model
-    and tracker, those mixed, the tracker and the last gradient. Trackers are sent a step earlier
-    than in the paper, which leaves out the first. Local steps are rounds with W = I. Where other
-    ranks train from now on, within ``join``, trackers begin anew, and public tensors travel once as
-    they are.
+    zeros before the first step. A message contains two differences, each encoded separately. The
+    mean of the trackers equals the mean of the gradients in every step, for any compressor, so that
+    ranks reach the optimum of the mean loss even if their data differ. A rank keeps six tensors of
+    the model's size, in float32 for half-precision parameters: its public model and tracker, their
+    mixed versions, the tracker and the last gradient. Trackers are sent a step earlier than in the
+    paper, which omits the first. Local steps are rounds with W = I. If the set of training ranks
+    changes within ``join``, trackers are reset, and public tensors are sent once uncompressed.
 
     Args:
         consensus_step: :math:`\gamma_c` in (0, 1]; None takes half of the share of the squared norm
@@ -89,7 +88,7 @@ class Beer(CompressedGossip):
         state[_TRACKER].copy_(state[_TRACKED])
 
     def _pull(self, bucket: AveragedBucket, public: str, mixed: str) -> torch.Tensor:
-        """Return by how much gossip of public tensors moves a rank's own."""
+        """Return the change of a rank's own tensor by gossip of public tensors."""
         return (bucket.state[mixed] - bucket.state[public]).mul_(self.step_of(bucket))
 
     @override

@@ -1,4 +1,4 @@
-"""``bytegrad``: averages gradients over all ranks, quantised to 8 bits on the way."""
+"""``bytegrad``: averages gradients over all ranks, quantised to 8 bits for transfer."""
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import (
@@ -10,21 +10,21 @@ from asyncddp.algorithms.method_traits import (
 
 
 class ByteGrad(Algorithm):
-    r"""Data-parallel SGD whose gradients travel in 8 bits, without error feedback.
+    r"""Data-parallel SGD with gradients quantised to 8 bits for transfer, without error feedback.
 
     .. math:: x^{+} = x - U(\hat g), \qquad
               \hat g_c = Q\Big(\frac{1}{n} \sum_i Q(g_{i,c})\Big), \qquad c = 1, \dots, n
 
-    Each bucket is cut into n parts; rank c averages part c of what all ranks have quantised between
-    the part's minimum and maximum, and sends it quantised to all, so that all ranks decode the
-    same bytes and keep equal parameters. The error of an element is at most
+    Each bucket is divided into n parts; all ranks quantise each part between its minimum and
+    maximum. Rank c averages part c of all ranks, and sends the quantised average to all, so that
+    all ranks decode the same bytes and keep equal parameters. The error of an element is at most
     :math:`\frac1n \sum_i r_{i,c} / 510 + r_c / 510`, with r the ranges of the parts; the traffic
     is a quarter of that of float32. It is ``gradient_allreduce`` with another compressor by
     default.
 
     Args:
-        hierarchical: Whether gradients are summed inside each machine first, as they are, and only
-            what travels between machines is quantised.
+        hierarchical: Whether gradients are first summed inside each machine without quantisation,
+            and quantised only for transfer between machines.
         average: Whether to divide the sum of the gradients by the number of ranks.
 
     References:

@@ -1,4 +1,4 @@
-"""``choco_sgd``: gossip of compressed differences that keeps the mean over ranks exactly."""
+"""``choco_sgd``: gossip of compressed differences that preserves the mean over ranks."""
 
 from collections.abc import Mapping
 
@@ -14,16 +14,16 @@ _OWN, _MIXED = "public copy", "mixed public copies"
 
 
 class ChocoSGD(CompressedGossip):
-    r"""Decentralised SGD with any compressor: gossip of differences to public copies.
+    r"""CHOCO-SGD: decentralised SGD with any compressor, by gossip of differences to public copies.
 
     .. math:: q_i = Q(h_i - \hat x_i), \qquad
               \hat x_j \leftarrow \hat x_j + q_j, \qquad
               x_i \leftarrow h_i + \gamma_c \sum_j w_{ij} (\hat x_j - \hat x_i)
 
     with :math:`h_i` the parameters after the optimizer's step. The sum over i of the last term is
-    zero, whatever the compressor: the mean over ranks moves by the optimizers' steps alone. A
-    rank keeps :math:`\hat x_i` and :math:`\sum_j w_{ij} \hat x_j`, two models. Where other ranks
-    train from now on, within ``join``, public copies travel once as they are, to form that sum.
+    zero, for any compressor: the mean over ranks changes by the optimizers' steps alone. A rank
+    keeps :math:`\hat x_i` and :math:`\sum_j w_{ij} \hat x_j`, two models. If the set of training
+    ranks changes within ``join``, public copies are sent once uncompressed, to compute that sum.
 
     Args:
         consensus_step: :math:`\gamma_c` in (0, 1]; None takes the share of the squared norm that

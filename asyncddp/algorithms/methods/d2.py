@@ -1,4 +1,4 @@
-"""``d2``: D², decentralised training over decentralised data, without a bias."""
+"""``d2``: D², decentralised SGD without bias from heterogeneous data."""
 
 from typing_extensions import override
 
@@ -8,14 +8,14 @@ from asyncddp.topology import GraphOrSchedule, lazy_weights, symmetric_exponenti
 
 
 class D2(CorrectedDiffusion):
-    r"""D²: exact diffusion that combines by W itself, and so mixes twice as fast.
+    r"""D²: exact diffusion with W in place of (I + W) / 2, which mixes twice as fast.
 
     .. math:: X^{k+1} = W \big(2 X^{k} - X^{k-1} - U^{k} + U^{k-1}\big), \qquad
               X^{1} = W (X^{0} - U^{0})
 
     with :math:`U^k` the update of the wrapped optimizer in step k. It diverges unless all
-    eigenvalues of W are above −1/3: a ring with weights of one third has −1/3 where n is even. See
-    :class:`~asyncddp.algorithms.methods.exact_diffusion.ExactDiffusion` for all else.
+    eigenvalues of W are above −1/3: a ring with weights of one third has −1/3 if n is even.
+    Otherwise it is like :class:`~asyncddp.algorithms.methods.exact_diffusion.ExactDiffusion`.
 
     References:
         Tang, Lian, Yan, Zhang, Liu, "D²: decentralized training over decentralized data", ICML

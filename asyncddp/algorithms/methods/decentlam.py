@@ -1,4 +1,4 @@
-"""``decentlam``: momentum whose bias is that of decentralised SGD without any."""
+"""``decentlam``: decentralised momentum SGD, with no more bias than SGD without momentum."""
 
 from typing_extensions import override
 
@@ -13,7 +13,7 @@ _MOMENTUM, _BEFORE = "momentum", "parameters before"
 
 
 class DecentLaM(Algorithm):
-    r"""DecentLaM: momentum that counts mixing with the neighbours as a part of the gradient.
+    r"""DecentLaM: momentum of a gradient that includes the change by mixing with neighbours.
 
     .. math:: \tilde G = \frac{X - W (X - U(G(X)))}{\gamma}, \qquad
               M^{+} = \beta M + \tilde G, \qquad X^{+} = X - \gamma M^{+}

@@ -1,4 +1,4 @@
-"""``decentralized``: averages parameters with all ranks, or in pairs, while gradients are made."""
+"""``decentralized``: averages parameters with all ranks, or in pairs, during the gradients."""
 
 from typing import Literal
 
@@ -13,13 +13,13 @@ from asyncddp.topology import GraphOrSchedule, complete, shift_one
 
 
 class Decentralized(Algorithm):
-    r"""Decentralised SGD with Bagua's choice of peers: all ranks, or one that changes.
+    r"""Decentralised SGD with Bagua's choices of peers: all ranks, or one peer that changes.
 
     .. math:: x_i^{+} = \bar x_i - U(g_i(x_i)), \qquad
               \bar x_i = \frac{1}{n} \sum_j x_j \quad\text{or}\quad \frac{x_i + x_p}{2}
 
-    The gradient is taken at the parameters before averaging, and applied to those after it; the
-    average travels during the forward and backward pass. It is ``adapt_with_combine`` with these
+    The gradient is computed at the parameters before averaging, and applied to the averaged ones;
+    communication overlaps the forward and backward pass. It is ``adapt_with_combine`` with these
     peers and an interval that begins with the first step.
 
     Args:

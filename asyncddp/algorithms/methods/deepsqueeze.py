@@ -1,4 +1,4 @@
-"""``deepsqueeze``: gossip of compressed models, whose errors each rank repays by itself."""
+"""``deepsqueeze``: gossip of compressed models with error feedback on each rank."""
 
 import torch
 from typing_extensions import override
@@ -11,16 +11,16 @@ _ERROR = "compression error"
 
 
 class DeepSqueeze(CompressedGossip):
-    r"""DeepSqueeze: models travel compressed, and what is lost of one is added to the next.
+    r"""DeepSqueeze: gossip of compressed models; each adds the compression error of the last.
 
     .. math:: v_i = h_i + \delta_i, \qquad q_i = Q(v_i), \qquad \delta_i \leftarrow v_i - q_i,
               \qquad x_i \leftarrow h_i + \gamma_c \sum_j w_{ij} (q_j - q_i)
 
-    with :math:`h_i` the parameters after the optimizer's step. The mean over ranks moves by the
-    optimizers' steps alone. A rank keeps :math:`\delta_i`, one tensor of the model's size, of which
-    neighbours know nothing. As models are sent in place of differences, their errors do not vanish:
-    the ranks stay apart by about :math:`\gamma_c` times what the compressor loses of a model, so
-    that compressors that lose much need small steps, or ``choco_sgd``.
+    with :math:`h_i` the parameters after the optimizer's step. The mean over ranks changes by the
+    optimizers' steps alone. A rank keeps :math:`\delta_i`, one tensor of the model's size, unknown
+    to its neighbours. As models are sent instead of differences, compression errors do not vanish:
+    the distance between ranks stays about :math:`\gamma_c` times the compression error of a model,
+    so that strong compression needs small steps, or ``choco_sgd``.
 
     Args:
         consensus_step: :math:`\gamma_c` in (0, 1]; None takes the share of the squared norm that

@@ -1,4 +1,4 @@
-"""``demo``: all ranks step along signs of the largest parts of their momenta."""
+"""``demo``: steps along the sign of the sum of the momenta's largest DCT coefficients."""
 
 import torch
 from typing_extensions import override
@@ -19,18 +19,18 @@ _OUTER, _MOMENTUM = "common parameters", "momentum"
 
 
 class DeMo(Algorithm):
-    r"""DeMo: momenta stay with the ranks, but for the parts that move fast, which all take out.
+    r"""DeMo: local momenta; only their largest DCT coefficients are sent, removed and summed.
 
     .. math:: \delta_i \leftarrow \beta \delta_i + U(g_i), \qquad q_i = Q(\delta_i), \qquad
               \delta_i \leftarrow \delta_i - q_i, \qquad
               x \leftarrow x - \gamma\, \mathrm{sign}\Big(\sum_j q_j\Big)
 
     with U the update of the wrapped optimizer, SGD without momentum in the paper, and
-    :math:`\gamma` its learning rate in this step. Q keeps the largest coefficients of cosine
-    transforms, ``dct_top_k``, unless you name another compressor. All ranks hold one model after
-    each step, and begin from one; they end within some :math:`\gamma` of the optimum, so let
-    it decrease. Each rank sends its :math:`q_i` to each other. A rank keeps :math:`\delta_i`, and x
-    as all hold it, two tensors of the model's size; alone it trains as with its optimizer.
+    :math:`\gamma` its learning rate in this step. Q is ``dct_top_k`` unless you name another
+    compressor. All ranks hold one model after each step, and begin from one; they end within some
+    :math:`\gamma` of the optimum, so let it decrease. Each rank sends its :math:`q_i` to all other
+    ranks. A rank keeps :math:`\delta_i` and the common x, two tensors of the model's size; a single
+    rank trains as with its optimizer.
 
     Args:
         beta: :math:`\beta` in [0, 1).

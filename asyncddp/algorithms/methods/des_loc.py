@@ -1,4 +1,4 @@
-"""``des_loc``: local steps; models and moments are averaged at intervals of their own."""
+"""``des_loc``: local steps; parameters and optimizer moments are averaged at own intervals."""
 
 import math
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from asyncddp.errors import ArgumentError
 
 _PARAMETERS = "parameters"
 _USUAL = {"exp_avg": ("betas", 3), "exp_avg_sq": ("betas", 6), "momentum_buffer": ("momentum", 3)}
-"""By the name of a moment: the option of optimizers that keep it, and its interval over H."""
+"""Option of optimizers that keep a moment, and its interval in units of H, keyed by moment."""
 
 
 class DesLoc(Algorithm):
-    r"""DES-LOC: local steps, after which models and each of the optimizer's moments are averaged.
+    r"""DES-LOC: local steps; parameters and each optimizer moment are averaged at own intervals.
 
     .. math:: x_i \leftarrow \frac1n \sum_j x_j \ \text{every}\ H, \qquad
               u_i \leftarrow \frac1n \sum_j u_j \ \text{every}\ K_u, \qquad
               v_i \leftarrow \frac1n \sum_j v_j \ \text{every}\ K_v\ \text{steps}
 
-    with u and v what the user's optimizer keeps, such as Adam's moments, which change the slower
-    the longer they remember: with :math:`K_u = 3 H, K_v = 6 H` a round sends one and a half models
-    on average. Averages are formed after a step and used in the next. The method keeps nothing
-    itself. Of parameters for which a rank's optimizer keeps nothing yet, it counts as zero.
+    with u and v state tensors of the user's optimizer, such as Adam's moments, which change the
+    more slowly the larger their betas are: with :math:`K_u = 3 H, K_v = 6 H` a round sends 1.5
+    models on average. Averages are computed after a step and used in the next. The method has no
+    state itself. A missing state of a parameter counts as zero.
 
     Args:
         communication_interval: H, in steps of the optimizer, not backward passes.
@@ -84,14 +84,14 @@ class DesLoc(Algorithm):
                 bucket.set_optimizer_state(key, average)
 
     def _due(self, bucket: AveragedBucket) -> list[str]:
-        """List what the round averages; it follows so many steps."""
+        """List the names of the tensors that the current round averages."""
         assert self.communication_interval is not None
         steps = (bucket.round + 1) * self.communication_interval
         intervals = {_PARAMETERS: self._model_interval, **self._intervals_of(bucket)}
         return [key for key, interval in intervals.items() if steps % interval == 0]
 
     def _intervals_of(self, bucket: AveragedBucket) -> Mapping[str, int]:
-        """Return the intervals of what the optimizer keeps."""
+        """Return the averaging intervals of the optimizer's state tensors, by name."""
         if self.state_intervals is not None:
             return self.state_intervals
         groups = bucket.optimizer.param_groups

@@ -1,4 +1,4 @@
-"""``diloco``: many local steps, then a step of an outer Nesterov optimizer."""
+"""``diloco``: many local steps, then one step of an outer Nesterov optimizer."""
 
 from typing_extensions import override
 
@@ -7,15 +7,15 @@ from asyncddp.algorithms.outer_nesterov import OuterNesterov
 
 
 class DiLoCo(OuterNesterov):
-    r"""DiLoCo: H local steps, whose mean change is the gradient of an outer Nesterov step.
+    r"""DiLoCo: H local steps, then an outer Nesterov step along the mean model change.
 
     .. math:: \Delta = \theta - \frac1n \sum_j \theta_j, \qquad m \leftarrow \mu m + \Delta, \qquad
               \theta \leftarrow \theta - \eta\, (\Delta + \mu m), \qquad \theta_i \leftarrow \theta
 
     with :math:`\theta` the parameters that all ranks held after the last outer step. The optimizer
-    of the local steps is the user's, AdamW in the paper; its state stays with each rank. It keeps
+    of the local steps is the user's, AdamW in the paper; its state stays local. A rank keeps
     :math:`\theta` and m, two tensors of the model's size; all ranks begin from one model. With a
-    compressor :math:`\theta - \theta_j` travels encoded, and all ranks decode the same mean.
+    compressor, :math:`\theta - \theta_j` is sent compressed, and all ranks decode the same mean.
 
     Args:
         communication_interval: H, in steps of the optimizer, not backward passes. The paper's 500

@@ -1,4 +1,4 @@
-"""``edm``: exact diffusion with momentum."""
+"""``edm``: exact diffusion with momentum (EDM)."""
 
 from typing_extensions import override
 
@@ -11,14 +11,14 @@ _MOMENTUM = "momentum"
 
 
 class ExactDiffusionMomentum(CorrectedDiffusion):
-    r"""EDM: exact diffusion that descends along momentum.
+    r"""EDM: exact diffusion whose updates use momentum in place of the gradient.
 
     .. math:: M^{k} = \beta M^{k-1} + G(X^{k}), \qquad \psi^{k+1} = X^{k} - U(M^{k}), \qquad
               X^{k+1} = \tfrac12 (I + W) \big(\psi^{k+1} + X^{k} - \psi^{k}\big)
 
     with U the update of the wrapped optimizer, which has no momentum of its own and sees
-    :math:`m_i` in place of the gradient. All else is as with
-    :class:`~asyncddp.algorithms.methods.exact_diffusion.ExactDiffusion`; it keeps one tensor more.
+    :math:`m_i` in place of the gradient. Otherwise it is like
+    :class:`~asyncddp.algorithms.methods.exact_diffusion.ExactDiffusion`, with one more tensor kept.
 
     Args:
         beta: :math:`\beta` in [0, 1).

@@ -1,20 +1,21 @@
-"""``exact_diffusion``: adapt, correct, combine, which has no bias on a symmetric graph."""
+"""``exact_diffusion``: ``adapt_then_combine`` with a bias correction, on symmetric graphs."""
 
 from asyncddp.algorithms.corrected_diffusion import CorrectedDiffusion
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
 class ExactDiffusion(CorrectedDiffusion):
-    r"""Exact diffusion: ``adapt_then_combine`` with a correction, and so without a bias.
+    r"""Exact diffusion: ``adapt_then_combine`` with a correction that removes its bias.
 
     .. math:: \psi^{k+1} = X^{k} - U(G(X^{k})), \qquad
               X^{k+1} = \tfrac12 (I + W) \big(\psi^{k+1} + X^{k} - \psi^{k}\big)
 
     with U the update of the wrapped optimizer and :math:`\psi^0 = X^0`. It costs the messages of
-    ``adapt_then_combine`` and one tensor of the model's size, half of what ``gradient_tracking``
-    does, but works with one symmetric graph alone: with weights that change from round to round, or
-    differ in the two directions, it diverges. Within ``join`` the correction begins anew when
-    another rank is done. With several local steps between two rounds a bias of their drift stays.
+    ``adapt_then_combine`` and one tensor of the model's size, half the cost of
+    ``gradient_tracking``, but requires a static symmetric graph: with weights that change from
+    round to round, or differ in the two directions, it diverges. Within ``join`` the correction is
+    reset when another rank is done. With several local steps between rounds, bias from their drift
+    remains.
 
     References:
         Yuan, Ying, Zhao, Sayed, "Exact diffusion for distributed optimization and learning", IEEE

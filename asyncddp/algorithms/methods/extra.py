@@ -1,4 +1,4 @@
-"""``extra``: adapt while combining, with a dual variable that ends the bias."""
+"""``extra``: ``adapt_with_combine`` with a dual variable that removes the bias."""
 
 import torch
 from typing_extensions import override
@@ -14,16 +14,16 @@ _DUAL = "dual"
 
 
 class Extra(Algorithm):
-    r"""EXTRA: ``adapt_with_combine`` with a dual variable, and so without a bias.
+    r"""EXTRA: ``adapt_with_combine`` with a dual variable that removes its bias.
 
     .. math:: X^{k+1} = W X^{k} + S^{k} - U(G(X^{k})), \qquad
               S^{k+1} = S^{k} - \tfrac12 (I - W) X^{k}, \qquad S^0 = 0
 
-    with U the update of the wrapped optimizer. Without S in it this is
-    :math:`X^{k+2} = (I + W) X^{k+1} - \tfrac12 (I + W) X^{k} - U^{k+1} + U^{k}`. The messages
-    travel during forward and backward pass; they and S are in float32 where parameters are halves.
-    It works with one symmetric graph, and steps below :math:`(1 + \lambda_{\min}(W)) / L`. Within
-    ``join`` S begins anew when another rank is done.
+    with U the update of the wrapped optimizer. Eliminating S gives
+    :math:`X^{k+2} = (I + W) X^{k+1} - \tfrac12 (I + W) X^{k} - U^{k+1} + U^{k}`. Communication
+    overlaps the forward and backward pass; messages and S are in float32 for half-precision
+    parameters. It requires a static symmetric graph, and steps below
+    :math:`(1 + \lambda_{\min}(W)) / L`. Within ``join`` S is reset when another rank is done.
 
     References:
         Shi, Ling, Wu, Yin, "EXTRA: an exact first-order algorithm for decentralized consensus

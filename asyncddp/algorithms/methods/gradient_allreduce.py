@@ -1,4 +1,4 @@
-"""``gradient_allreduce``: centralised averaging of gradients over all ranks, the baseline."""
+"""``gradient_allreduce``: averages gradients over all ranks (data-parallel SGD, the baseline)."""
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import (
@@ -15,11 +15,11 @@ class GradientAllreduce(Algorithm):
     .. math:: x^{+} = x - U\Big(\frac{1}{n} \sum_i g_i(x)\Big)
 
     All ranks start from the same parameters and keep them equal. With a compressor Q the average is
-    :math:`Q_2(\frac1n \sum_i Q_1(g_i))`, of which all ranks decode the same bytes.
+    :math:`Q_2(\frac1n \sum_i Q_1(g_i))`, and all ranks decode the same bytes.
 
     Args:
-        hierarchical: Whether gradients are summed inside each machine first, so that one rank of
-            each machine uses the network, and compressors encode what it sends.
+        hierarchical: Whether gradients are first summed inside each machine, so that only one rank
+            per machine uses the network, with compression.
         average: Whether to divide the sum of the gradients by the number of ranks.
 
     References:

@@ -1,4 +1,4 @@
-"""``gradient_tracking``: descends along an estimate of the average gradient, without any bias."""
+"""``gradient_tracking``: ranks descend along estimates of the average gradient, without bias."""
 
 from typing import Literal
 
@@ -17,16 +17,16 @@ class GradientTracking(Tracking):
     with U the update of the wrapped optimizer, which sees :math:`y_i` in place of the gradient, and
     :math:`Y^0 = G(X^0)`. The mean of the trackers is the mean of the gradients in every step, on
     any doubly stochastic graph or schedule; so at a fixed point all ranks hold the optimum of the
-    mean loss, however their data differ. Parameters and trackers travel in one round: two messages
-    to each neighbour, and two tensors of the model's size to keep. With stochastic gradients
-    :math:`G(X^{k-1})` is that of the previous batch, which is stored.
+    mean loss, even if their data differ. A round sends parameters and trackers: two messages to
+    each neighbour, and two tensors of the model's size to keep. With stochastic gradients
+    :math:`G(X^{k-1})` is the stored gradient of the previous batch.
 
     Local steps (``num_steps_per_communication``) are rounds with W = I. Within ``join`` the
-    trackers begin anew, from the ranks' own gradients, when another rank is done.
+    trackers are reset to the ranks' own gradients when another rank is done.
 
     Args:
-        form: ``"atc"`` combines after the update, the first form; ``"diging"`` hides the messages
-            behind forward and backward pass, the second one, which needs smaller steps.
+        form: ``"atc"``, the first form, combines after the update; ``"diging"``, the second form,
+            overlaps communication with forward and backward pass, and needs smaller steps.
 
     Raises:
         ArgumentError: Another form.

@@ -1,4 +1,4 @@
-"""``local_sgd``: averages models over all ranks after so many local steps."""
+"""``local_sgd``: averages models over all ranks after a number of local steps."""
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
@@ -6,12 +6,12 @@ from asyncddp.algorithms.wrapper_setup import checked_interval
 
 
 class LocalSGD(Algorithm):
-    r"""Local SGD: each rank steps by itself, and every H steps all average their models.
+    r"""Local SGD: ranks make local steps, and average their models every H steps.
 
     .. math:: x_i \leftarrow \frac1n \sum_j x_j \quad\text{after steps } H, 2H, 3H, \dots
 
-    The optimizer's state stays with each rank. Where data differ, models drift apart in between,
-    which leaves a bias of the order of :math:`\gamma H`.
+    The optimizer's state stays local. If data differ, models drift apart between averages, which
+    causes a bias of the order of :math:`\gamma H`.
 
     Args:
         communication_interval: H, in steps of the optimizer, not backward passes.

@@ -24,25 +24,25 @@ from asyncddp.topology.weights import circulant
 _OWN = "replica"
 _LEAST_BITS = 8
 _TWO = {1: dict[int, float](), 2: {1: 2 / 3}}
-"""Weights of one rank, and of two, each of which is the other's left and right neighbour."""
+"""Weights of rings of one and two ranks; with two, each is left and right neighbour at once."""
 
 
 class LowPrecisionDecentralized(Algorithm):
-    r"""Decentralised SGD by compressed differences, of which neighbours keep equal replicas.
+    r"""DCD-PSGD: decentralised SGD that sends compressed differences; neighbours keep replicas.
 
     .. math:: q_i = Q\Big(\sum_j w_{ij} r_j - r_i + (h_i - r_i)\Big), \qquad
               r_i \leftarrow r_i + q_i, \qquad x_i \leftarrow r_i
 
     with :math:`h_i` the parameters after the optimizer's step and :math:`r_j` the replica of rank
-    j's parameters, which rank j and its neighbours update by the same decoded bytes, so that they
-    are equal bit for bit. By default the graph is the ring with weights of one third. The
-    differences shrink as the ranks agree, and so does the error of compression; it has to be small
-    from the start, so the compressor must spend 8 bits on an element. Where other ranks train from
-    now on, within ``join``, replicas travel once as they are.
+    j's parameters, which rank j and its neighbours update with the same decoded bytes, so that the
+    replicas are bitwise equal. By default the graph is the ring with weights of one third. The
+    differences shrink as the ranks agree, and so does the compression error; it has to be small
+    from the start, so that the compressor needs 8 bits per element. If the set of training ranks
+    changes within ``join``, replicas are sent once uncompressed.
 
     Args:
-        communication_interval: Steps of the optimizer, not backward passes, between exchanges, of
-            which the first is in the first step; a difference then has the change of so many steps.
+        communication_interval: Steps of the optimizer, not backward passes, between exchanges, the
+            first of which is in the first step; a difference contains the change of these steps.
         hierarchical: Whether the graph's nodes are machines, whose ranks average first and hold one
             model after each exchange.
 

@@ -1,4 +1,4 @@
-"""``momentum_tracking``: momentum whose average over ranks is tracked, without any bias."""
+"""``momentum_tracking``: ranks descend along estimates of the average momentum, without bias."""
 
 from typing import Literal
 
@@ -16,14 +16,14 @@ class MomentumTracking(Tracking):
 
     with U the update of the wrapped optimizer, which has no momentum of its own and sees
     :math:`y_i` in place of the gradient, and :math:`M^{-1} = Y^{-1} = 0`; in the paper's words,
-    :math:`C^{k} = M^{k} - Y^{k}`. How fast it converges does not depend on how much the ranks' data
-    differ. Messages, memory, local steps and ``join`` are as with
+    :math:`C^{k} = M^{k} - Y^{k}`. Its convergence rate does not depend on the heterogeneity of the
+    data. Messages, memory, local steps and ``join`` are as with
     :class:`~asyncddp.algorithms.methods.gradient_tracking.GradientTracking`.
 
     Args:
         beta: :math:`\beta` in [0, 1).
         form: ``"diging"`` is the paper's, given above; ``"atc"`` combines after the update,
-            :math:`X^{k+1} = W (X^{k} - U(Y^{k}))`, which bears larger steps.
+            :math:`X^{k+1} = W (X^{k} - U(Y^{k}))`, which allows larger steps.
 
     Raises:
         ArgumentError: Another form, a :math:`\beta` out of range, or an optimizer with momentum.

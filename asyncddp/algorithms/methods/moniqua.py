@@ -1,4 +1,4 @@
-"""``moniqua``: models travel modulo a bound on how far ranks are apart, in few bits."""
+"""``moniqua``: sends models in few bits, modulo a bound on the difference between ranks."""
 
 import torch
 from typing_extensions import override
@@ -16,18 +16,18 @@ _LARGEST = 0.1  # error at which neighbours still come nearer
 
 
 class Moniqua(CompressedGossip):
-    r"""Moniqua: gossip of quantised remainders, which each rank takes for what is nearest to it.
+    r"""Moniqua: gossip of models modulo B, quantised; receivers decode to the nearest value.
 
     .. math:: q_i = Q\Big(\frac{h_i}{B} \bmod 1\Big), \qquad B = \frac{2 \theta}{1 - 2 \delta}, \\
               r_{ij} = (B q_j - h_i) \bmod B, \qquad
               x_i \leftarrow h_i + \gamma_c \sum_j w_{ij} (r_{ij} - r_{ii})
 
-    with :math:`h_i` the parameters after the optimizer's step, remainders that are at most half of
-    the divisor, of either sign, and :math:`\delta` the largest error of Q on those by 1. As long as
-    no parameter of two neighbours differs by more than :math:`\theta`, which you know or guess,
-    :math:`h_i + r_{ij}` is :math:`h_j` up to :math:`B \delta`, and the ranks come so near to each
-    other; beyond that they stay multiples of B apart. The mean over ranks moves by the optimizers'
-    steps alone. It keeps nothing. Errors do not vanish: ranks stay some :math:`B \delta` apart.
+    with :math:`h_i` the parameters after the optimizer's step, remainders in
+    :math:`[-\tfrac12, \tfrac12]` times the divisor, and :math:`\delta` the largest error of Q on
+    remainders by 1. As long as parameters of neighbours differ by at most :math:`\theta`, which you
+    know or guess, :math:`h_i + r_{ij}` equals :math:`h_j` up to :math:`B \delta`; with larger
+    differences, ranks stay multiples of B apart. The mean over ranks changes by the optimizers'
+    steps alone. It has no state. Errors do not vanish: ranks stay about :math:`B \delta` apart.
 
     Args:
         theta: :math:`\theta` above 0.
@@ -82,12 +82,12 @@ class Moniqua(CompressedGossip):
         bucket.flat.add_(change, alpha=divisor * self.step_of(bucket))
 
     def _divisor(self, bucket: AveragedBucket) -> float:
-        """Return B."""
+        """Return the divisor B."""
         codec = bucket.compressor
         error = 0.0 if codec is None else largest_error(codec.compressor)
         return 2.0 * self.theta / (1.0 - 2.0 * error)
 
 
 def _remainder(flat: torch.Tensor) -> torch.Tensor:
-    """Take remainders by 1, from minus one half to one half, in place."""
+    """Replace numbers by their remainders modulo 1, from -1/2 to 1/2, in place."""
     return flat.sub_(flat.round())

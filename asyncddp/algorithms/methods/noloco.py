@@ -1,4 +1,4 @@
-"""``noloco``: many local steps, then an outer step that two ranks make together."""
+"""``noloco``: many local steps, then an outer step averaged over random pairs of ranks."""
 
 import torch
 from typing_extensions import override
@@ -14,16 +14,16 @@ _OUTER, _MOMENTUM = "outer parameters", "outer momentum"
 
 
 class NoLoCo(Algorithm):
-    r"""NoLoCo: DiLoCo without any collective, in random pairs that change each time.
+    r"""NoLoCo: DiLoCo with averages over random pairs of ranks in place of a collective.
 
     .. math:: \delta_i \leftarrow \mu \delta_i + \eta \sum_j w_{ij} (\theta_j - \phi_j)
               + \kappa \Big(\sum_j w_{ij} \phi_j - \phi_i\Big), \qquad
               \phi_i \leftarrow \phi_i + \delta_i, \qquad \theta_i \leftarrow \phi_i
 
     with :math:`\theta_i` the parameters after H local steps of the user's optimizer, and
-    :math:`\phi_i` those before them. By default w pairs ranks up at random, anew in each round, by
-    ``topology.random_matching``, of which all ranks know without a message. The last term draws the
-    ranks together. Both sums travel in one round, two messages to one neighbour; a rank keeps
+    :math:`\phi_i` the parameters before them. By default w pairs ranks up at random in each round,
+    by ``topology.random_matching``, which all ranks compute without a message. The last term
+    reduces the distance between ranks. A round sends two messages to one neighbour; a rank keeps
     :math:`\phi_i` and :math:`\delta_i`. With weights that differ in the two directions it diverges.
 
     Args:

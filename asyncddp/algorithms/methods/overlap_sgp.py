@@ -1,4 +1,4 @@
-"""``overlap_sgp``: stochastic gradient push whose messages travel while the next steps are made."""
+"""``overlap_sgp``: stochastic gradient push with messages that may arrive some steps late."""
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
@@ -7,7 +7,7 @@ from asyncddp.algorithms.wrapper_setup import checked_integer
 
 
 class OverlapSGP(Algorithm):
-    r"""Overlap SGP: push-sum whose messages may come up to s steps late, and no later.
+    r"""Overlap SGP: push-sum whose messages may arrive up to s steps late.
 
     .. math:: x_i^{k+1/2} = x_i^{k} - U\big(g_i(z_i^{k})\big), \qquad
               \begin{pmatrix} x_i \\ p_i \end{pmatrix}^{k+1}
@@ -16,12 +16,12 @@ class OverlapSGP(Algorithm):
               \begin{pmatrix} x_j^{l+1/2} \\ p_j^{l} \end{pmatrix},
               \qquad z_i^{k+1} = x_i^{k+1} / p_i^{k+1}
 
-    with :math:`A_i^k` the messages of neighbours that have come since the last step, each once.
-    Rank i waits at the end of step k until its in-neighbours have come to step k - s; so those of
-    the last s steps travel while gradients are computed. Weights are as late as what they weigh, so
-    that z stays unbiased. It is ``push_sum`` with ``max_staleness=s`` and steps that are not
-    scaled, since all ranks make equally many; all else is said there. Where all ranks meet in each
-    round nothing is late.
+    with :math:`A_i^k` the messages of neighbours that have arrived since the last step. At the end
+    of step k, rank i waits until its in-neighbours have reached step k - s; so messages of the last
+    s steps are in flight while gradients are computed. The push-sum weights are as late as their
+    parameters, so that z stays unbiased. It is ``push_sum`` with ``max_staleness=s`` and without
+    scaled steps, since all ranks make equally many; see there for all else. If all ranks are in
+    step, no message is late.
 
     Args:
         staleness: s, of at least 0; 0 waits for the messages of the step itself.

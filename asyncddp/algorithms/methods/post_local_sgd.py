@@ -1,4 +1,4 @@
-"""``post_local_sgd``: averages gradients at first, and later models after local steps."""
+"""``post_local_sgd``: averages gradients in early steps, later models after local steps."""
 
 import torch
 from typing_extensions import override
@@ -9,14 +9,14 @@ from asyncddp.algorithms.wrapper_setup import checked_integer, checked_interval
 
 
 class PostLocalSGD(Algorithm):
-    r"""Post-local SGD: data-parallel SGD first, local SGD from a step on.
+    r"""Post-local SGD: data-parallel SGD in the first steps, then local SGD.
 
     .. math:: x \leftarrow x - U\Big(\frac1n \sum_j g_j\Big) \quad\text{in the first steps, then}
               \quad x_i \leftarrow \frac1n \sum_j x_j \quad\text{every H steps}
 
     with U the update of the wrapped optimizer. The first steps are those of
-    ``gradient_allreduce``; the paper ends them where the learning rate first decays, which finds
-    the flatter minima at the bytes of local SGD.
+    ``gradient_allreduce``; the paper ends them when the learning rate first decays, and finds
+    flatter minima with the communication volume of local SGD.
 
     Args:
         warmup_steps: Steps before the first local one.

@@ -1,4 +1,4 @@
-"""``power_gossip``: neighbours find where their matrices differ most, by a vector each round."""
+"""``power_gossip``: low-rank gossip: neighbours exchange one matrix-vector product per matrix."""
 
 import math
 import zlib
@@ -25,7 +25,7 @@ _DIRECTION = "direction of rank {}"
 
 
 class _ParameterMatrix(NamedTuple):
-    """One parameter in a round: a view of it, and the matrix that is multiplied by a vector."""
+    """Parameter in a round of PowerGossip: its view, and the matrix to multiply by a vector."""
 
     name: str
     view: torch.Tensor
@@ -35,24 +35,25 @@ class _ParameterMatrix(NamedTuple):
 
     @property
     def sent(self) -> int:
-        """Numbers that travel."""
+        """Number of elements that are sent for this parameter."""
         return self.matrix.numel() if self.whole else len(self.matrix)
 
 
 class PowerGossip(Algorithm):
-    r"""PowerGossip: each edge averages what differs along one direction, which follows differences.
+    r"""PowerGossip: each edge averages along one direction, found by power iteration.
 
     .. math:: d_{ij} = (X_j - X_i)\, p_{ij}, \qquad
               X_i \leftarrow X_i + \sum_j w_{ij}\, d_{ij}\, p_{ij}^\top, \qquad
               p_{ij} \leftarrow \frac{d_{ij}}{\lVert d_{ij} \rVert}
 
-    for each matrix X after the optimizer's step, and with the transposed matrices in every second
-    round: a power iteration, in which :math:`p_{ij}` comes near to the direction in which the two
-    ranks differ most. An edge carries :math:`X_i p_{ij}` there and :math:`X_j p_{ij}` back, one
-    column or row of the matrix; tensors with one dimension, or of a single row or column, travel
-    whole, as with ``adapt_then_combine``. More dimensions are taken for one. There is nothing to
-    tune. A rank keeps :math:`p_{ij}` for each neighbour, which both ends know; the first ones are
-    random. The mean over ranks moves by the optimizers' steps alone.
+    for each matrix X after the optimizer's step, and with transposed matrices in every second
+    round: a power iteration, in which :math:`p_{ij}` approaches the direction in which the two
+    ranks differ most. The ranks of an edge send each other :math:`X_i p_{ij}` and
+    :math:`X_j p_{ij}`, one column or row of the matrix; tensors with one dimension, or of a single
+    row or column, are sent in full, as with ``adapt_then_combine``. Dimensions after the first are
+    flattened. There is nothing to tune. A rank keeps :math:`p_{ij}` for each neighbour, equal at
+    both ends; the first ones are random. The mean over ranks changes by the optimizers' steps
+    alone.
 
     Args:
         hierarchical: Whether the graph's nodes are machines, whose ranks average first and hold one
@@ -107,7 +108,7 @@ class PowerGossip(Algorithm):
         return {rank: self._message(bucket, rank, sent) for rank in row.targets}
 
     def _message(self, bucket: AveragedBucket, rank: int, like: torch.Tensor) -> torch.Tensor:
-        """Compute the products with the directions of an edge, one after the other."""
+        """Compute the message of an edge: the products of all matrices with their directions."""
         message, at = like.new_empty(like.shape), 0
         for place in _matrices_of(bucket):
             part = message[at : (at := at + place.sent)]
@@ -140,7 +141,7 @@ class PowerGossip(Algorithm):
         apart: torch.Tensor,
         weight: float,
     ) -> None:
-        """Move one matrix by an edge's difference, whose direction is that of the next round."""
+        """Update one matrix by an edge's difference, which gives the next round's direction."""
         if place.whole:
             place.view.add_(apart.view(place.view.shape), alpha=weight)
             return
@@ -170,7 +171,7 @@ def _matrices_of(bucket: AveragedBucket) -> Iterator[_ParameterMatrix]:
 
 
 def _matrix_of(shape: Sequence[int]) -> tuple[int, int]:
-    """Return rows and columns of a tensor; one column if it travels whole."""
+    """Return rows and columns of a tensor as a matrix; one column if it is sent in full."""
     numel = math.prod(shape)
     rows = shape[0] if len(shape) > 1 else numel
     columns = numel // rows
@@ -180,7 +181,7 @@ def _matrix_of(shape: Sequence[int]) -> tuple[int, int]:
 def _direction(
     bucket: AveragedBucket, rank: int, place: _ParameterMatrix, like: torch.Tensor
 ) -> torch.Tensor:
-    """Return the direction of an edge for a matrix: of the last round, or else a random one."""
+    """Return the direction of an edge for a matrix: from the last round, or a random one."""
     known = bucket.vectors.setdefault(_DIRECTION.format(rank), {})
     size = place.matrix.shape[1]
     if place.name not in known or len(known[place.name]) != size:

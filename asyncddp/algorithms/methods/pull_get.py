@@ -1,4 +1,4 @@
-"""``pull_get``: read the neighbours' parameters from their windows, and average with them."""
+"""``pull_get``: asynchronous averaging by one-sided gets from the neighbours' windows."""
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
@@ -10,11 +10,11 @@ class PullGet(Algorithm):
 
     .. math:: x_i^{+} = w_{ii} x_i + \sum_j w_{ij} x_j(k_j) - U\big(g_i(x_i)\big)
 
-    with :math:`x_j(k_j)` what neighbour j has let others get last, and U the optimizer's update. A
-    rank lets others get its parameters, and gets theirs, as the first forward pass after a step
-    starts; it mixes just before the optimizer's step. A fast rank whose neighbours are slow sends
-    nothing that nobody reads; all else is as with pushing, and synchronous rounds are those of
-    ``adapt_with_combine``.
+    with :math:`x_j(k_j)` the last parameters that neighbour j has published, and U the optimizer's
+    update. When the first forward pass after a step starts, a rank publishes its parameters and
+    gets those of its neighbours; it mixes them just before the optimizer's step. A fast rank with
+    slow neighbours sends nothing that is not read. Otherwise it is like ``win_put``; ranks in step
+    make the rounds of ``adapt_with_combine``.
 
     References:
         Ying et al., "BlueFog: make decentralized algorithms practical for optimization and deep

@@ -1,4 +1,4 @@
-"""``push_diging``: gradient tracking on directed graphs, by push-sum."""
+"""``push_diging``: gradient tracking with push-sum, on directed graphs."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ _TRACKER, _GRADIENT, _WEIGHT = "tracker", "gradient", "push-sum weight"
 
 
 class PushDIGing(Algorithm):
-    r"""Push-DIGing: gradient tracking where no weights are doubly stochastic, by push-sum.
+    r"""Push-DIGing: gradient tracking with push-sum, for graphs without doubly stochastic weights.
 
     .. math:: y_i^{k} = \sum_j a_{ij} y_j^{k-1} + g_i(x_i^{k}) - g_i(x_i^{k-1}), \qquad
               \begin{pmatrix} u_i \\ v_i \end{pmatrix}^{k+1} = \sum_j a_{ij}
@@ -24,9 +24,9 @@ class PushDIGing(Algorithm):
               \qquad x_i^{k+1} = u_i^{k+1} / v_i^{k+1}
 
     with U the update of the wrapped optimizer, for SGD
-    :math:`v_j (x_j - \gamma y_j / v_j) = u_j - \gamma y_j`. The columns of A sum to one: what a
-    rank keeps and gives is the whole, as ``topology.push_weights(graph)`` has it for any digraph.
-    The model holds x. All of it travels in one round: two messages to each neighbour and a number.
+    :math:`v_j (x_j - \gamma y_j / v_j) = u_j - \gamma y_j`. The columns of A sum to one, as those
+    of ``topology.push_weights(graph)`` for any digraph. The model holds x. One round sends two
+    tensors and one number to each neighbour.
 
     References:
         Nedić, Olshevsky, Shi, "Achieving geometric convergence for distributed optimization over

@@ -1,4 +1,4 @@
-"""``push_sum``: stochastic gradient push, which averages parameters over a directed graph."""
+"""``push_sum``: stochastic gradient push (SGP), which averages parameters on directed graphs."""
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
@@ -13,12 +13,12 @@ class PushSum(Algorithm):
               = \sum_j a_{ij}^{k} \begin{pmatrix} x_j^{k+1/2} \\ p_j^{k} \end{pmatrix}, \qquad
               z_i^{k+1} = x_i^{k+1} / p_i^{k+1}
 
-    with U the optimizer's update. The model holds z: gradients are taken there, it is evaluated and
-    saved. What rank j keeps and gives sums to one, :math:`a_{ij} = 1 / (d_j + 1)` for itself and
-    its :math:`d_j` out-neighbours of the round, on any strongly connected digraph, static or
+    with U the optimizer's update. The model holds z, for gradients, evaluation and checkpoints. The
+    shares of rank j sum to one: :math:`a_{ij} = 1 / (d_j + 1)` for itself and its
+    :math:`d_j` out-neighbours of the round, on any strongly connected digraph, static or
     time-varying; weights of the graph are ignored. So :math:`\sum_i x_i` and :math:`\sum_i p_i` are
-    conserved whatever messages are in flight, and the ranks tend to the mean where averaging by
-    rows of W would tend to a weighted one.
+    conserved, including messages in flight, and the ranks tend to the mean, whereas averaging by
+    rows of W would tend to a weighted mean.
 
     Without a scale, :math:`s_i = 1`, ranks that step more often count more, and the ranks tend to
     the optimum weighted by their rates. With ``scale_steps``, the default, :math:`s_i` is how many

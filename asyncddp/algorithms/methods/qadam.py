@@ -1,4 +1,4 @@
-"""``qadam``: Adam that averages compressed momentum, after a warm-up with gradients."""
+"""``qadam``: Adam that averages compressed momentum, after a warm-up with averaged gradients."""
 
 import torch
 from typing_extensions import override
@@ -15,18 +15,18 @@ from asyncddp.errors import ArgumentError
 
 
 class QAdam(Algorithm):
-    r"""Adam whose second moment is frozen after a warm-up, so that momentum can be compressed.
+    r"""QAdam: Adam with a second moment frozen after a warm-up, so that momentum can be compressed.
 
     .. math:: m^{+} = Q\Big(\frac1n \sum_i Q\big(\beta_1 m + (1 - \beta_1) g_i\big)\Big)
 
-    In the warm-up gradients are averaged as they are, by ``gradient_allreduce``. Afterwards each
+    In the warm-up gradients are averaged uncompressed, by ``gradient_allreduce``. Afterwards each
     rank adds its gradient to the momentum, and the ranks average that, quantised as in
     ``bytegrad``; the optimizer takes it as its momentum. All ranks keep equal parameters. It works
     with :class:`asyncddp.QAdamOptimizer`, which has the number of steps of the warm-up.
 
     Args:
-        hierarchical: Whether momentum is summed inside each machine first, as it is, and only what
-            travels between machines is quantised.
+        hierarchical: Whether momentum is first summed inside each machine without quantisation,
+            and quantised only for transfer between machines.
 
     References:
         Tang et al., "1-bit Adam: communication efficient large-scale training with Adam's

@@ -1,4 +1,4 @@
-"""``quasi_global_momentum``: momentum of how the model has moved, not of this rank's gradients."""
+"""``quasi_global_momentum``: momentum of the averaged model's changes, not of local gradients."""
 
 import torch
 from typing_extensions import override
@@ -13,7 +13,7 @@ _MOMENTUM = "quasi-global momentum"
 
 
 class QuasiGlobalMomentum(Algorithm):
-    r"""QG-DSGDm: momentum that follows the mixed model, and so what all ranks have done.
+    r"""QG-DSGDm: decentralised SGD with momentum of the changes of the averaged model.
 
     .. math:: X^{+} = W \big(X - U(\beta \hat M + G(X))\big), \qquad
               \hat M^{+} = \mu \hat M + (1 - \mu) \frac{X - X^{+}}{\gamma}
@@ -24,8 +24,8 @@ class QuasiGlobalMomentum(Algorithm):
     bias is that of ``adapt_then_combine``. Local steps are rounds with W = I.
 
     Args:
-        beta: :math:`\beta` in [0, 1): how much momentum counts.
-        mu: :math:`\mu` in [0, 1): how long it remembers; None for :math:`\beta`.
+        beta: Weight of momentum, :math:`\beta` in [0, 1).
+        mu: Decay of momentum, :math:`\mu` in [0, 1); None for :math:`\beta`.
 
     Raises:
         ArgumentError: A coefficient out of range, or an optimizer with momentum.
@@ -62,5 +62,5 @@ class QuasiGlobalMomentum(Algorithm):
         bucket.state[_MOMENTUM].sub_(self._in_steps(bucket), alpha=1.0 - self.mu)
 
     def _in_steps(self, bucket: AveragedBucket) -> torch.Tensor:
-        """Return the parameters over the learning rates, of which before minus after is added."""
+        """Return the parameters divided by the learning rates; their differences are updates."""
         return bucket.per_step_size(bucket.new_state().copy_(bucket.flat))

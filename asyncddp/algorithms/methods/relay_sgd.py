@@ -1,4 +1,4 @@
-"""``relay_sgd``: sums of models travel along the edges of a tree, and nothing is weighted."""
+"""``relay_sgd``: uniform averages over all ranks, by sums of models relayed along a tree."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ _MESSAGE, _COUNT = "sum of rank {}", "count of rank {}"
 
 
 class RelaySGD(Algorithm):
-    r"""RelaySGD: uniform averages over all ranks, as old as the way through a tree is long.
+    r"""RelaySGD: uniform averages over all ranks by relays along a tree; delays equal distances.
 
     .. math:: m_{i \to j}^{+} = h_i + \sum_{k \in N(i) \setminus j} m_{k \to i}, \qquad
               c_{i \to j}^{+} = 1 + \sum_{k \in N(i) \setminus j} c_{k \to i}, \qquad
@@ -31,12 +31,12 @@ class RelaySGD(Algorithm):
               + \sum_j m_{j \to i}^{+}\Big)
 
     with :math:`h_i` the parameters after the optimizer's step and N(i) the neighbours in a tree.
-    The model of every rank counts equally, d steps old at distance d; weights of the graph are
-    ignored. So there is no bias of W, however the ranks' data differ. It bears smaller steps the
-    longer the ways are: the default graph is the binary tree, with ways of :math:`2 \log_2 n`. A
-    rank keeps a model for each neighbour, and sends each neighbour another sum, with its count.
-    Sums are in float32 where parameters are halves. Within ``join`` ranks that are done relay sums
-    without a model of their own, in whose place each of the others takes its own.
+    The models of all ranks have equal weight, and are d steps old at distance d; weights of the
+    graph are ignored. So there is no bias from W, even if the ranks' data differ. Longer paths need
+    smaller steps: the default graph is the binary tree, with paths of up to :math:`2 \log_2 n`. A
+    rank keeps one model per neighbour, and sends each neighbour a different sum, with its count.
+    Sums are in float32 for half-precision parameters. Within ``join``, joined ranks relay sums
+    without a model of their own; active ranks use their own model in its place.
 
     References:
         Vogels, He, Koloskova, Lin, Karimireddy, Stich, Jaggi, "RelaySum for decentralized deep
@@ -113,6 +113,6 @@ class RelaySGD(Algorithm):
         bucket.flat.copy_(total.div_(bucket.nodes))
 
     def _received(self, bucket: AveragedBucket, rank: int) -> torch.Tensor:
-        """Return the last sum of a neighbour with its count at the end."""
+        """Return the last sum of a neighbour, with its count as the last element."""
         state = bucket.state
         return torch.cat([state[_MESSAGE.format(rank)], state[_COUNT.format(rank)].view(1)])

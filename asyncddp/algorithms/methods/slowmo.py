@@ -1,4 +1,4 @@
-"""``slowmo``: slow momentum of how far steps of another method have led."""
+"""``slowmo``: slow momentum of the model changes that another method makes in H steps."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -24,15 +24,15 @@ _BEFORE, _WEIGHT = "parameters before", "push-sum weight"
 
 
 class SlowMo(Algorithm):
-    r"""SlowMo: steps of another method, and every H of them one with momentum along their change.
+    r"""SlowMo: steps of another method, and after every H of them a step along slow momentum.
 
     .. math:: u \leftarrow \beta u + \frac{1}{\gamma} \Big(y - \frac1n \sum_j x_j\Big), \qquad
               y \leftarrow y - \alpha \gamma u, \qquad x_i \leftarrow y
 
     with y the parameters that all ranks held after the last such step, and :math:`\gamma` the
-    learning rate of now, so that momentum outlives its decay. Steps in between are local ones of
-    the user's optimizer, momentum and all, or those of ``adapt_then_combine``, with neighbours in
-    any doubly stochastic graph or schedule, or those of stochastic gradient push, by messages,
+    current learning rate, so that momentum does not depend on its decay. Steps in between are local
+    steps of the user's optimizer with its momentum, or steps of ``adapt_then_combine`` on any
+    doubly stochastic graph or schedule, or steps of stochastic gradient push, by messages,
 
     .. math:: \begin{pmatrix} x_i \\ p_i \end{pmatrix} \leftarrow \sum_j a_{ij}
               \begin{pmatrix} p_j z_j - U(g_j(z_j)) \\ p_j \end{pmatrix}, \qquad
@@ -131,7 +131,7 @@ class SlowMo(Algorithm):
             bucket.state[_BEFORE].copy_(bucket.flat)
 
     def _step_slowly(self, bucket: AveragedBucket, mean: torch.Tensor) -> None:
-        """Make the step with momentum, from the mean of all ranks."""
+        """Make the slow-momentum step from the mean of all ranks."""
         outer, momentum = bucket.state[_OUTER], bucket.state[_MOMENTUM]
         momentum.mul_(self.beta).add_(bucket.per_step_size(outer - mean))
         outer.sub_(momentum * bucket.step_sizes(), alpha=self.alpha)

@@ -1,4 +1,4 @@
-"""``sparse_loco``: many local steps, then the largest parts of what they have changed."""
+"""``sparse_loco``: many local steps, then an outer step along sparsified model changes."""
 
 import torch
 from typing_extensions import override
@@ -21,20 +21,20 @@ _OUTER, _ERROR = "outer parameters", "compression error"
 
 
 class SparseLoCo(Algorithm):
-    r"""SparseLoCo: H local steps, whose change travels compressed, and a step along the mean.
+    r"""SparseLoCo: H local steps, then an outer step along the mean of compressed model changes.
 
     .. math:: e_i \leftarrow \beta e_i + \theta - \theta_i, \qquad s_i = Q(e_i), \qquad
               e_i \leftarrow e_i - s_i, \qquad \theta \leftarrow \theta - \eta \frac1n \sum_j s_j,
               \qquad \theta_i \leftarrow \theta
 
-    with :math:`\theta` the parameters that all ranks held after the last outer step. What Q leaves
-    out is remembered, and serves as momentum. Q is ``top_k_int2`` unless you name another
-    compressor: 64 of 4096 elements, each in 14 bits. A matrix whose sides are multiples of 64
-    travels by tiles of 64 × 64, all else in a row. Each rank sends its :math:`s_i` to each other,
-    as sparse sums would not stay sparse: n - 1 small messages. A rank keeps :math:`\theta` and
-    :math:`e_i`, two tensors of the model's size; all ranks begin from one model. The optimizer of
-    the local steps is the user's, and its state stays with each rank; a rank alone trains as with
-    it.
+    with :math:`\theta` the parameters that all ranks held after the last outer step. The
+    compression error of Q is kept, and serves as momentum. Q is ``top_k_int2`` unless you name
+    another compressor: 64 of 4096 elements, each in 14 bits. A matrix whose sides are multiples of
+    64 is compressed in tiles of 64 × 64, all other tensors in a row. Each rank sends its
+    :math:`s_i` to all other ranks, as sparse sums would not stay sparse: n - 1 small messages. A
+    rank keeps :math:`\theta` and :math:`e_i`, two tensors of the model's size; all ranks begin from
+    one model. The optimizer of the local steps is the user's, and its state stays local; a single
+    rank trains as with this optimizer.
 
     Args:
         communication_interval: H, in steps of the optimizer; 15 to 250 in the paper.

@@ -1,4 +1,4 @@
-"""``streaming_diloco``: DiLoCo of one part of the model at a time, while training goes on."""
+"""``streaming_diloco``: DiLoCo for one fragment of the model at a time, during training."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _FRAGMENTS = 4
 
 
 class StreamingDiLoCo(OuterNesterov):
-    r"""Streaming DiLoCo: fragments of the model make outer steps in turn, which arrive later.
+    r"""Streaming DiLoCo: outer steps of one model fragment at a time, overlapped with local steps.
 
     .. math:: \Delta_p = \frac1n \sum_j Q(\theta_p - \theta_{j,p}), \qquad
               m_p \leftarrow \mu m_p + \Delta_p, \qquad
@@ -26,9 +26,9 @@ class StreamingDiLoCo(OuterNesterov):
     .. math:: \theta_{i,p} \leftarrow \alpha\, \theta_{i,p} + (1 - \alpha)\, \theta_p
 
     with h the steps from one round to the next, so that the whole model is averaged every
-    :math:`H = P h` steps, of which a message has :math:`\tau` to arrive. Fragments are consecutive
-    parameters, of about equal size. With a compressor, such as ``"qsgd_int4"``, outer gradients
-    travel encoded by Q, and all ranks decode the same mean. It keeps :math:`\theta` and m, two
+    :math:`H = P h` steps; a message has :math:`\tau` steps to arrive. Fragments are consecutive
+    parameters, of about equal size. With a compressor Q, such as ``"qsgd_int4"``, outer gradients
+    are sent compressed, and all ranks decode the same mean. It keeps :math:`\theta` and m, two
     tensors of the model's size; all ranks begin from one model.
 
     Args:

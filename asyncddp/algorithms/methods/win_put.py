@@ -1,4 +1,4 @@
-"""``win_put``: write parameters into the neighbours' windows, average with those received."""
+"""``win_put``: asynchronous averaging by one-sided puts into the neighbours' windows."""
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
@@ -6,18 +6,17 @@ from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
 class WinPut(Algorithm):
-    r"""Asynchronous decentralised SGD by one-sided puts: no rank waits for a slow neighbour.
+    r"""Asynchronous decentralised SGD by one-sided puts: ranks never wait for slow neighbours.
 
     .. math:: x_i^{+} = w_{ii} x_i + \sum_j w_{ij} b_j - U\big(g_i(x_i)\big)
 
-    with :math:`b_j` what neighbour j has put last, its parameters of some step of its own, and U
-    the optimizer's update. Parameters are put as the forward pass starts and mixed just before the
-    optimizer's step, where the own tensor stands in for what has not come yet. With delays of a
-    bounded number of steps it converges to a neighbourhood of the optimum as ``adapt_with_combine``
-    does, which it is where all ranks meet in each round. The mean over ranks is kept in such rounds
-    alone: with delays it drifts by what the delayed parameters differ. Ranks of different speed
-    count alike all the same, since a slow one mixes as seldom as it steps. The weight of a
-    neighbour that has left is the own tensor's.
+    with :math:`b_j` the last parameters that neighbour j has put, and U the optimizer's update.
+    Parameters are put when the forward pass starts, and mixed just before the optimizer's step; the
+    own tensor replaces parameters that have not arrived yet. With bounded delays it converges to a
+    neighbourhood of the optimum like ``adapt_with_combine``, to which it is equal if all ranks are
+    in step. Only then is the mean over ranks kept: with delays it drifts by the change of the
+    delayed parameters. Ranks of different speed still have equal weight, since a slow rank mixes as
+    seldom as it steps. The weight of a neighbour that has left is added to the own weight.
 
     References:
         Ying et al., "BlueFog: make decentralized algorithms practical for optimization and deep

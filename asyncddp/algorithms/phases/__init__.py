@@ -1,4 +1,4 @@
-"""Communication phases: when, around an optimizer's step, averaging rounds start and finish."""
+"""Communication phases: start and finish averaging rounds at points around an optimizer's step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PHASES: dict[CommunicationTiming, type[CommunicationPhase]] = {
 
 
 def phase_for(config: PhaseConfig, *, update_in_backward: bool = False) -> CommunicationPhase:
-    """Create the communication phase that an algorithm declares.
+    """Create the communication phase of the averager's algorithm.
 
     Raises:
         ArgumentError: ``update_in_backward`` with a method that does not average after the step.
@@ -49,7 +49,7 @@ def phase_for(config: PhaseConfig, *, update_in_backward: bool = False) -> Commu
 
 
 def check_update_in_backward(method: Algorithm, *, update_in_backward: bool) -> None:
-    """Raise an ArgumentError for a method that does not average after the step, if asked for."""
+    """Raise an ArgumentError if ``update_in_backward`` is set but the method cannot do it."""
     if update_in_backward and method.when is not CommunicationTiming.AFTER_STEP:
         raise ArgumentError(
             f"argument update_in_backward: {method.name} averages {method.when.value}; only a "

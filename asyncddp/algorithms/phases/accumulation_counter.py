@@ -1,19 +1,19 @@
-"""Counter of backward passes, which says in which steps ranks average."""
+"""Counter of backward passes, which determines the steps in which ranks average."""
 
 from __future__ import annotations
 
 
 class AccumulationCounter:
-    """Counter of backward passes: ranks average after every ``passes_per_round`` of them.
+    """Counter of backward passes: averaging is due after every ``passes_per_round`` passes.
 
     One rule serves both uses of ``num_steps_per_communication=J``. The unit is the backward pass; a
-    ``step()`` counts at least one, whatever it did. So J times backward and step average in the
-    J-th step ("local SGD"), and J times backward with one step average in that step (accumulation).
-    With ``counts_steps`` each step counts one, for methods with an interval of their own.
+    ``step()`` counts as at least one. So J times backward and step average in the J-th step ("local
+    SGD"), and J times backward with one step average in that step (accumulation). With
+    ``counts_steps`` each step counts as one, for methods with an interval of their own.
 
     Attributes:
         carried_passes: Passes of earlier steps since the last averaging.
-        current_passes: Passes since the last step, as the most in which one parameter took part.
+        current_passes: Passes since the last step: the maximum over parameters.
         held: Whether gradients only accumulate for now, so that no averaging is due.
 
     Example:
@@ -31,12 +31,12 @@ class AccumulationCounter:
         self._passes_of: dict[int, int] = {}
 
     def record(self, parameter: int) -> None:
-        """Count a pass in which a parameter got a gradient, in one piece or several."""
+        """Count a pass in which a parameter got a gradient."""
         count = self._passes_of[parameter] = self._passes_of.get(parameter, 0) + 1
         self.current_passes = max(self.current_passes, count)
 
     def due(self, more: int = 0) -> bool:
-        """Return whether the step after ``more`` further passes is one that averages."""
+        """Return whether the next step averages, if ``more`` further passes precede it."""
         return not self.held and self._passes_with(more) >= self.passes_per_round
 
     def _passes_with(self, more: int = 0) -> int:
@@ -49,11 +49,11 @@ class AccumulationCounter:
         return not self.held and self.current_passes >= self.passes_per_round
 
     def end(self, *, averaged: bool) -> None:
-        """Record that a step has ended, and whether it averaged."""
+        """Record the end of a step; ``averaged`` if it averaged."""
         self.carried_passes = 0 if averaged else self._passes_with()
         self.forget()
 
     def forget(self) -> None:
-        """Leave the passes since the last step out of the count."""
+        """Discard the passes since the last step."""
         self.current_passes = 0
         self._passes_of.clear()

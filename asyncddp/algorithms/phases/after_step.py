@@ -1,4 +1,4 @@
-"""Communication phases after the optimizer's step: average parameters, plainly or by push-sum."""
+"""Communication phases that average after the optimizer's step: plainly, or by push-sum."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from asyncddp.errors import NotInitializedError, PeerError
 
 
 class AfterStepPhase(ParameterAveragingPhase):
-    """Communication phase of ``adapt_then_combine``: averages parameters after the step.
+    """Communication phase of methods that average parameters after the optimizer's step.
 
-    The optimizer steps as it does without the wrapper, so that clipping, scaling, accumulation and
-    closures work unchanged; then all buckets are sent at once, and averaged as messages arrive, at
-    the end of this step or of a later one, as the method's ``delay`` says.
+    The optimizer steps as without the wrapper, so that clipping, scaling, accumulation and closures
+    work unchanged; then all buckets are sent at once. They are averaged at the end of this step, or
+    ``delay`` steps later, as the method declares.
     """
 
     def __init__(self, config: PhaseConfig) -> None:
@@ -56,7 +56,7 @@ class AfterStepPhase(ParameterAveragingPhase):
         super().reset()
 
     def _wait_at_exit(self) -> None:
-        """Wait for the messages of a round that no step has ended, which peers need, too."""
+        """Wait for the messages of an unfinished round, which peers need, too."""
         with suppress(PeerError, NotInitializedError):
             self.wait_for_reads()
 
@@ -71,20 +71,20 @@ class AfterStepPhase(ParameterAveragingPhase):
 
 
 class PushSumPhase(AfterStepPhase):
-    r"""Communication phase of ``push_sum``: averages the biased parameters after their step.
+    r"""Communication phase of ``push_sum``: steps and averages the biased parameters x = p z.
 
     .. math:: x \leftarrow p z, \qquad x \leftarrow x - s\, U(g(z)), \qquad
               (x, p) \leftarrow \mathrm{mix}(x, p), \qquad z \leftarrow x / p
 
-    with s the scale of updates where ranks differ in speed. Gradients, also those of closures, are
-    taken at z, which the parameters are outside of ``step()``: in forward passes, in evaluation and
+    with s the scale of updates for ranks of different speed. Gradients, also of closures, are
+    computed at z. Outside of ``step()`` the parameters hold z: in forward passes, in evaluation and
     in checkpoints.
     """
 
     _biased = False
 
     def rebuild(self) -> None:
-        """Rebuild all buckets from z, not from x, with windows whose p is 1."""
+        """Rebuild all buckets from z, with p reset to 1."""
         if self._biased:
             self._unbias()
         super().rebuild()
@@ -123,13 +123,13 @@ class PushSumPhase(AfterStepPhase):
         return evaluate
 
     def _bias(self) -> None:
-        """Turn z into x: multiply the buckets by p."""
+        """Convert z to x: multiply the buckets by p."""
         self._biased = True
         for flat, p in self._with_push_sum_weights():
             flat.mul_(p)
 
     def _unbias(self) -> None:
-        """Turn x into z: divide the buckets by the current p."""
+        """Convert x to z: divide the buckets by the current p."""
         self.repair_buckets()  # the update may have assigned parameters anew
         if not self._biased:
             return

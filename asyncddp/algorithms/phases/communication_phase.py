@@ -1,4 +1,4 @@
-"""Base classes of communication phases, which decide when in a training step ranks average."""
+"""Base class of communication phases, which determine when in a training step ranks average."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class PhaseConfig:
-    """Settings of a communication phase: averager, optimizer, wrapped models, bucket size."""
+    """Settings of a communication phase: averager, optimizer, models, bucket size, interval."""
 
     averager: ModelAverager
     optimizer: torch.optim.Optimizer
@@ -40,17 +40,17 @@ class PhaseConfig:
     passes_per_round: int = 1
     """``num_steps_per_communication``."""
     counts_steps: bool = False
-    """True if a round follows after so many steps, whatever their backward passes."""
+    """True if steps are counted instead of backward passes."""
     first_round_at_once: bool = False
-    """True if the first step averages, and then every ``passes_per_round``-th."""
+    """True if the first step averages, and then every ``passes_per_round``-th step."""
 
     @property
     def first_carried_passes(self) -> int:
-        """Number of passes that count as made before the first step."""
+        """Number of passes that are counted before the first step."""
         return self.passes_per_round - 1 if self.first_round_at_once else 0
 
     def optimizer_parameters(self) -> NamedTensors:
-        """List names and parameters of the optimizer that require gradients, in its order."""
+        """List the optimizer's parameters that require gradients, with names, in its order."""
         names = {
             id(parameter): f"{number}.{name}" if len(self.models) > 1 else name
             for number, model in enumerate(self.models)
@@ -73,10 +73,10 @@ class PhaseConfig:
 
 
 class CommunicationPhase(ABC):
-    """Communication phase (base class): decides when in a training step ranks average."""
+    """Base class of communication phases: determine when in a training step ranks average."""
 
     needs_gradient_hooks = True
-    """True if it registers hooks that run when a gradient is ready."""
+    """True if the phase registers hooks that run when a gradient is ready."""
     hooks_forward: ClassVar[bool] = False
     """True if :meth:`_on_forward` runs before forward passes of the models."""
 
@@ -96,21 +96,21 @@ class CommunicationPhase(ABC):
 
     @property
     def averager(self) -> ModelAverager:
-        """The averager of the buckets."""
+        """Averager of the buckets."""
         return self.config.averager
 
     @abstractmethod
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        """Run ``optimizer.step(closure)``, with averaging; ``scaled`` if a GradScaler calls it.
+        """Run ``optimizer.step(closure)`` with averaging; ``scaled`` if called by a GradScaler.
 
         ``update`` runs the user's optimizer, with a closure or None.
         """
 
     def before_update(self) -> None:  # noqa: B027 - only methods of parameters have the hook
-        """Let the method see the gradients, and replace them, just before the optimizer does."""
+        """Let the method replace the gradients, just before the optimizer uses them."""
 
     def wait_for_reads(self) -> None:  # noqa: B027 - buckets of gradients are read freely
-        """Wait until no message or peer reads a parameter any more."""
+        """Wait until messages and peers have finished reading the parameters."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -122,46 +122,46 @@ class CommunicationPhase(ABC):
 
     @abstractmethod
     def repair_buckets(self) -> bool:
-        """Return whether the buckets still fit the parameters, after repair where possible."""
+        """Repair the buckets if possible; return whether they fit the parameters."""
 
     def conclude(self) -> None:  # noqa: B027 - optional hook
         """Finish the pending round, since no step follows for now."""
 
     def settle(self) -> None:  # noqa: B027 - of the others no round lasts from step to step
-        """Take what the pending round has brought into the state, which is to be saved."""
+        """Finish the pending round before the state is saved."""
 
     def round_to_resume(self, saved: int) -> int:
-        """Return the number of rounds with which to go on from a checkpoint."""
+        """Return the number of completed rounds to resume from, given the checkpoint's number."""
         return saved
 
     def abort(self) -> None:  # noqa: B027 - of the others no round goes on by itself
-        """End rounds that go on by themselves, once all ranks have asked for it; collective."""
+        """Stop background rounds once all ranks have asked for it; collective."""
 
     def resume(self) -> None:  # noqa: B027 - as above
-        """Let rounds go on by themselves again."""
+        """Restart background rounds after :meth:`abort`."""
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if not self._in_step:
             self._count_gradient(index)
 
     def _count_gradient(self, index: int) -> int:
-        """Count a gradient, the first of a pass as a pass; return which of the pass it is."""
+        """Count a parameter's gradient; return its number of gradients in this pass."""
         count = self.backward_pass.count(index)
         if count == 1:
             self.accumulation.record(index)
         return count
 
     def synchronize(self) -> None:  # noqa: B027 - optional hook
-        """Average the gradients that are not averaged yet, before the step."""
+        """Average gradients that are not averaged yet, before the step."""
 
     def on_zero_grad(self) -> None:  # noqa: B027 - optional hook
-        """Handle that the user has called ``zero_grad()``."""
+        """Handle a call of ``zero_grad()`` by the user."""
 
     def rebuild_if_changed(self) -> None:
         """Rebuild the buckets if the user has changed the set of parameters or their tensors.
 
-        Groups may have been added, parameters frozen, moved, cast or assigned anew. All ranks
-        must do the same.
+        Groups may have been added; parameters may have been frozen, moved, cast or reassigned. All
+        ranks must make the same changes.
         """
         if self.config.averager.idle:
             return
@@ -176,7 +176,7 @@ class CommunicationPhase(ABC):
         buckets: Sequence[NamedFlatBucket],
         left_out: Collection[str] = (),
     ) -> None:
-        """Tell the averager what rounds average: a flat tensor in each bucket's layout."""
+        """Pass the averager the tensors that rounds average: one flat tensor per bucket."""
         self.config.averager.set_buckets(
             [
                 AveragedBucket(index, flat, bucket, self.config.optimizer)
@@ -196,7 +196,7 @@ class CommunicationPhase(ABC):
             self._gradient_hooks += hook_gradients(parameters, self._on_gradient)
 
     def _start(self) -> None:
-        """Build the buckets and hook the models, where there are other ranks."""
+        """Build the buckets and register hooks, unless there are no rounds."""
         if self.config.averager.idle:
             return
         self.rebuild()
@@ -209,19 +209,19 @@ class CommunicationPhase(ABC):
                 self._model_hooks.append(model.register_forward_hook(after))
 
     def _on_forward(self, module: torch.nn.Module, inputs: Any) -> None:  # noqa: B027 - optional
-        """Handle that a forward pass begins."""
+        """Handle the begin of a forward pass."""
 
     def _after_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        """Have the backward pass begin where it reaches the model's output."""
+        """Register a hook that detects when a backward pass reaches the model's output."""
         self.backward_pass.forget_failed()
         if torch.is_grad_enabled():
             self.backward_pass.hook(output)
 
     def _on_backward_end(self) -> None:  # noqa: B027 - optional
-        """Handle that the outermost backward pass has ended."""
+        """Handle the end of the outermost backward pass."""
 
     def set_topology(self, topology: TopologyLike | None) -> None:
-        """Use another topology from now on."""
+        """Switch to another topology."""
         self.averager.set_topology(topology)
 
     def close(self) -> None:

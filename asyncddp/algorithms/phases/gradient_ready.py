@@ -23,22 +23,21 @@ from asyncddp.tensors.allocation import empty_like, make_tensor
 from asyncddp.tensors.buckets import NamedFlatBucket, partition
 
 _CHANGED = 4.0
-"""Times the number of ranks, what flags are where a gradient has changed after it was sent."""
+"""Value of flags, over the number of ranks, if a gradient has changed after it was sent."""
 
 
 class GradientReadyPhase(CommunicationPhase):
-    """Communication phase of ``gradient_allreduce``: sends each bucket of gradients when ready.
+    """Communication phase of methods that average gradients: sends each bucket when it is ready.
 
-    Buckets hold the parameters in reverse order, and are sent in that order on all ranks, whichever
-    is ready first; averages are written at the end of the backward pass. A parameter that was not
-    used counts as zero; one that no rank has used keeps the gradient None. With J backward passes
-    per averaging the J-th averages what has been accumulated, and ``step()`` whatever is left.
+    Buckets hold the parameters in reverse order, and are sent in that order on all ranks,
+    whichever is ready first; averages are written at the end of the backward pass. A missing
+    gradient counts as zero; one that is missing on all ranks stays None. With J backward passes per
+    averaging, the J-th averages the accumulated gradients, and ``step()`` averages the rest.
 
-    A gradient may come in several pieces, from backward passes inside of this one. It is ready
-    when there are as many as in earlier passes; in the first pass, at the end. The last bucket is
-    sent at the end in any case, and says whether a gradient has changed after it was sent: then all
-    ranks, which read it, send all buckets once more. On a device, where reading would wait, that is
-    an error.
+    A gradient may come in several pieces, from nested backward passes. It is ready when it has as
+    many pieces as in earlier passes; in the first pass, at the end. The last bucket is always sent
+    at the end, with a flag that a gradient has changed after it was sent: then all ranks send all
+    buckets once more. On a device, where reading the flag would wait, that is an error.
     """
 
     def __init__(self, config: PhaseConfig) -> None:
@@ -58,7 +57,7 @@ class GradientReadyPhase(CommunicationPhase):
         self._start()
 
     def build_buckets(self) -> None:
-        """Create the buckets for gradients, in reverse order of the parameters."""
+        """Create the gradient buckets, in reverse order of the parameters."""
         backwards = [(index, *named) for index, named in enumerate(self.named_parameters)][::-1]
         parts = partition([parameter for *_, parameter in backwards], self.config.bucket_bytes)
         self._buckets = [_GradientBucket([backwards[i] for i in part]) for part in parts]
@@ -99,14 +98,14 @@ class GradientReadyPhase(CommunicationPhase):
             self._send_ready_buckets()
 
     def _send_ready_buckets(self) -> None:
-        """Send complete buckets in order, the last of all at the end of the pass."""
+        """Send complete buckets in order, except the last one, which is sent at the end."""
         while self._next_bucket < len(self._buckets) - 1:
             if self._missing_gradients[self._next_bucket]:
                 break
             self._send_next_bucket()
 
     def _note_changed(self, index: int) -> None:
-        """Note that a gradient has changed after it was sent, for the last bucket to say so."""
+        """Record that a gradient has changed after it was sent, for the flag in the last bucket."""
         if not self._buckets[-1].flat.is_cpu:
             raise UsageError(
                 f"{self.named_parameters[index][0]} got another gradient in a backward pass, after "
@@ -159,7 +158,7 @@ class GradientReadyPhase(CommunicationPhase):
         self._gradients_hold_momentum = self._averages_momentum
 
     def _complete_round(self) -> bool:
-        """Send the remaining buckets and wait for the averages; return whether there are any."""
+        """Send the remaining buckets and wait for averages; return whether there was a round."""
         while self._next_bucket < len(self._buckets):
             self._send_next_bucket()
         pending_round, self._round, self._round_open = self._round, None, False
@@ -168,20 +167,20 @@ class GradientReadyPhase(CommunicationPhase):
         return pending_round is not None
 
     def _changed_on_any_rank(self) -> bool:
-        """Return whether a rank got a gradient after it was sent, as the last bucket says."""
+        """Return whether a gradient has changed on any rank after it was sent."""
         flags = self._buckets[-1].tail
         unchanged = 1 if self.config.averager.algorithm.average else self._ranks
         return flags.is_cpu and bool((flags.real > _CHANGED / 2 * unchanged).any())
 
     def _begin_again(self) -> None:
-        """Begin a round of all buckets anew, as if the last one had not been sent."""
+        """Restart the round with all buckets, discarding what was sent."""
         for bucket in self.config.averager.buckets:
             if bucket.compressor is not None:
                 bucket.compressor.forget()
         self._begin_round()
 
     def _keep_own(self) -> None:
-        """Give the optimizer what this rank would have sent, where it trains alone."""
+        """Apply the method's outgoing tensors locally, on a rank that trains alone."""
         averager = self.config.averager
         with torch.no_grad():
             for bucket, averaged in zip(self._buckets, averager.buckets, strict=True):
@@ -190,7 +189,7 @@ class GradientReadyPhase(CommunicationPhase):
                 bucket.unpack()
 
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        """Average the remaining gradients, then run the optimizer's step."""
+        """Average remaining gradients, then run the optimizer's step."""
         if scaled and self._averages_momentum and not self.config.averager.single_rank:
             raise UsageError(
                 f"{self.config.averager.algorithm.name} averages momentum, into which gradients "
@@ -206,7 +205,7 @@ class GradientReadyPhase(CommunicationPhase):
         return loss
 
     def _require_finite(self) -> None:
-        """Raise on all ranks if a compressed average is not finite, telling whose gradients."""
+        """Raise an error on all ranks if a compressed average is not finite; it names the ranks."""
         if self._is_finite:
             return
         context = self.config.averager.context
@@ -221,11 +220,11 @@ class GradientReadyPhase(CommunicationPhase):
         )
 
     def synchronize(self) -> None:
-        """Average the remaining gradients, so that clipping before step() sees averages."""
+        """Average remaining gradients, so that clipping before step() sees averages."""
         self._average_remaining(scaled=False)
 
     def _average_remaining(self, scaled: bool) -> None:
-        """Average gradients that no backward pass has averaged: accumulated, or set by the user."""
+        """Average gradients not averaged by a backward pass: accumulated, or set by the user."""
         if not self._has_local_gradients or self.config.averager.single_rank:
             return
         if scaled:
@@ -241,9 +240,9 @@ class GradientReadyPhase(CommunicationPhase):
         self._on_backward_end()
 
     def _then_average(self, closure: Closure) -> Closure:
-        """Wrap a closure so that each evaluation gives averaged gradients and loss.
+        """Wrap a closure such that each evaluation averages gradients and loss.
 
-        The loss is averaged too, so that optimizers which look at it decide alike on all ranks.
+        The loss is averaged, too, so that optimizers that use it decide alike on all ranks.
         """
 
         def evaluate() -> Any:
@@ -256,7 +255,7 @@ class GradientReadyPhase(CommunicationPhase):
         return evaluate
 
     def reset(self) -> None:
-        """Discard the round of a backward pass that has failed half-way."""
+        """Discard the round of a failed backward pass."""
         self._round_open, self._round, self.backward_pass.open = False, None, False
         self._is_finite = True
         self._gradients_hold_momentum = False
@@ -266,23 +265,23 @@ class GradientReadyPhase(CommunicationPhase):
 
 
 class _GradientBucket(NamedFlatBucket):
-    """Flat bucket of gradients, with one extra element per parameter: whether it has a gradient."""
+    """Flat bucket of gradients, with a flag per parameter that it has a gradient."""
 
     def __init__(self, numbered: list[tuple[int, str, torch.Tensor]]) -> None:
         self.indices = [index for index, _, _ in numbered]
         super().__init__([(name, one) for _, name, one in numbered], extra=len(numbered))
 
     def fits(self) -> bool:
-        """Return whether the parameters still have the dtype, device and shape of their views."""
+        """Return whether the parameters still match dtype, device and shape of their views."""
         return all(
             (p.dtype, p.device, p.shape) == (view.dtype, view.device, view.shape)
             for p, view in zip(self.parameters, self.views, strict=True)
         )
 
     def pack(self, changed: float = 0.0) -> None:
-        """Copy the gradients into the bucket; zeros where there is none.
+        """Copy the gradients into the bucket; zeros for missing ones.
 
-        ``changed`` above 0 takes the place of all flags.
+        ``changed`` above 0 replaces all flags.
         """
         has_gradient = [changed or float(one.grad is not None) for one in self.parameters]
         for name, parameter, view in zip(self.names, self.parameters, self.views, strict=True):
@@ -300,7 +299,7 @@ class _GradientBucket(NamedFlatBucket):
         self.tail.copy_(make_tensor(has_gradient, self.tail.dtype))
 
     def unpack(self) -> None:
-        """Copy the averages to the gradients; one that is None on all ranks stays None."""
+        """Copy the averages to the gradients; a gradient missing on all ranks stays None."""
         absent = [position for position, p in enumerate(self.parameters) if p.grad is None]
         used = (self.tail != 0).tolist() if absent else []
         for position, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):

@@ -1,4 +1,4 @@
-"""Communication phase that averages copies of parameters by the clock, while training goes on."""
+"""Communication phase that averages copies of parameters at time intervals, in the background."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from asyncddp.tensors.allocation import make_tensor
 
 
 class IntervalPhase(BackgroundAveragingPhase):
-    r"""Phase of ``async_model_average`` with ``sync_interval_ms``: averages by the clock.
+    r"""Phase of ``async_model_average`` with ``sync_interval_ms``: averages at time intervals.
 
     Between two steps a round sends copies s of the parameters x, once the interval has passed since
-    the last round. Steps go on, and between two of them, when the round is complete,
+    the last round. Training continues, and between two later steps, when the round is complete,
 
     .. math:: x \leftarrow x + (\mathrm{mix}(s) - s)
 
     All ranks take part in the same rounds, and make steps at their own pace: a round lasts until
-    the slowest rank has come to the end of a step, for which nobody waits. Rounds go on until all
-    ranks have asked for their end by :meth:`abort`.
+    the slowest rank has ended a step, but no rank waits for it. Rounds continue until all ranks
+    have called :meth:`abort`.
     """
 
     needs_gradient_hooks = False
@@ -51,7 +51,7 @@ class IntervalPhase(BackgroundAveragingPhase):
         return loss
 
     def _advance(self) -> None:
-        """Apply the round if it is complete, and start one if it is due."""
+        """Finish the round if it is complete, and start the next one if it is due."""
         if self._round is not None and self._round.is_complete and self._agreement.is_complete:
             self._finish_round()
         due = time.monotonic() >= self._round_end + self._interval
@@ -88,7 +88,7 @@ class IntervalPhase(BackgroundAveragingPhase):
 
     @override
     def round_to_resume(self, saved: int) -> int:
-        """Agree on the latest of the ranks' numbers: they save between different rounds."""
+        """Agree on the maximum over ranks, since ranks save between different rounds."""
         with use(self.config.averager.context):
             latest = allreduce(make_tensor(saved, torch.int64), op="max")
         return int(latest)

@@ -1,4 +1,4 @@
-"""Buckets of parameters: each is sent as one message and updated by an optimizer of its own."""
+"""Parameter buckets, each sent as one message and updated by its own optimizer."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ LRSchedulerFn: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
 
 @dataclass(frozen=True)
 class BucketUpdateConfig:
-    """Settings of a model's buckets: optimizers, scaler, clipping, bucket size."""
+    """Settings of buckets with own optimizers: optimizer factory, scaler, clipping, bucket size."""
 
     optim_fn: OptimFn
     lr_scheduler_fn: LRSchedulerFn | None
     scaler: torch.amp.GradScaler | None
     grad_clip_norm: float
-    """Largest norm of all gradients together; 0 for any."""
+    """Maximum norm of all gradients together; 0 for no limit."""
     bucket_bytes: int
     as_view: bool
-    """True if parameters are views of the buckets."""
+    """True if parameters are views in the buckets."""
 
     @property
     def updates_together(self) -> bool:
-        """True if an update needs the gradients of all buckets."""
+        """True if updates need the gradients of all buckets."""
         return self.scaler is not None or self.grad_clip_norm > 0
 
 
 class OptimizedParameters:
-    """Parameters with an optimizer and a scheduler of their own.
+    """Group of parameters with its own optimizer and learning-rate scheduler.
 
     Attributes:
         optimizer, scheduler: Set by :meth:`create_optimizer`.
@@ -52,7 +52,7 @@ class OptimizedParameters:
         self.parameters = [parameter for _, parameter in named]
 
     def create_optimizer(self, optim_fn: OptimFn, lr_scheduler_fn: LRSchedulerFn | None) -> None:
-        """Create the optimizer and the scheduler."""
+        """Create the optimizer and the scheduler by the given functions."""
         optimizer = optim_fn(list(zip(self.names, self.parameters, strict=True)))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ArgumentError(
@@ -70,7 +70,7 @@ class OptimizedParameters:
             self.scheduler = _checked(lr_scheduler_fn(optimizer))
 
     def step(self, *, update: bool) -> None:
-        """Step the optimizer and the scheduler, and drop the gradients."""
+        """Step the optimizer, if ``update``, and the scheduler; then drop the gradients."""
         if update:
             self.optimizer.step()
         for parameter in self.parameters:
@@ -87,9 +87,8 @@ class OptimizerBucket(OptimizedParameters):
     Attributes:
         index: Index of the bucket.
         members: Indices of its parameters in the model.
-        flat: The flat tensor that is sent, of which parameters are views, or to and from which they
-            are copied.
-        layout: Where the parameters lie in it.
+        flat: The flat tensor that is sent; parameters are views in it or copied from and to it.
+        layout: Layout of the parameters in it.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class OptimizerBucket(OptimizedParameters):
         self._versions: list[int] = []
 
     def pack(self) -> None:
-        """Bring the parameters' values into ``flat``, with detached parameters as views again."""
+        """Write the parameters' values to ``flat``; reattach parameters that are not views."""
         if self._storage is not None:
             detached = self._storage.detached_indices()
             if detached and not self._storage.reattach():
@@ -121,7 +120,7 @@ class OptimizerBucket(OptimizedParameters):
             view.copy_(one.data)
 
     def unpack(self) -> None:
-        """Bring the values of ``flat`` into the parameters, whose version counters go up."""
+        """Write the values of ``flat`` to the parameters, and increment their version counters."""
         if self._storage is not None:
             for parameter in self.parameters:
                 increment_version(parameter)
@@ -135,7 +134,7 @@ class OptimizerBucket(OptimizedParameters):
         self._versions = [parameter._version for parameter in self.parameters]
 
     def check_unchanged(self) -> None:
-        """Raise an error if a parameter was changed since versions were recorded."""
+        """Raise an error if a parameter has changed since its version was recorded."""
         changed = [] if self._storage is None else self._storage.detached_indices()
         pairs = zip(self.parameters, self._versions, strict=True)
         changed += [position for position, (one, then) in enumerate(pairs) if one._version != then]
@@ -154,13 +153,13 @@ class OptimizerBucket(OptimizedParameters):
 
 
 class TrainingObserver(Protocol):
-    """Interface of observers, such as a monitor, that are told of a model's updates and steps."""
+    """Interface of observers of a model's updates and steps, such as a monitor."""
 
     def before_update(self, bucket: OptimizedParameters) -> None:
-        """Handle that the optimizer of a bucket is about to use its gradients."""
+        """Handle a bucket's gradients, just before its optimizer uses them."""
 
     def after_step(self) -> None:
-        """Handle that a step was completed."""
+        """Handle the end of a step."""
 
 
 def _checked(scheduler: object) -> LRScheduler:
@@ -179,7 +178,7 @@ def build_buckets(
     config: BucketUpdateConfig,
     make: TensorFactory | None,
 ) -> list[OptimizerBucket]:
-    """Create buckets with their optimizers, in order; no bucket holds parameters of two parts."""
+    """Create buckets with their optimizers, in order; no bucket mixes parameters of two parts."""
     built: list[OptimizerBucket] = []
     for part in parts:
         for positions in partition([named[index][1] for index in part], config.bucket_bytes):
@@ -193,7 +192,7 @@ def build_buckets(
 
 
 def describe_ready_order(counts: Mapping[int, int], names: Sequence[str]) -> list[str]:
-    """Describe in which order parameters got how many gradients, which all ranks compare.
+    """Describe order and number of the parameters' gradients as texts, which ranks compare.
 
     Example:
         >>> describe_ready_order({0: 1, 2: 2}, ["a", "b", "c"])[1:]

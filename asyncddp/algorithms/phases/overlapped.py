@@ -1,4 +1,4 @@
-"""Communication phases that average while a pass, or a whole step, of training goes on."""
+"""Communication phases that overlap averaging with forward and backward passes, or with steps."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ logger = logging.getLogger("asyncddp")
 
 
 class OverlappedPhase(ParameterAveragingPhase):
-    """Communication phase of ``adapt_with_combine``: averages parameters while gradients are made.
+    """Communication phase that averages parameters while gradients are computed.
 
     The first forward pass in training mode after a step starts the round, or else ``step()`` does.
-    The average is written just before the update. Another forward pass, such as one for a log,
-    starts no round. But one that lies between two calls of ``zero_grad()``, with neither backward
+    The average is written just before the update. Another forward pass, such as one for logging,
+    starts no round. But a forward pass between two calls of ``zero_grad()``, with neither backward
     nor step, means that the user has skipped a step: the pending round is finished before the next
     one starts, so that neighbours need not wait.
     """
@@ -63,7 +63,7 @@ class OverlappedPhase(ParameterAveragingPhase):
         self._forward_discarded = False
 
     def on_zero_grad(self) -> None:
-        """Mark an earlier forward pass as discarded, unless a backward pass follows."""
+        """Mark the last forward pass as discarded, unless a backward pass follows."""
         self._zeroed, self._forward_discarded = True, self._forward_seen
 
     @override
@@ -100,7 +100,7 @@ class OverlappedPhase(ParameterAveragingPhase):
             self._versions = [bucket.versions() for bucket in self.buckets]
 
     def _finish_round(self) -> bool:
-        """Finish the pending round, if there is one; return whether there was."""
+        """Finish the pending round; return whether there was one."""
         pending_round, self._round = self._round, None
         if pending_round is None:
             return False
@@ -126,12 +126,12 @@ class OverlappedPhase(ParameterAveragingPhase):
         self._zeroed = self._forward_seen = self._forward_discarded = False
 
     def conclude(self) -> None:
-        """Finish the round of a forward pass that no step has followed."""
+        """Finish the round of a forward pass without a following step."""
         if self._round is not None:
             self._end_step(averaged=self._finish_round())
 
     def wait_for_reads(self) -> None:
-        """Wait for the messages of the pending round; its result is kept."""
+        """Wait for the messages of the pending round; its result stays pending."""
         if self._round is not None:
             self._round.wait_for_reads()
             for index in range(len(self.buckets)):
@@ -140,7 +140,7 @@ class OverlappedPhase(ParameterAveragingPhase):
 
 
 class BackgroundAveragingPhase(OverlappedPhase):
-    r"""Phase of ``async_model_average``: averages copies of parameters while training goes on.
+    r"""Phase of ``async_model_average``: averages copies of parameters while steps continue.
 
     The first forward pass in training mode after an averaging sends a copy s of the parameters x,
     or else ``step()`` does. Steps go on updating x; then the change of the copy is added:
@@ -152,7 +152,7 @@ class BackgroundAveragingPhase(OverlappedPhase):
     _copied_buckets: Sequence[object] | None = None
 
     def flat_tensors(self) -> list[torch.Tensor]:
-        """Return the copies of the buckets, which have memory of their own."""
+        """Return the copies of the buckets, which rounds average."""
         if self._copied_buckets is not self.buckets:
             self._copies = [detached_copy(bucket.flat) for bucket in self.buckets]
             self._copied_buckets = self.buckets
@@ -189,7 +189,7 @@ class BackgroundAveragingPhase(OverlappedPhase):
             self._round.start(index)
 
     def _finish_round(self) -> bool:
-        """Add the change by averaging, if a round is pending; return whether there was one."""
+        """Add the change of a pending round to the parameters; return whether there was one."""
         pending_round, buckets, self._round = self._round, self.buckets, None
         self.rebuild_if_changed()
         if pending_round is None or self.buckets is not buckets:  # it was a round of other buckets

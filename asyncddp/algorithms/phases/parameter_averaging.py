@@ -1,4 +1,4 @@
-"""Base class of communication phases that average parameters, which are held in flat buckets."""
+"""Base class of communication phases that average parameters, held in flat buckets."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from asyncddp.tensors.buckets import (
 
 
 class ParameterAveragingPhase(CommunicationPhase):
-    """Part of a training step that averages the parameters held in flat buckets (base class).
+    """Base class of communication phases that average parameters, held in flat buckets.
 
-    What has had a gradient on no rank is not to move. Averages of equal values leave it where it
-    is, but compressors mix elements with their neighbours, or round them by chance. So buckets that
-    travel compressed leave such parameters out: before each round ranks agree by a small allreduce
-    on what is used by now, until all parameters are.
+    Parameters without a gradient on any rank must not change. Averages of equal values do not
+    change them, but compressors mix neighbouring elements, or round at random. So compressed
+    buckets leave such parameters out: before each round ranks agree by a small allreduce on the
+    parameters that have been used, until all have been.
     """
 
     averages_in_place: ClassVar[bool] = True
-    """True if nobody reads the buckets from the start of a round to its end."""
+    """True if nothing else reads the buckets from the start of a round to its end."""
 
     def __init__(self, config: PhaseConfig) -> None:
         super().__init__(config)
@@ -101,13 +101,13 @@ class ParameterAveragingPhase(CommunicationPhase):
                 method.before_update(bucket)
 
     def _note_used(self) -> None:
-        """Note which parameters have a gradient, where others may be left out."""
+        """Record the parameters with gradients, if unused ones may be left out."""
         averager = self.config.averager
         if averager.compressor is not None and len(self._used) < len(self._names):
             averager.used |= {name for name, p in self.named_parameters if p.grad is not None}
 
     def _leave_out_unused(self) -> None:
-        """Leave out of compressed buckets what has had a gradient on no rank; collective."""
+        """Exclude parameters without gradients on any rank from compressed buckets; collective."""
         averager, names = self.config.averager, self._names
         alone = averager.single_rank or averager.communication.how is None
         if averager.compressor is None or alone or len(self._used) == len(names):
@@ -126,15 +126,15 @@ class ParameterAveragingPhase(CommunicationPhase):
 
     @abstractmethod
     def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
-        """Run the optimizer's step, and average the parameters if ``averaged``."""
+        """Run the optimizer's step; average the parameters if ``averaged``."""
 
     def _copies_to_scale(self) -> list[torch.Tensor]:
-        """Copy the parameters before an update that is to be scaled; none if none is."""
+        """Copy the parameters before an update if it is to be scaled; else return no copies."""
         scaled = self.config.averager.step_scale != 1.0
         return [flat.clone() for flat in self.flat_tensors()] if scaled else []
 
     def _scale_change(self, before: Sequence[torch.Tensor]) -> None:
-        """Multiply by the step scale what an update has changed, if there are copies."""
+        """Multiply the change since the copies ``before`` by the step scale."""
         if not before:
             return
         self.repair_buckets()  # the update may have assigned parameters anew
@@ -158,7 +158,7 @@ class ParameterAveragingPhase(CommunicationPhase):
                 self._round.start(index)
 
     def build_buckets(self) -> None:
-        """Make the parameters views of flat buckets, in shared memory where possible."""
+        """Make the parameters views in flat buckets, in shared memory if possible."""
         averager, make = self.config.averager, self.config.averager.tensor_factory
         self._require_untied()
         self._names = [name for name, _ in self.named_parameters]
@@ -187,13 +187,13 @@ class ParameterAveragingPhase(CommunicationPhase):
         return [bucket.flat for bucket in self.buckets]
 
     def repair_buckets(self) -> bool:
-        """Make detached parameters views again; returns False where that needs new buckets."""
+        """Make detached parameters views again; False if that needs new buckets."""
         if any(bucket.detached_indices() for bucket in self.buckets):
             self._require_untied()
         with torch.no_grad():
             return all([bucket.reattach() for bucket in self.buckets])
 
     def _require_untied(self) -> None:
-        """Raise an ArgumentError if a parameter shares memory with another one, or a buffer."""
+        """Raise an ArgumentError if a parameter shares memory with another one or a buffer."""
         for model in self.config.models:
             require_untied(self.named_parameters, tensors_of(model).items())

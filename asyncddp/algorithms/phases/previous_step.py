@@ -1,4 +1,4 @@
-"""Communication phase of a step per backward pass, with an optimizer for each bucket."""
+"""Communication phase of DecentralizedDataParallel: averages and steps in the backward pass."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NAME = "DecentralizedDataParallel"
 
 
 class _PreviousStepAveraging(Algorithm):
-    """Averaging of ``adapt_with_combine``: with the neighbours' parameters of the previous step."""
+    """Algorithm for ``sync=True``: averages with neighbours' parameters of the previous step."""
 
     name = _NAME
     how = (CommunicationPattern.NEIGHBORS,)
@@ -50,30 +50,30 @@ class _PreviousStepAveraging(Algorithm):
 
 
 class _AsynchronousAveraging(Algorithm):
-    """Asynchronous averaging: uses the newest parameters that neighbours have put, however old."""
+    """Algorithm for ``sync=False``: averages with the newest parameters that neighbours put."""
 
     name = _NAME
     how = (CommunicationPattern.PUT,)
 
 
 class PreviousStepPhase(CommunicationPhase):
-    """Communication phase that averages, updates and sends each bucket in the backward pass.
+    """Communication phase that averages, updates and sends each bucket during the backward pass.
 
     The order of gradients is recorded in the first pass; at its end the buckets are created, and
-    its step is made. From then on a bucket makes its step as soon as all its gradients are ready;
-    buckets whose gradients are not all ready by the end of the pass make theirs then, as all
-    buckets do where the update needs all gradients.
+    its step is made. From then on a bucket makes its step as soon as all its gradients are ready.
+    Buckets with missing gradients make their step at the end of the pass, and so do all buckets if
+    updates need all gradients.
 
     A bucket is sent after a step, and averaged with the neighbours' before the next update: the
-    round of a step starts, bucket by bucket, while that of the step before is finished. With
-    ``sync`` it waits for the neighbours' buckets of the last step; they are read in between, by the
-    model and by neighbours, and must not change. Those that are not under way when a backward pass
-    begins, in the first step or after new values, are sent then.
+    round of a step starts, bucket by bucket, while the previous round is finished. With ``sync`` it
+    waits for the neighbours' buckets of the last step. In between, the model and neighbours read
+    the buckets, which must not change. Buckets that are not in flight when a backward pass begins,
+    in the first step or after new values, are sent then.
 
     Attributes:
         buckets: The buckets, each with an optimizer; none before the end of the first pass.
         observer: Notified of updates.
-        restore: Gives the optimizer of a new bucket its state, if one was loaded before.
+        restore: Restores the state of a new bucket's optimizer, if a state was loaded before.
     """
 
     needs_gradient_hooks = False
@@ -107,7 +107,7 @@ class PreviousStepPhase(CommunicationPhase):
         self._named, self._updates, self._sync = named, updates, sync
         self.buckets: list[OptimizerBucket] = []
         self._gradient_counts: dict[int, int] = {}
-        """Number of gradients of each parameter in the first pass, in the order of their last."""
+        """Number of gradients of each parameter in the first pass, in the order of its last one."""
         self._bucket_of: dict[int, OptimizerBucket] = {}
         self._missing_gradients: list[dict[int, int]] = []
         self._stepped_buckets: set[int] = set()
@@ -133,7 +133,7 @@ class PreviousStepPhase(CommunicationPhase):
     # a step
 
     def count_gradient(self, index: int, *, first: bool) -> None:
-        """Count a gradient, and make the step of its bucket if that was the last one."""
+        """Count a gradient; make the step of its bucket if all its gradients are ready."""
         if not self.buckets:
             self._gradient_counts[index] = self._gradient_counts.pop(index, 0) + 1
             return
@@ -188,7 +188,7 @@ class PreviousStepPhase(CommunicationPhase):
         self._stepped_buckets.add(bucket.index)
 
     def _average(self, bucket: OptimizerBucket) -> None:
-        """Write the average with the neighbours into a bucket's parameters."""
+        """Average a bucket's parameters with the neighbours'."""
         current = self._rounds.current
         if current is None or bucket.index in self._averaged:
             return
@@ -211,14 +211,14 @@ class PreviousStepPhase(CommunicationPhase):
         pending_round.start(bucket.index)
 
     def step_remaining(self, *, update: bool) -> None:
-        """Make the step of the buckets that have not made theirs, with an update or without."""
+        """Make the step of all remaining buckets, with or without an update."""
         for bucket in self.buckets:
             if bucket.index not in self._stepped_buckets:
                 self._step_bucket(bucket, update=update)
 
     @override
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        """Make the step of the buckets that are left; ``update`` does if it needs all gradients."""
+        """Make the step of all remaining buckets, by ``update`` if that needs all gradients."""
         if not self.buckets:
             self.build_buckets()
             self._begin_step()
@@ -228,13 +228,13 @@ class PreviousStepPhase(CommunicationPhase):
         self.end_step()
 
     def end_step(self) -> None:
-        """Count a step, once all buckets were averaged and sent."""
+        """End a step, after all buckets were averaged and sent."""
         self.averager.end_round()
         self._rounds.current, self._rounds.following = self._rounds.following, None
         self.config.training_tracer.end_step()
 
     def end_failed_step(self) -> bool:
-        """Average the buckets that were not updated; return whether there are buckets."""
+        """Average the remaining buckets of a failed step; return whether there are buckets."""
         if not self.buckets:
             self._gradient_counts.clear()
             return False
@@ -267,7 +267,7 @@ class PreviousStepPhase(CommunicationPhase):
         return True  # they are when a bucket is sent
 
     def _register_buckets(self) -> None:
-        """Let the averager know the buckets; collective."""
+        """Pass the buckets to the averager; collective."""
         self.averager.set_buckets(
             [AveragedBucket(one.index, one.flat, one.layout, one.optimizer) for one in self.buckets]
         )
@@ -282,7 +282,7 @@ class PreviousStepPhase(CommunicationPhase):
 
     @override
     def conclude(self) -> None:
-        """Write all pending averages, ahead of their step."""
+        """Write all pending averages, before their step."""
         current = self._rounds.current
         if self._sync and current is not None:
             for bucket in self.buckets:
@@ -291,7 +291,7 @@ class PreviousStepPhase(CommunicationPhase):
 
     @override
     def reset(self, *, averaged: bool = False) -> None:
-        """Begin anew with new values of the parameters, which may be averages; collective."""
+        """Restart after the parameters got new values, ``averaged`` if equal; collective."""
         self.wait_for_reads()
         self._rounds.current, self._averaged = None, set()
         if self._sync and averaged:
@@ -311,16 +311,16 @@ class PreviousStepPhase(CommunicationPhase):
 
 
 class _PendingRounds:
-    """Averaging rounds in progress, whose messages are waited for when the context closes.
+    """Pending averaging rounds; an exit callback that waits for their messages.
 
-    A rank must not leave the world before its neighbours have its messages.
+    A rank must not leave the world before its neighbours have received its messages.
     """
 
     def __init__(self, owner: PreviousStepPhase) -> None:
         self.current: AveragingRound | None = None
-        """The round of the present step, or the next one between steps."""
+        """Round of the current step, or of the next step between steps."""
         self.following: AveragingRound | None = None
-        """The round of the step after it."""
+        """Round of the step after that."""
         self._owner: ReferenceType[PreviousStepPhase] = ref(owner)
         callbacks = owner.averager.context.exit_callbacks
         callbacks[:] = [c for c in callbacks if not (isinstance(c, _PendingRounds) and c.is_over)]
@@ -331,15 +331,15 @@ class _PendingRounds:
 
     @property
     def is_over(self) -> bool:
-        """True if the owner is gone and all messages have arrived."""
+        """True if the owner was deleted and all messages have arrived."""
         return self._owner() is None and all([one.is_complete for one in self._pending()])
 
     def wait(self) -> None:
-        """Wait until no message or peer reads a bucket any more."""
+        """Wait until messages and peers have finished reading the buckets."""
         for one in self._pending():
             one.wait_for_reads()
 
     def __call__(self) -> None:
-        """Wait for all messages that can still arrive."""
+        """Wait for all messages that can still arrive, ignoring errors."""
         with suppress(PeerError, NotInitializedError):
             self.wait()

@@ -1,4 +1,4 @@
-"""Agreement of all ranks on the round after which they stop averaging."""
+"""Agreement of all ranks on the round after which they stop averaging in the background."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from asyncddp.tensors.allocation import make_tensor
 
 
 class StopAgreement(ABC):
-    """Agreement on a last round (base class): all ranks leave after the same one.
+    """Base class of agreements on a common last round: ranks exchange stop requests in each round.
 
-    With each round ranks tell whether they have asked for the end.
+    Ranks send their requests with each round.
 
     Attributes:
-        asked: Whether this rank has asked for the end.
+        asked: Whether this rank has asked to stop.
     """
 
     _handle: Handle[Any]
@@ -35,20 +35,20 @@ class StopAgreement(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Tell the others, with a round that starts."""
+        """Start sending this rank's stop request, with the start of a round."""
 
     @property
     def is_complete(self) -> bool:
-        """True if what the others tell in this round has come."""
+        """True if the other ranks' requests of this round have arrived."""
         return self._handle.poll()
 
     @abstractmethod
     def finish(self) -> bool:
-        """Wait for what the others tell, and return whether this round is the last of all ranks."""
+        """Wait for the other ranks' requests; return whether this round is the last."""
 
 
 class GlobalStopAgreement(StopAgreement):
-    """Agreement where all ranks average with each other: the round in which all have asked."""
+    """Stop agreement by allreduce: the last round is the first in which all ranks have asked."""
 
     @override
     def start(self) -> None:
@@ -62,12 +62,13 @@ class GlobalStopAgreement(StopAgreement):
 
 
 class NeighborStopAgreement(StopAgreement):
-    r"""Agreement where ranks hear from their neighbours alone, in the last rank's round plus d.
+    r"""Stop agreement by messages between neighbours: the last round is d rounds after all asked.
 
     .. math:: c_i \leftarrow 1 + \min(c_i, \min_j c_j) \text{ if rank i has asked, else } 0
 
-    over in-neighbours j. Let d be the rounds in which all hear of each. Then no :math:`c_i` exceeds
-    d before all have asked, and d rounds later all are equal, so that all exceed d in one round.
+    over in-neighbours j. Let d be a number of rounds in which news of each rank reaches all ranks.
+    Then no :math:`c_i` exceeds d before all have asked, and d rounds later all are equal, so that
+    all exceed d in the same round.
     """
 
     def __init__(self, averager: ModelAverager) -> None:
@@ -93,7 +94,7 @@ class NeighborStopAgreement(StopAgreement):
 
 
 def stop_agreement_for(averager: ModelAverager) -> StopAgreement:
-    """Create the agreement of an averager's communication."""
+    """Create the stop agreement for an averager's communication."""
     if averager.communication.how is CommunicationPattern.GLOBAL:
         return GlobalStopAgreement(averager)
     return NeighborStopAgreement(averager)

@@ -1,4 +1,4 @@
-"""Communication phase that updates and sends each bucket of parameters in the backward pass."""
+"""Communication phase of ``update_in_backward``: updates and sends buckets in backward passes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _INSTEAD = "use update_in_backward=False, which makes the whole update in step()
 
 
 class UpdateInBackwardPhase(ParameterAveragingPhase):
-    """Communication phase that updates and sends each bucket when its gradients are ready.
+    """Communication phase that updates and sends each bucket once its gradients are ready.
 
-    It serves ``adapt_then_combine`` with ``update_in_backward=True``: the user's own optimizer
-    steps, restricted to the bucket's parameters. ``step()`` updates and sends the rest, and writes
-    the averages. Gradients changed between backward and ``step()`` raise an error.
+    It is used for methods that average after the step, with ``update_in_backward=True``: the user's
+    optimizer steps, restricted to the bucket's parameters. ``step()`` updates and sends the rest,
+    and writes the averages. Changing gradients between backward and ``step()`` is an error.
     """
 
     hooks_forward = True
@@ -41,7 +41,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
             self.rebuild_if_changed()
 
     def build_buckets(self) -> None:
-        """Make the parameters views of flat buckets, and index them by parameter."""
+        """Make the parameters views in flat buckets, and index the buckets by parameter."""
         super().build_buckets()
         bucket_by_id = {
             id(parameter): bucket
@@ -51,7 +51,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
         self._bucket_of = [bucket_by_id[id(parameter)] for _, parameter in self.named_parameters]
 
     def _on_gradient(self, index: int, parameter: torch.Tensor) -> None:
-        """Count a gradient, and update its bucket if that was the last one."""
+        """Count a gradient; update its bucket if all its gradients are ready."""
         again = self._count_gradient(index) > 1
         bucket = self._bucket_of[index]
         if index in self._updated_gradients or index in self._ready_by_bucket.get(bucket, ()):
@@ -97,7 +97,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
         self._round = self.config.averager.begin_round()
 
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        """Update and send what backward did not, and write the averages."""
+        """Update and send the remaining buckets, and write the averages."""
         if closure is not None:
             raise UsageError(
                 f"step(closure) evaluates more than once and cannot update in backward; {_INSTEAD}"
@@ -152,7 +152,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
         super()._end_step(averaged=averaged)
 
     def conclude(self) -> None:
-        """Finish the round of a backward pass that no step has followed."""
+        """Finish the round of a backward pass without a following step."""
         if self._updated_gradients:
             self._average()
             self._end_step(averaged=True)
@@ -160,9 +160,9 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
 
 @contextmanager
 def restricted_to(optimizer: torch.optim.Optimizer, chosen: Collection[int]) -> Iterator[None]:
-    """Restrict an optimizer to the parameters of these ids, inside a ``with`` block.
+    """Restrict an optimizer to the parameters with given ids, inside a ``with`` block.
 
-    Changes that it makes to its groups' options are kept.
+    Changes to its groups' options are kept.
     """
     groups = optimizer.param_groups
     parts = [{**g, "params": [p for p in g["params"] if id(p) in chosen]} for g in groups]

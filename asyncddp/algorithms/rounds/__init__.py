@@ -1,8 +1,8 @@
-"""Averaging rounds: one way to start, finish and count them, by several media.
+"""Averaging rounds: a common interface, implemented by messages, windows and pairwise averaging.
 
 A subclass of :class:`~.averaging_round.AveragingRound` is one way to average, such as
-neighbor_allreduce: by messages, through windows, or in pairs. It is chosen by its name here. Only
-the model averager begins rounds; methods see buckets alone. A round is counted where it ends.
+neighbor_allreduce, and is registered here by name. Only the model averager begins rounds; methods
+see only buckets. A round is counted when it ends.
 """
 
 from __future__ import annotations

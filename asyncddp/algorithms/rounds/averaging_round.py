@@ -1,4 +1,4 @@
-"""Averaging rounds: each rank sends its buckets of tensors, then writes the averages into them."""
+"""Base class of averaging rounds: each rank sends its buckets, then writes averages into them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from asyncddp.topology import Schedule
 
 @dataclass
 class WeightOverrides:
-    """Averaging weights that the user sets in place of the topology's; None keeps those."""
+    """Averaging weights set by the user; None for the topology's weights."""
 
     self_weight: float | None = None
     src_weights: Weights | None = None
@@ -40,7 +40,7 @@ class WeightOverrides:
 
 
 class BucketPiece(NamedTuple):
-    """Piece of a bucket that travels by itself: index of the bucket, name, and view of its flat."""
+    """Separately sent piece of a bucket: index of the bucket, message name, and view in it."""
 
     bucket: int
     name: str
@@ -48,23 +48,23 @@ class BucketPiece(NamedTuple):
 
 
 class CrossRoundState:
-    """State that the averaging rounds of one optimizer share: windows, weights and counters.
+    """State shared by all averaging rounds of one optimizer: windows, weights and counters.
 
     Attributes:
         buckets: The flat buckets that rounds average.
         schedule: The optimizer's own topology; None for the context's.
-        round: Rounds completed so far, which is the index of the schedule's next round.
+        round: Number of completed rounds, which is the index of the schedule's next round.
         bytes_sent: Payload bytes sent to peers so far.
-        exposed_time: Time that rounds took on the caller's thread, to send, wait and average.
+        exposed_time: Time that rounds took in the caller's thread, to send, wait and average.
         join_coordinator: Agrees on the active ranks before each round, inside ``join``.
         force_barrier: Whether ranks synchronise before and after they average from windows.
-        max_staleness: How many steps a neighbour may lag before this rank waits for it.
+        max_staleness: Number of steps that a neighbour may lag before this rank waits for it.
         overlapping: Whether a round starts before the last one is complete, so that ranks may
             finish its buckets in different orders.
-        in_place: Whether averages may be written as soon as messages have arrived, since nobody
+        in_place: Whether averages may be written as soon as messages have arrived, since nothing
             else reads the buckets from the start of a round to its end.
         buffer: Limit on the memory of messages and ring buffers; None for no limit.
-        piece_bytes: Bytes of the pieces in which buckets travel; None where they travel whole.
+        piece_bytes: Size of the pieces in which buckets are sent; None to send them whole.
     """
 
     def __init__(self, context: Context, algorithm: Algorithm, label: str) -> None:
@@ -85,11 +85,11 @@ class CrossRoundState:
         self._training: Collection[int] | None = None
 
     def restart_if_changed(self, training: Collection[int] | None, row: WeightRow | None) -> None:
-        """Let the method begin anew where other ranks take part than in the last round.
+        """Reset the method's state if the set of participating ranks has changed.
 
         Args:
-            training: The ranks that take part, where some do not; None for all.
-            row: This rank's weights among them, where it averages with neighbours.
+            training: The participating ranks; None for all.
+            row: This rank's weights for them, if it averages with neighbours.
         """
         if training != self._training:
             self._training = training
@@ -102,9 +102,10 @@ class CrossRoundState:
     def tensors_of_neighbors(
         self, bucket: AveragedBucket, tensor: torch.Tensor
     ) -> Mapping[int, torch.Tensor]:
-        """Send a tensor as it is to the neighbours of ``bucket.row``; return theirs, by rank.
+        """Exchange a tensor with the neighbours of ``bucket.row`` uncompressed; return theirs.
 
-        It belongs to no round, and is not counted in ``bytes_sent``.
+        The result is keyed by rank. The exchange belongs to no round, and is not counted in
+        ``bytes_sent``.
         """
         row = bucket.row
         if row is None:
@@ -114,21 +115,21 @@ class CrossRoundState:
             return exchange_with_neighbors(tensor, row, None, name=name).received
 
     def end_round(self) -> None:
-        """Count a round, once all its averages are written."""
+        """Count a completed round, after all its averages are written."""
         self.round += 1
 
     def continue_totals(self, before: CrossRoundState) -> None:
-        """Go on adding up bytes and time where another state's rounds have ended."""
+        """Take over the totals of bytes and time of another state."""
         self.bytes_sent += before.bytes_sent
         self.exposed_time = before.exposed_time
 
     def number_buckets(self, number: int, steps: int = 0) -> None:
-        """Tell the buckets the index of the last round that has begun, and the steps since then."""
+        """Set the index of the last begun round in all buckets, and the steps since then."""
         for bucket in self.buckets:
             bucket.round, bucket.steps = number, steps
 
     def pieces(self, *, split: bool = True) -> list[BucketPiece]:
-        """List what travels by itself in a round, in an order that is the same on all ranks."""
+        """List the separately sent pieces of a round, in the same order on all ranks."""
         size = self.piece_bytes
         if size is None or not split:
             return [
@@ -142,12 +143,12 @@ class CrossRoundState:
         ]
 
     def bucket_name(self, index: int) -> str:
-        """Name of the messages of a bucket that travels whole."""
+        """Return the message name of a bucket that is sent whole."""
         return f"{self.label}.bucket{index}"
 
     @property
     def schedule_of_ranks(self) -> Schedule:
-        """Topology of ranks that is in use."""
+        """Topology of ranks in use."""
         return self.schedule or self.context.topologies.ranks
 
 
@@ -156,11 +157,11 @@ BeforeWrite: TypeAlias = Callable[[int], None]
 
 
 class BucketExchange:
-    """Exchange of one bucket in progress.
+    """Exchange of one bucket in progress: function that waits for it, and message handles.
 
     Args:
-        wait: Waits for the exchange, and returns what the method gets; None where the averages are
-            in the bucket already.
+        wait: Waits for the exchange, and returns the result for the method; None if the averages
+            are in the bucket already.
         handles: Handles of its messages, which read the bucket.
     """
 
@@ -173,16 +174,16 @@ class BucketExchange:
 
 
 class AveragingRound(ABC):
-    """Averaging round in progress (base class): sends each bucket, then writes the averages.
+    """Base class of averaging rounds in progress: send each bucket, then write the averages.
 
-    Each subclass is one way in which ranks average. Methods that wait raise a PeerError where a
-    neighbour failed, or does something else.
+    Each subclass is one way in which ranks average. Methods that wait raise a PeerError if a
+    neighbour has failed, or calls something else.
 
     Attributes:
         how: The pattern that an algorithm must allow for it; None for any algorithm.
-        supports_join: Whether rounds can go on without ranks that have joined (are done).
-        asynchronous: Whether each rank goes on at its own pace, and waits for none in a round.
-        nodes: What the nodes of its topology are; None if it uses no topology.
+        supports_join: Whether rounds can continue without ranks that have joined (are done).
+        asynchronous: Whether ranks do not wait for each other in a round.
+        nodes: Kind of the nodes of its topology; None if it uses no topology.
         override_names: Names of the weight overrides that it uses.
     """
 
@@ -201,28 +202,28 @@ class AveragingRound(ABC):
     def relevant_overrides(
         cls, overrides: WeightOverrides
     ) -> Mapping[str, float | Weights | Iterable[int] | None]:
-        """Select the weight overrides that it uses, by argument name."""
+        """Select the weight overrides that this kind of round uses, by argument name."""
         return {name: getattr(overrides, name) for name in cls.override_names}
 
     @classmethod  # noqa: B027 - optional hook
     def prepare(cls, averager: CrossRoundState) -> None:
-        """Make what rounds need for the averager's buckets; collective."""
+        """Create the resources that rounds need for the averager's buckets; collective."""
 
     @classmethod
     def begin(cls, averager: CrossRoundState, number: int) -> AveragingRound | None:
-        """Begin round ``number`` of an averager; returns None where nothing is to be sent."""
+        """Begin round ``number`` of an averager; None if there is nothing to send."""
         return cls(averager, number)
 
     @classmethod
     def row_of_round(cls, averager: CrossRoundState, number: int) -> WeightRow | None:
-        """Return this rank's weights of a round; None if it exchanges with no neighbours."""
+        """Return this rank's weights in a round; None if it has no neighbours to exchange with."""
         return None
 
     @classmethod  # noqa: B027 - optional hook
     def shadow_round(cls, averager: CrossRoundState, active_ranks: Sequence[int]) -> None:
-        """Take part in a round of the active ranks on a joined rank, whose buckets stay unchanged.
+        """Take part in a round of the active ranks as a joined rank, without changing buckets.
 
-        A no-op where no rank waits for a joined one.
+        Does nothing if no rank waits for joined ranks.
         """
 
     @abstractmethod
@@ -230,13 +231,13 @@ class AveragingRound(ABC):
         """Start the exchange of a bucket, and count the bytes sent."""
 
     def _before_averages(self, before_write: BeforeWrite | None) -> None:  # noqa: B027 - optional hook
-        """Do what comes before the averages of all buckets are written."""
+        """Run before the averages of all buckets are written."""
 
     def _after_averages(self) -> None:  # noqa: B027 - optional hook
-        """Do what comes after that."""
+        """Run after the averages of all buckets are written."""
 
     def start(self, index: int) -> None:
-        """Send bucket ``index`` if it takes part; it must not change until it is finished."""
+        """Send bucket ``index`` if it takes part; it must not change before it is finished."""
         averager = self._averager
         bucket = averager.buckets[index]
         if averager.algorithm.takes_part(bucket):
@@ -244,14 +245,14 @@ class AveragingRound(ABC):
                 self._started[index] = self._send(bucket)
 
     def has_started(self, index: int) -> bool:
-        """Return whether bucket ``index`` was sent, and its average not written yet."""
+        """Return whether bucket ``index`` was sent and its average is not written yet."""
         return index in self._started
 
     def leave_out_departed(self) -> None:  # noqa: B027 - only one-sided rounds need it
-        """Move the weights of neighbours that have left the averaging to this rank."""
+        """Move the weights of departed neighbours to this rank."""
 
     def wait_for_reads(self) -> None:
-        """Wait until no message or peer reads a bucket any more; averages are kept."""
+        """Wait until messages and peers have finished reading the buckets; keep the averages."""
         with self._averager.exposed_time:
             for exchange in self._started.values():
                 for handle in exchange.handles:
@@ -259,7 +260,7 @@ class AveragingRound(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """True if no message or peer reads a bucket any more."""
+        """True if messages and peers have finished reading the buckets."""
         handles = [handle for one in self._started.values() for handle in one.handles]
         return all([handle.poll() for handle in handles])
 
@@ -283,12 +284,12 @@ class AveragingRound(ABC):
         self._averager.end_round()
 
     def _order(self) -> list[int]:
-        """List the started buckets in the order in which their averages are written."""
+        """List the started buckets, in the order of writing their averages."""
         return list(self._started)
 
 
 class LocalRound(AveragingRound):
-    """Averaging round of a rank that averages with nobody: W is one."""
+    """Averaging round without communication, of a single rank: W = I."""
 
     name = "empty"
     how = None

@@ -1,4 +1,4 @@
-"""Windows for one-sided averaging of flat buckets, created and freed collectively."""
+"""Windows and pairwise averaging of one optimizer's flat buckets, created and freed together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from asyncddp.windows.pair_averaging_service import pair_averaging_of
 
 
 class BucketWindow:
-    """One-sided window of one flat bucket; records the gets and puts that this rank has made.
+    """One-sided window of one flat bucket, with its pending gets and received puts.
 
     Attributes:
         pending_gets: Handles of gets that have not completed, by neighbour.
@@ -39,12 +39,12 @@ class BucketWindow:
         self._versions_at_reset = dict.fromkeys(window.edges.incoming, 0)
 
     def pack(self) -> None:
-        """Write the outgoing tensor of the bucket into the window."""
+        """Write the bucket's outgoing tensor into the window."""
         if not self._algorithm.plain:
             self.window.tensor.copy_(as_real(self._algorithm.outgoing(self._bucket)))
 
     def mixed(self) -> Received | None:
-        """Return the averaged tensor in the window; None where that is the bucket itself."""
+        """Return the averaged tensor in the window; None if that is the bucket itself."""
         plain = self._algorithm.plain
         return None if plain else received_like(self._bucket.flat, self.window.tensor)
 
@@ -72,7 +72,7 @@ class BucketWindow:
 
 
 class BucketPairAverages:
-    """Averages in pairs of the flat buckets of one optimizer; all ranks free them equally often."""
+    """Pairwise averaging of one optimizer's flat buckets; all ranks must free it equally often."""
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._label, self._generation = context, label, 0
@@ -88,12 +88,12 @@ class BucketPairAverages:
         return iter(self._pairs.values())
 
     def look(self, peer: int) -> list[PendingGet]:
-        """Request a copy of what a rank averages in each bucket."""
+        """Request copies of a peer's tensors in all buckets."""
         service = pair_averaging_of(self._context)
         return [service.look(name, peer) for name in self._pairs]
 
     def ensure_created(self, count: int) -> None:
-        """Make those of so many buckets, if there are none; collective in that case."""
+        """Create pairwise averaging for ``count`` buckets unless it exists; collective if not."""
         if len(self._pairs) != count:
             self.free()
             self._create(count)
@@ -106,20 +106,20 @@ class BucketPairAverages:
         self._pairs = {name: service.add(name) for name in names}
 
     def free(self) -> None:
-        """Forget them; what is still under way is lost on both sides."""
+        """Free the averaging of all buckets; averages in flight are lost on both ranks."""
         if self._pairs:
             pair_averaging_of(self._context).remove(self._pairs)
         self._pairs, self._generation = {}, self._generation + 1
 
     def restart(self) -> None:
-        """Begin anew, since the parameters are about to be replaced."""
+        """Recreate the averaging, since the parameters are about to be replaced."""
         count = len(self._pairs)
         self.free()
         if count:
             self._create(count)
 
     def conclude(self) -> None:
-        """Average with nobody until the next round."""
+        """Refuse averaging with other ranks until the next round."""
         with self._context.engine.lock:
             for one in self._pairs.values():
                 one.conclude()
@@ -128,13 +128,13 @@ class BucketPairAverages:
 class BucketWindowSet:
     """Set of one-sided windows for the flat buckets of one optimizer, one window per bucket.
 
-    Windows are created before the first round, and again where the buckets have changed or the user
-    has freed them. They are freed collectively only: by :meth:`free`, or at the end of the world.
+    Windows are created before the first round, and again if the buckets have changed or the user
+    has freed them. They are freed only collectively: by :meth:`free`, or at the end of the world.
 
     Attributes:
         departures: Detector of in-neighbours that have left; ``now`` are those of the last round.
-        first_round: Rounds completed before the first with these windows; None before that.
-        scales_steps: Whether updates are scaled where ranks differ in speed.
+        first_round: Index of the first round with these windows; None before it.
+        scales_steps: Whether updates are scaled for ranks of different speed.
         step_rates: Estimator of the ranks' step rates; None unless updates are scaled.
     """
 
@@ -154,21 +154,21 @@ class BucketWindowSet:
 
     @property
     def sources(self) -> list[int]:
-        """Return the in-neighbours of any round, ascending."""
+        """In-neighbours of any round, ascending."""
         return sorted({source for one in self._windows for source in one.window.edges.incoming})
 
     @property
     def targets(self) -> list[int]:
-        """Return the out-neighbours of any round, ascending."""
+        """Out-neighbours of any round, ascending."""
         return sorted({target for one in self._windows for target in one.window.edges.outgoing})
 
     def count_step(self) -> None:
-        """Count a step of this rank, where updates are scaled by what ranks make."""
+        """Count a step of this rank for the estimation of step rates."""
         if self.step_rates is not None:
             self.step_rates.count()
 
     def update_departures(self, *, got: bool) -> tuple[int, ...]:
-        """Find out which in-neighbours have departed; called once in each round."""
+        """Return the departed in-neighbours; call it once in each round."""
         if not self._windows:
             return self.departures.look(0, {})
         window = self._windows[0].window  # all buckets make the same steps
@@ -176,12 +176,12 @@ class BucketWindowSet:
         return self.departures.look(window.steps, steps)
 
     def set_buckets(self, buckets: Sequence[AveragedBucket]) -> None:
-        """Set the flat buckets, and free windows of earlier ones; collective if there are any."""
+        """Set the flat buckets, and free existing windows; collective if there are any."""
         self.free()
         self._buckets = buckets
 
     def ensure_created(self, schedule: Schedule) -> None:
-        """Create the windows where any is missing; collective in that case."""
+        """Create the windows if any is missing; collective in that case."""
         with use(self._context):
             known = set(get_current_created_window_names())  # without those that the user has freed
             if len(self._windows) == len(self._buckets) and known.issuperset(self._names()):
@@ -204,7 +204,7 @@ class BucketWindowSet:
         self._windows, self.first_round = bucket_windows, None
 
     def ensure_pairs_created(self) -> None:
-        """Make the averages in pairs, and what scales updates; collective where any is missing."""
+        """Create pairwise averaging and step-rate estimator if missing; collective in that case."""
         self.pairs.ensure_created(len(self._buckets))
         if not self.scales_steps:
             return
@@ -219,7 +219,7 @@ class BucketWindowSet:
         return names if self.step_rates is None else [*names, self.step_rates.name]
 
     def free(self) -> None:
-        """Free the windows; collective if there are any."""
+        """Free all windows; collective if there are any."""
         self.pairs.free()
         if not self._windows and self.step_rates is None:
             return
@@ -231,7 +231,7 @@ class BucketWindowSet:
         self._windows, self.step_rates = [], None
 
     def publish_to_all(self, step: int) -> int:
-        """Put all tensors to the neighbours of any round, and wait for all ranks; collective."""
+        """Put all tensors to all neighbours of any round, and wait for all ranks; collective."""
         sent = 0
         with use(self._context):
             handles = []
@@ -247,7 +247,7 @@ class BucketWindowSet:
         return sent
 
     def reset(self) -> None:
-        """Discard what has arrived so far, since the parameters are about to be replaced."""
+        """Discard received tensors, since the parameters are about to be replaced."""
         self.first_round = None
         self.pairs.restart()
         for one in self._windows:
@@ -255,7 +255,7 @@ class BucketWindowSet:
                 one.reset()
 
     def conclude(self) -> None:
-        """Announce that no step follows for now, so that no rank waits; publish the tensors."""
+        """Announce that no step follows for now, and publish the tensors."""
         self.pairs.conclude()
         with use(self._context):
             for one in self._windows:
@@ -269,21 +269,21 @@ class BucketWindowSet:
 
     @property
     def published_steps(self) -> int:
-        """Steps that this rank has published, plus CONCLUDED where none follow for now."""
+        """Published step count of this rank, plus CONCLUDED if no step follows for now."""
         clocks = [one.window.clock for one in self._windows] or [one.steps for one in self.pairs]
         return clocks[0] if clocks else 0
 
     def look(self, peer: int) -> list[PendingGet]:
-        """Request what any rank has published last of each bucket; an empty list if nobody has."""
+        """Request the last published tensors of all buckets from any rank."""
         manager = windows_of(self._context)
         return [manager.look(one.window, peer) for one in self._windows] or self.pairs.look(peer)
 
     def push_sum_weights(self) -> list[float]:
-        """Return the push-sum weight p of each bucket; 1 where nothing was ever given away."""
+        """Return the push-sum weight p of each bucket; 1 without windows."""
         return [one.window.p for one in self._windows] or [1.0] * len(self._buckets)
 
     def staleness(self) -> dict[int, Staleness]:
-        """Return the staleness of each in-neighbour's last read tensor, in its worst bucket."""
+        """Return the staleness of each in-neighbour's last read tensor, for the stalest bucket."""
         worst: dict[int, Staleness] = {}
         for one in self._windows:
             for source, found in one.window.staleness().items():
@@ -293,10 +293,10 @@ class BucketWindowSet:
 
 
 def as_real(flat: torch.Tensor) -> torch.Tensor:
-    """View a complex tensor as real numbers; weights are real, so averages are the same."""
+    """Return a complex tensor as a view of real numbers; averages with real weights are equal."""
     return torch.view_as_real(flat) if flat.is_complex() else flat
 
 
 def received_like(flat: torch.Tensor, mixed: torch.Tensor) -> Received:
-    """Return an average that was formed of :func:`as_real`, for a bucket like ``flat``."""
+    """Convert an average of :func:`as_real` tensors to a result for a bucket like ``flat``."""
     return ReceivedAverage(torch.view_as_complex(mixed) if flat.is_complex() else mixed)

@@ -1,4 +1,4 @@
-"""Limit on the memory that averaging rounds take besides the buckets, and what pieces fit."""
+"""Memory limit of averaging rounds for messages and ring buffers, and size of bucket pieces."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from asyncddp.context import Context
 from asyncddp.tensors.buckets import ALIGNMENT
 
 _IN_SHARED_MEMORY = 4 << 20
-"""Limit in bytes where all ranks share memory: there larger pieces are no faster."""
+"""Default limit in bytes if all ranks share memory, since larger pieces are no faster."""
 _PIECES = 8  # that fit into the limit
 _MOST_SHARED, _MOST_SENT = 1 << 19, 1 << 22
-"""Most bytes of a piece where ranks share memory, which stays in a cache, and of one that is sent.
+"""Maximum size of a piece: in shared memory, where it stays in a cache, and by message.
 """
 
 
 @dataclass(frozen=True)
 class CommunicationBuffer:
-    """Limit on the bytes of messages under way and ring buffers.
+    """Memory limit, in bytes, for messages in flight and ring buffers of averaging rounds.
 
     Attributes:
         limit: The limit in bytes, for one in-neighbour.
-        ahead: Whether pieces are sent as soon as a round starts; where all ranks share memory,
+        ahead: Whether pieces are sent as soon as a round starts; if all ranks share memory,
             starting early gains nothing.
     """
 
@@ -33,7 +33,7 @@ class CommunicationBuffer:
 
     @classmethod
     def of(cls, context: Context, limit: int | None) -> Self | None:
-        """Return the buffer of that many bytes, or the default for None; None for no limit."""
+        """Make the buffer for a limit, None for the default; return None if unlimited."""
         group = context.transport.shared_memory_group
         shared = group is not None and len(group.processes) == context.size
         if limit is None:
@@ -41,10 +41,10 @@ class CommunicationBuffer:
         return cls(limit, ahead=not shared)
 
     def piece_bytes(self, sizes: Sequence[int]) -> int | None:
-        """Compute the bytes of pieces for buckets of such sizes; None if whole buckets fit.
+        """Compute the size of pieces for buckets of given sizes; None if whole buckets fit.
 
-        A whole bucket takes its size as a message, and twice that as a ring buffer. Equal on all
-        ranks, since pieces are matched by their order.
+        A whole bucket takes its size as a message, and twice that as a ring buffer. The result is
+        equal on all ranks, since pieces are matched by their order.
         """
         if 3 * sum(sizes) <= self.limit:
             return None
@@ -54,5 +54,5 @@ class CommunicationBuffer:
         return -(-largest // (number * ALIGNMENT)) * ALIGNMENT
 
     def message_room(self, piece_bytes: int) -> int:
-        """Return the bytes that the messages of such pieces may take, beside their ring buffer."""
+        """Return the bytes left for messages of pieces, besides their ring buffer."""
         return self.limit - 2 * piece_bytes if self.ahead else 0

@@ -1,4 +1,4 @@
-"""Averaging rounds between machines, whose ranks average among themselves first."""
+"""Averaging rounds between machines, after the ranks of each machine have averaged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from asyncddp.ops.process_group import ranks_of_machine
 
 
 class MachineRound(MessageRound):
-    """Hierarchical average by messages: mean per machine, weighted average between machines."""
+    """Hierarchical average by messages: mean per machine, then weighted average of machines."""
 
     name = "hierarchical_neighbor_allreduce"
     how = CommunicationPattern.MACHINES
@@ -59,11 +59,12 @@ class MachineRound(MessageRound):
 
 
 class LeaderRound(MachineRound):
-    r"""Averaging round of methods that send differences, with machines as the graph's nodes.
+    r"""Averaging round between machines for methods that send differences: leader ranks exchange.
 
     A bucket is averaged over the ranks of a machine, :math:`\bar x_m = \frac1L \sum_{i \in m} x_i`.
-    The first rank, which alone keeps the method's state, exchanges it with those of neighbour
-    machines, and gives the result to the others, so that all ranks of a machine hold one model.
+    The machine's first rank, which alone keeps the method's state, exchanges it with the first
+    ranks of neighbour machines, and broadcasts the result, so that all ranks of a machine hold one
+    model.
     """
 
     sums = False
@@ -85,7 +86,7 @@ class LeaderRound(MachineRound):
         return BucketExchange(partial(self._share, bucket, exchange), handles)
 
     def _share(self, bucket: AveragedBucket, exchange: BucketExchange | None) -> None:
-        """Write the average on the first rank, and give it to the others of the machine."""
+        """Write the average on the first rank, and broadcast it to all ranks of the machine."""
         averager = self._averager
         received = None if exchange is None else exchange.wait()
         if received is not None:

@@ -1,4 +1,4 @@
-"""Averaging rounds by messages: the ranks that average wait for each other."""
+"""Averaging rounds by messages, in which averaging ranks wait for each other."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _NO_STATES: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
 class MessageRound(AveragingRound):
-    """Averaging round by messages (base class): the ranks that average wait for each other.
+    """Base class of averaging rounds by messages, in which averaging ranks wait for each other.
 
-    A bucket travels by a verb that averages, such as allreduce, with tensors of its state beside
-    it. A compressor encodes what is the parameters'; the rest, such as flags, travels as it is.
-    Methods that send differences get the encoded tensors of each neighbour by itself.
+    A bucket is averaged by a verb, such as allreduce, with tensors of its state. A compressor
+    encodes the parameters; the rest, such as flags, is sent uncompressed. Methods that send
+    differences get the encoded tensor of each neighbour separately.
 
     Attributes:
-        row: This rank's weights, where it averages with neighbours.
-        leads: Whether this rank exchanges with others itself.
-        copies_sent: Copies of a bucket that this rank sends, encoded if it is compressed.
+        row: This rank's weights, if it averages with neighbours.
+        leads: Whether this rank itself exchanges with others.
+        copies_sent: Number of copies of a bucket that this rank sends, for counting bytes.
         parts: Equal parts in which a compressed bucket is encoded.
-        sums: Whether a bucket that is not compressed travels in the dtype in which it is summed.
-        splits: Whether buckets travel in pieces.
+        sums: Whether an uncompressed bucket is sent in its accumulation dtype.
+        splits: Whether buckets are sent in pieces.
     """
 
     supports_join = False
@@ -76,13 +76,13 @@ class MessageRound(AveragingRound):
 
     @abstractmethod
     def _plan(self) -> None:
-        """Set what this rank sends in the round, by which weights."""
+        """Set this rank's weights and number of copies to send in the round."""
 
     @classmethod
     def of(
         cls, averager: CrossRoundState, number: int, active: Collection[int] | None = None
     ) -> MessageRound:
-        """Make round ``number``, of the ``active`` ranks inside ``join`` where some are done."""
+        """Make round ``number``, among the ``active`` ranks inside ``join``."""
         return cls(averager, number, active)
 
     @override
@@ -100,7 +100,7 @@ class MessageRound(AveragingRound):
         return begun
 
     def _restart(self) -> None:
-        """Let the method begin anew where others take part than in the last round."""
+        """Reset the method's state if the set of participating ranks has changed."""
         if self._active is not None and not self.supports_join:
             raise UsageError(
                 f"join: {self.name} needs all ranks in every round; expected a communication that "
@@ -139,7 +139,7 @@ class MessageRound(AveragingRound):
 
     @property
     def _asks_joined(self) -> bool:
-        """True if the method says of what size and dtype the tensors of a joined rank are."""
+        """True if the method computes the tensors that a joined rank sends."""
         method = self._averager.algorithm
         if method.compression is CompressionUse.DIFFERENCES:
             return method.joined_ranks is JoinedRanks.RELAY
@@ -149,12 +149,12 @@ class MessageRound(AveragingRound):
 
     @abstractmethod
     def _average(self, tensor: torch.Tensor, **options: Any) -> Handle[torch.Tensor]:
-        """Start averaging a tensor, by its ``name``; ``compression`` and ``out`` are a verb's."""
+        """Start averaging a tensor; options are a verb's ``name``, ``compression`` and ``out``."""
 
     def _fast_path(self, flat: torch.Tensor, name: str) -> Callable[[], bool] | None:
-        """Find a blocking function that averages such a tensor in place, if there is one.
+        """Return a blocking function that averages a tensor in place; None if there is none.
 
-        Where neighbours read each other's memory, starting early gains nothing.
+        It exists if neighbours read each other's memory, where starting early gains nothing.
         """
         return None
 
@@ -198,7 +198,7 @@ class MessageRound(AveragingRound):
         *,
         in_place: bool = False,
     ) -> BucketExchange:
-        """Start the exchange of a bucket, whose ``row`` has the weights if there are neighbours."""
+        """Start the exchange of a bucket, with the weights of its ``row`` if it has neighbours."""
         self._count(bucket, sent, states)
         if self._averager.algorithm.compression is CompressionUse.DIFFERENCES and bucket.row:
             return self._exchange_messages(bucket, bucket.row, sent, name)
@@ -228,7 +228,7 @@ class MessageRound(AveragingRound):
     def _exchange_messages(
         self, bucket: AveragedBucket, row: WeightRow, sent: torch.Tensor, name: str
     ) -> BucketExchange:
-        """Start the exchange of encoded tensors, each of which the method gets by itself."""
+        """Start the exchange of encoded tensors that the method gets separately."""
         to_each = self._averager.algorithm.outgoing_to_each(bucket, sent)
         handle = exchange_with_neighbors_nonblocking(
             sent,
@@ -252,14 +252,14 @@ class MessageRound(AveragingRound):
         sent: torch.Tensor,
         states: Mapping[str, torch.Tensor] = _NO_STATES,
     ) -> None:
-        """Count the bytes that this rank sends of a bucket, and of its state."""
+        """Count the bytes that this rank sends for a bucket and its state."""
         travels = DTYPES[sent.dtype].accumulate if self.sums else sent.dtype
         message = bucket.message_bytes(self.parts, sent, travels)
         along = sum(state.nbytes for state in states.values())
         self._averager.bytes_sent += round(self.copies_sent * (message + along))
 
     def _resolved_row(self, schedule: Schedule, place: int) -> WeightRow:
-        """Return the weights that the user has set, or else those of a rank, or machine."""
+        """Return the weights that the user has set, or else the schedule's for a node."""
         given = self.relevant_overrides(self._averager.overrides)
         number = self._number
         return WeightResolver(self.name, schedule, place, given, number).row_at(number)
@@ -288,7 +288,7 @@ class AllreduceRound(MessageRound):
 
 
 class HierarchicalAllreduceRound(MessageRound):
-    """Global average over all ranks, in which one rank of each machine uses the network."""
+    """Global average over all ranks, in which only one rank per machine uses the network."""
 
     name = "hierarchical_allreduce"
     how = CommunicationPattern.GLOBAL

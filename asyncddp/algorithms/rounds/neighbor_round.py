@@ -1,4 +1,4 @@
-"""Averaging rounds with the neighbours, of whole buckets, or of pieces, few of them at a time."""
+"""Averaging rounds with neighbours by messages, of whole buckets, or piece by piece."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from asyncddp.ops.uneven_inputs import among_active, renormalise, skip_round_non
 
 
 class NeighborRound(MessageRound):
-    """Weighted average with the neighbours in the graph of ranks, by messages.
+    """Averaging round with the neighbours in the graph of ranks, by messages.
 
-    Where some ranks have joined, their weights are moved to this rank's own tensor.
+    Weights of joined ranks are moved to this rank's own tensor.
     """
 
     name = "neighbor_allreduce"
@@ -50,7 +50,7 @@ class NeighborRound(MessageRound):
         return kind(averager, number, active)
 
     def _choose_row(self) -> WeightRow | None:
-        """Return the weights among the active ranks; None for a rank that they do without."""
+        """Return the weights among the active ranks; None for a joined rank that is not needed."""
         averager, rank, active = self._averager, self._averager.context.rank, self._active
         method = averager.algorithm
         uniform, relays = method.needs.uniform, method.joined_ranks is JoinedRanks.RELAY
@@ -78,7 +78,7 @@ class NeighborRound(MessageRound):
 
 
 class _PieceUnderWay(NamedTuple):
-    """Piece that is being averaged, and the bytes of memory that its messages take."""
+    """Piece that is being averaged, and the memory of its messages in bytes."""
 
     piece: BucketPiece
     handle: Handle[torch.Tensor]
@@ -86,15 +86,15 @@ class _PieceUnderWay(NamedTuple):
 
 
 class PiecewiseRound(NeighborRound):
-    r"""Averaging round in which buckets travel in pieces of equal size, few of them at a time.
+    r"""Averaging round with neighbours in pieces of equal size, few of them at a time.
 
     .. math:: x_i[p] \leftarrow w_{ii} x_i[p] + \sum_j w_{ij} x_j[p], \qquad p = 0, 1, \dots
 
     All pieces have one name, so that ranks on one machine pass them through one ring buffer, which
-    holds two. Each rank copies its old piece there before it writes the average in place. Elsewhere
-    pieces travel by message, as many at a time as the averager's buffer has room for, at least one
-    of each in-neighbour. The order is the same on all ranks: from the last bucket to the first, as
-    gradients become ready.
+    holds two. Each rank copies its old piece there before it writes the average in place. Otherwise
+    pieces are sent by message, as many at a time as the averager's buffer has room for, at least
+    one of each in-neighbour. The order is the same on all ranks: from the last bucket to the first,
+    as gradients become ready.
     """
 
     splits = True
@@ -120,7 +120,7 @@ class PiecewiseRound(NeighborRound):
         return exchange
 
     def _advance(self, *, in_place: bool, limited: bool = True) -> None:
-        """Send the next pieces of started buckets, while there is room for what they receive."""
+        """Send the next pieces of started buckets, while there is room for received pieces."""
         nbytes = self._message_bytes(in_place=in_place)
         taken = sum(one.nbytes for one in self._under_way)
         with use(self._averager.context), torch.no_grad():
@@ -136,7 +136,7 @@ class PiecewiseRound(NeighborRound):
                 self._sent, taken = self._sent + 1, taken + nbytes
 
     def _message_bytes(self, *, in_place: bool) -> int:
-        """Compute the bytes that a piece takes under way: received, scaled to send, averaged."""
+        """Compute the memory of a piece in flight: received, scaled and averaged tensors."""
         row = self.row
         assert row is not None
         scaled = sum(factor != 1.0 for factor in row.dst_weights.values())
@@ -145,7 +145,7 @@ class PiecewiseRound(NeighborRound):
 
     @override
     def wait_for_reads(self) -> None:
-        """Exchange all pieces, if some are sent already; their averages are kept."""
+        """Exchange all pieces if some were sent already, and keep their averages."""
         averager = self._averager
         if not self._ahead or not self._started:
             return
@@ -165,7 +165,7 @@ class PiecewiseRound(NeighborRound):
         return sorted(self._started, reverse=True)
 
     def _write(self, end: int) -> None:
-        """Write the averages of the pieces before ``end``."""
+        """Write the averages of all pieces before piece ``end``."""
         while self._written < end:
             if self._under_way or not self._average_piece_at_once():
                 self._advance(in_place=True)
@@ -176,7 +176,7 @@ class PiecewiseRound(NeighborRound):
             self._written += 1
 
     def _average_piece_at_once(self) -> bool:
-        """Average the next piece on this thread, if its neighbours read it in shared memory."""
+        """Average the next piece in this thread by the fast path; False if there is none."""
         piece = self._pieces[self._sent]
         fast_path = self._fast_path(piece.flat, piece.name)
         if fast_path is None or not fast_path():

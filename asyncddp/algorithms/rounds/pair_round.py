@@ -1,4 +1,4 @@
-"""Atomic averages in pairs, by which ranks of any speed mix without waiting for each other."""
+"""Averaging rounds of atomic pairwise averages, in which ranks do not wait for each other."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from asyncddp.windows.pair_averaging_service import pair_averaging_of
 
 
 class PairRound(AveragingRound):
-    r"""Asynchronous averages in pairs: in its own round k a rank meets its partner of that round.
+    r"""Averaging round in pairs, asynchronous: a rank averages with the partner of its own round.
 
     .. math:: (x_i, x_j) \leftarrow \big(x_i - w (x_i - x_j),\ x_j + w (x_i - x_j)\big)
 
-    at once on both, while they compute gradients: see :mod:`asyncddp.windows.pair_averaging`. The
-    lower rank of a pair asks, the other one lets it average. It goes without that average where the
-    other one does not answer within the step. With ``force_barrier`` all ranks meet in each round.
+    atomically, while both compute gradients: see :mod:`asyncddp.windows.pair_averaging`. The lower
+    rank of a pair sends the request. If the other rank does not answer within the step, there is no
+    average. With ``force_barrier`` all ranks synchronise in each round.
     """
 
     name = "pair_average"
@@ -78,7 +78,7 @@ class PairRound(AveragingRound):
             self._pair(index).ask(peer, weight)
 
     def _end(self, bucket: AveragedBucket) -> Received:
-        """Take what the averages with others have made of a bucket."""
+        """Close the averaging of a bucket, and return its averaged values."""
         averager, pair, begun = self._averager, self._pair(bucket.index), time.monotonic_ns()
         with use(averager.context), averager.context.engine.active_messages():
             mixed = pair.end()
@@ -100,7 +100,7 @@ class PairRound(AveragingRound):
                 self._synchronize()
 
     def _synchronize(self) -> None:
-        """Average with the partner of this round, when all ranks are there."""
+        """Average with the partner of this round between two barriers."""
         averager = self._averager
         barrier()
         with averager.context.engine.active_messages():

@@ -1,4 +1,4 @@
-"""Encoded tensors that a round has brought, which its method gets one by one."""
+"""Result of an exchange with the encoded tensor of each neighbour, decoded on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncddp.tensors.means import split_divisor
 
 
 class ReceivedMessages(Received):
-    """Encoded tensors of this rank and its neighbours, decoded into what they are added to."""
+    """Received encoded tensors of this rank and its neighbours, decoded when they are added."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Averaging rounds through one-sided windows, where ranks need not wait for each other."""
+"""Base class of averaging rounds through one-sided windows, which need not wait for ranks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from asyncddp.windows.nonblocking_handle import WindowHandle
 
 
 class WindowRound(AveragingRound):
-    """Averaging round through windows (base class): publishes buckets, and averages what arrived.
+    """Base class of averaging rounds through windows: publish buckets, average the received ones.
 
-    Ranks wait for each other only where ``force_barrier`` or ``max_staleness`` say so.
+    Ranks wait for each other only with ``force_barrier`` or ``max_staleness``.
     """
 
     asynchronous = True
@@ -51,7 +51,7 @@ class WindowRound(AveragingRound):
     @override
     @classmethod
     def begin(cls, averager: CrossRoundState, number: int) -> AveragingRound | None:
-        """Begin a round through windows; collective where they have to be created."""
+        """Begin a round through windows; collective if they have to be created."""
         cls.prepare(averager)
         begun = cls(averager, number)
         if not averager.force_barrier and not averager.overlapping:
@@ -63,7 +63,7 @@ class WindowRound(AveragingRound):
 
     @abstractmethod
     def _weight_row(self, near: Neighbors) -> WeightRow:
-        """Return this rank's weights of a round: the overrides, or else the topology's."""
+        """Return this rank's weights in a round: the overrides, or else the topology's."""
 
     def _without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
         """Move the weights of departed neighbours to this rank's own tensor."""
@@ -78,14 +78,14 @@ class WindowRound(AveragingRound):
         return self._row
 
     def _fetch(self, bucket: BucketWindow, sources: Iterable[int]) -> None:
-        """Request what neighbours have published, where it is not sent by them."""
+        """Request the neighbours' published tensors, if they do not send them."""
 
     @abstractmethod
     def _mix(self, bucket: BucketWindow, row: WeightRow) -> None:
-        """Average what has arrived into the tensor of a window."""
+        """Average the received tensors into the tensor of a window."""
 
     def _transfer_count(self, row: WeightRow) -> int:
-        """Return how many times a bucket is transferred at this rank's cost."""
+        """Return the number of transfers of a bucket that are counted on this rank."""
         return len(row.dst_weights)
 
     def _late_neighbors(
@@ -100,7 +100,7 @@ class WindowRound(AveragingRound):
 
     @override
     def _send(self, bucket: AveragedBucket) -> BucketExchange:
-        """Publish a copy of a bucket, and request the neighbours' where that is needed."""
+        """Publish a copy of a bucket, and request the neighbours' ones if needed."""
         averager, row, window = self._averager, self._row, self._averager.windows[bucket.index]
         with use(averager.context), torch.no_grad():
             window.pack()

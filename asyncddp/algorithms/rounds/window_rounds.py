@@ -1,4 +1,4 @@
-"""Rounds through one-sided windows: by puts, by gets, and push-sum by accumulates."""
+"""Averaging rounds through one-sided windows: by puts, by gets, and push-sum by accumulates."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class WindowPutRound(WindowRound):
 
     .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} b_j
 
-    with :math:`b_j` the tensor that neighbour j has put last. Where none has arrived yet, its
-    weight goes to the own tensor.
+    with :math:`b_j` the last tensor that neighbour j has put. Before its first arrival, its weight
+    is added to the own weight.
     """
 
     name = "win_put"
@@ -33,7 +33,7 @@ class WindowPutRound(WindowRound):
     override_names = ("self_weight", "src_weights", "dst_weights")
 
     def _weight_row(self, near: Neighbors) -> WeightRow:
-        """Return the topology's weights, with factors of 1 for puts."""
+        """Return the topology's weights or the overrides, with factors of 1 for puts."""
         targets = _send_weights(self.name, self._averager, near, 1.0)
         return WeightRow(*_receive_weights(self._averager, near), targets)
 
@@ -56,7 +56,7 @@ class WindowGetRound(WindowRound):
 
     .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} x_j
 
-    A neighbour on another machine answers later; until then its previous answer is used.
+    A neighbour on another machine replies later; until then its previous reply is used.
     """
 
     name = "win_get"
@@ -64,7 +64,7 @@ class WindowGetRound(WindowRound):
     override_names = ("self_weight", "src_weights")
 
     def _weight_row(self, near: Neighbors) -> WeightRow:
-        """Return the topology's weights."""
+        """Return the topology's weights or the overrides, without targets."""
         return WeightRow(*_receive_weights(self._averager, near), {})
 
     def _publish(self, bucket: BucketWindow, row: WeightRow) -> WindowHandle | None:
@@ -75,7 +75,7 @@ class WindowGetRound(WindowRound):
         return None
 
     def _fetch(self, bucket: BucketWindow, sources: Iterable[int]) -> None:
-        """Request tensors of neighbours from which no get is pending."""
+        """Start gets from neighbours without a pending get."""
         self._collect_gets(bucket)
         pending, name = bucket.pending_gets, bucket.window.name
         for source in sources:
@@ -99,11 +99,11 @@ class WindowGetRound(WindowRound):
         window.tensor.copy_(window.update(*weights, reset=False, clone=True, with_p=False))
 
     def _transfer_count(self, row: WeightRow) -> int:
-        """Return the number of gets, which are counted by the rank that gets."""
+        """Return the number of gets, which are counted on the getting rank."""
         return len(row.src_weights)
 
     def _late_neighbors(self, bucket: BucketWindow, sources: Iterable[int], step: int) -> list[int]:
-        """Get from neighbours that have reached the step; list those still missing."""
+        """Get from neighbours that have reached the step; list the others."""
         self._collect_gets(bucket)
         window, left = bucket.window, bucket.window.context.engine.has_exited
         late = [source for source in sources if window.read_step(source) < step]
@@ -119,8 +119,8 @@ class PushSumWindowRound(WindowRound):
 
     with :math:`b_j` the shares of neighbour j that this rank has not collected yet; the push-sum
     weight p is shared likewise. The shares that a rank keeps and gives sum to one. Without
-    barriers, a neighbour that has not collected the last share yet gets no other, so that a slow
-    neighbour does not gather everything.
+    barriers, a neighbour that has not collected the last share yet gets no further one, so that a
+    slow neighbour does not accumulate everything.
     """
 
     name = "win_accumulate"
@@ -146,7 +146,7 @@ class PushSumWindowRound(WindowRound):
         return WeightRow(own, dict.fromkeys(self._averager.windows.sources, 1.0), shares)
 
     def _without(self, row: WeightRow, departed: Collection[int]) -> WeightRow:
-        """Keep the shares of departed neighbours; what they gave before is still collected."""
+        """Keep the shares of departed neighbours; their earlier shares are still collected."""
         kept = [share for peer, share in row.dst_weights.items() if peer in departed]
         if not kept:
             return row
@@ -166,14 +166,14 @@ class PushSumWindowRound(WindowRound):
         return self._without(row, [peer for peer in shares if edges[peer].has_unread()])
 
     def _mix(self, bucket: BucketWindow, row: WeightRow) -> None:
-        """Collect the shares received, each once."""
+        """Add the received shares, each once."""
         bucket.window.update(1.0, row.src_weights, reset=True, clone=False, with_p=True)
 
 
 def _receive_weights(
     averager: CrossRoundState, near: Neighbors
 ) -> tuple[float, Mapping[int, float]]:
-    """Return the weights for averaging: of the own tensor, and by source rank."""
+    """Return the averaging weights: own weight, and weights by source rank."""
     overrides, known = averager.overrides, averager.windows.sources
     if overrides.src_weights is None:
         if overrides.self_weight is not None:
@@ -193,7 +193,7 @@ def _receive_weights(
 def _send_weights(
     verb: str, averager: CrossRoundState, near: Neighbors, default: float
 ) -> dict[int, float]:
-    """Return the factors for publishing, by target rank."""
+    """Return the factors for published tensors, by target rank."""
     given, known = averager.overrides.dst_weights, averager.windows.targets
     if given is None:
         return dict.fromkeys(near.dst_ranks, default)
