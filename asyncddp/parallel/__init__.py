@@ -1,7 +1,7 @@
 """DecentralizedDataParallel, a model wrapper that trains in its backward pass.
 
-Here belong the wrapper and its buckets. Users and Bagua's names call it. A step of a bucket is the
-user's own optimizer, restricted to the bucket's parameters.
+This package holds the wrapper and its buckets. Users call it, and so do Bagua's names. Each bucket
+has an optimizer of the user's own kind for the bucket's parameters.
 """
 
 from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParallel

@@ -12,7 +12,7 @@ from asyncddp.errors import ArgumentError
 
 
 def checked_model(model: Any, wrapper: type) -> torch.nn.Module:
-    """Check that an argument is a module that is not wrapped yet by ``wrapper``."""
+    """Check that an argument is a module that ``wrapper`` does not wrap yet, and return it."""
     if isinstance(model, wrapper) or not isinstance(model, torch.nn.Module):
         raise ArgumentError(
             "argument model: expected a torch.nn.Module that is not distributed yet, got "
@@ -22,7 +22,7 @@ def checked_model(model: Any, wrapper: type) -> torch.nn.Module:
 
 
 def checked_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """List names and parameters of a model that require gradients."""
+    """Return the names and parameters that require gradients; check that a model has some."""
     named = []
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
@@ -43,7 +43,7 @@ def checked_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Param
 def checked_config(
     optim_fn: Any, lr_scheduler_fn: Any, scaler: Any, clip: Any, megabytes: Any, as_view: Any
 ) -> BucketUpdateConfig:
-    """Check how buckets are to be made and updated."""
+    """Check the wrapper's arguments for buckets and optimizers; return them as a config."""
     if not callable(optim_fn):
         raise _unexpected("optim_fn", "a function that gives an optimizer", optim_fn)
     if lr_scheduler_fn is not None and not callable(lr_scheduler_fn):

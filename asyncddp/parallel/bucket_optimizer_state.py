@@ -1,4 +1,4 @@
-"""Collects and restores the state of all buckets' optimizers, keyed by parameter name."""
+"""Saving and loading the state of all buckets' optimizers, keyed by parameter name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEYS = ("step", "state", "options", "schedulers")
 
 
 def collect_state(buckets: Sequence[OptimizedParameters], step: int) -> dict[str, Any]:
-    """Collect the state of all optimizers and schedulers by parameter name, and the step."""
+    """Return the step and the state of all optimizers and schedulers, keyed by parameter name."""
     found: dict[str, Any] = {"step": step, "state": {}, "options": {}, "schedulers": {}}
     for bucket in buckets:
         names = _names(bucket)
@@ -30,7 +30,7 @@ def collect_state(buckets: Sequence[OptimizedParameters], step: int) -> dict[str
 
 
 def check_state(state: Any, names: Sequence[str]) -> None:
-    """Check that a state is from :func:`collect_state`, for parameters of these names."""
+    """Check that a state comes from :func:`collect_state` and names only these parameters."""
     is_mapping = isinstance(state, Mapping)
     if not is_mapping or any(key not in state for key in _KEYS):
         content = f" with {sorted(map(str, state))}" if is_mapping else ""
@@ -48,7 +48,7 @@ def check_state(state: Any, names: Sequence[str]) -> None:
 
 
 def restore_state(bucket: OptimizedParameters, saved: Mapping[str, Any]) -> None:
-    """Load a bucket's optimizer and scheduler with the state of their parameters."""
+    """Load the saved state of a bucket's parameters into its optimizer and scheduler."""
     names, optimizer = _names(bucket), bucket.optimizer
     content = optimizer.state_dict()
     state: dict[int, Any] = {}
@@ -69,7 +69,7 @@ def _names(bucket: OptimizedParameters) -> dict[int, str]:
 
 
 def _adapt_scheduler_state(state: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """Adapt a scheduler's state to another bucket's optimizer: one learning rate per group."""
+    """Set the learning rates in a scheduler's state to those of an optimizer's groups."""
     if isinstance(state, list):
         return [_adapt_scheduler_state(entry, optimizer) for entry in state]
     if not isinstance(state, dict):

@@ -1,4 +1,4 @@
-"""``DecentralizedDataParallel``: wraps a model; its backward passes step and average it."""
+"""``DecentralizedDataParallel``, a model wrapper: backward passes update and average the model."""
 
 from __future__ import annotations
 
@@ -42,64 +42,65 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         for x, y in batches:
             loss_fn(ddp(x), y).backward()
 
-    As soon as all gradients of a bucket are there, its average with the neighbours is put in place,
-    its optimizer and scheduler make a step, its gradients are dropped, and the result is sent; the
-    next forward and backward pass hide the message. Each backward pass that reaches a parameter is
-    one step, in training mode and outside :meth:`no_sync`. The first pass settles the buckets by
-    the order of its gradients, which is compared over the ranks; its own step is made at its end.
-    Parameters that it did not use get buckets of their own, which travel too.
+    As soon as all gradients of a bucket are ready, its parameters are replaced by their average
+    with the neighbours, its optimizer and scheduler make a step, its gradients are dropped, and
+    the result is sent; the message overlaps with the next forward and backward pass. Each backward
+    pass that reaches a parameter is one step, in training mode and outside :meth:`no_sync`. The
+    first pass assigns parameters to buckets in the order of their gradients, which is compared
+    over the ranks; its own step is made at its end. Parameters that it did not use get buckets of
+    their own, which are sent too.
 
-    ``sync=False`` goes through windows: a rank mixes with what its neighbours have put last and
-    waits for nobody,
+    With ``sync=False``, a rank averages with the newest parameters that its neighbours have put
+    into its windows, and waits for no rank:
 
     .. math:: x_i \leftarrow w_{ii} x_i + \sum_j w_{ij} \hat{x}_j - u_i
 
-    with :math:`\hat{x}_j` the newest of rank j that has come. This does not keep the mean over
-    ranks; it keeps the ranks together.
+    with :math:`\hat{x}_j` the newest parameters received from rank j. This does not preserve the
+    mean over ranks, but keeps the ranks close to each other.
 
-    Any other ``algorithm`` of :class:`asyncddp.DistributedOptimizer` averages as it says there,
-    with one optimizer for all parameters, whose step the end of a backward pass makes.
+    Any other ``algorithm`` averages as in :class:`asyncddp.DistributedOptimizer`, with one
+    optimizer for all parameters; it makes its step at the end of a backward pass.
 
-    Making one is collective, as are the end of the first backward pass, :meth:`global_avg` and
+    The constructor is collective, as are the end of the first backward pass, :meth:`global_avg` and
     :meth:`eval`, and with ``sync=False`` also :meth:`set_topology`, :meth:`close` and loading a
-    state. A pass that fails half-way is ended by the next forward pass: what was not updated is
-    mixed all the same, and its gradients are dropped.
+    state. If a backward pass fails, the next forward pass ends its step: parameters that were not
+    updated are averaged all the same, and their gradients are dropped.
 
     Args:
-        model: The module to train, on its device and in its dtype. Which parameters require
-            gradients is settled here. The others stay as they are.
-        optim_fn: ``optim_fn([(name, parameter), ...])`` gives the optimizer of a bucket; it is
+        model: The module to train, on its device and in its dtype. Parameters that do not require
+            gradients at this point are never trained.
+        optim_fn: ``optim_fn([(name, parameter), ...])`` returns the optimizer of a bucket; it is
             called at the end of the first backward pass.
-        lr_scheduler_fn: ``lr_scheduler_fn(optimizer)`` gives its scheduler, which makes a step in
-            each step.
-        topology: Graph or schedule of ranks, with the step as its round, or a function of the
-            number of ranks that makes it, or its name; None takes the one set with ``set_topology``
-            in each step.
+        lr_scheduler_fn: ``lr_scheduler_fn(optimizer)`` returns an optimizer's scheduler, which
+            steps with it.
+        topology: Graph or schedule of ranks (step k uses round k), its name, or a function that
+            makes it from the number of ranks; None uses the one set with ``set_topology``, looked
+            up in each step.
         sync: Whether a step waits for the neighbours' last step.
-        scaler: A GradScaler, by which the user scales the loss; everything else is done here. A
-            rank that skips its update, which is that of all its buckets, mixes all the same.
-        grad_clip_norm: Largest norm of the rank's gradients together; 0 clips nothing. With it, or
-            with a scaler, all buckets make their steps at the end of the backward pass: messages
-            still travel during the next forward and backward, updates hide behind nothing.
-        bucket_size_in_mb: MiB of parameters that travel in one message at most.
+        scaler: GradScaler that the user scales the loss with; the wrapper unscales, steps and
+            updates it. A rank that skips its update skips it for all buckets, and averages anyway.
+        grad_clip_norm: Largest norm of all gradients of the rank together; 0 clips nothing. With
+            it, or with a scaler, all buckets make their steps at the end of the backward pass:
+            messages still overlap with the next forward and backward pass, but updates do not.
+        bucket_size_in_mb: MiB of parameters per message, at most.
         param_as_bucket_view: Whether parameters become views of the buckets, in their own memory
-            format; they are copied to and fro otherwise.
+            format; otherwise they are copied to the bucket and back.
         sync_buffer_in_global_avg: Whether :meth:`global_avg` and :meth:`eval` average
             floating-point buffers as well.
         algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
-        broadcast: Whether all ranks begin with rank 0's parameters and dense buffers, but for what
-            ``load_checkpoint`` has just given to each rank as its own.
+        broadcast: Whether all ranks begin with rank 0's parameters and dense buffers, except for
+            tensors that ``load_checkpoint`` has just loaded for each rank.
         init_sync: Older name of ``broadcast``.
-        **options: Of the algorithm, and other arguments of the optimizer wrapper, such as
+        **options: Options of the algorithm, and other arguments of the optimizer wrapper, such as
             ``compression`` and ``autotune``.
 
     Attributes:
-        module: The model, whose parameters, buffers and submodules are the wrapper's by name.
+        module: The model; the wrapper has the same parameters, buffers and submodules by name.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: An argument that cannot be.
-        TopologyError: The topology does not fit.
+        ArgumentError: An argument is invalid.
+        TopologyError: The topology does not fit the ranks.
         MismatchError: Ranks differ in parameters or settings.
 
     Example:
@@ -165,7 +166,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         self._tracer.attach_hooks([model])
 
     def _reducer_for(self, method: MethodSettings, *, sync: bool) -> Reducer:
-        """Create the reducer: bucket by bucket for the default algorithm, or that of any."""
+        """Create a bucketwise reducer for the default algorithm, or one that wraps an optimizer."""
         named, config = checked_parameters(self.module), self._config
         if method.is_plain("adapt_with_combine"):
             if method.autotune:
@@ -206,7 +207,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients add up: no backward pass inside is a step.
+        """Accumulate gradients in a ``with`` block: backward passes inside make no step.
 
         Example:
             >>> import asyncddp as bf, torch
@@ -229,19 +230,19 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
             self.set_accumulate_grad(before)
 
     def set_accumulate_grad(self, enable: bool = True) -> None:
-        """Let gradients add up from now on; set it back before the pass that ends the step."""
+        """Start or stop accumulating gradients; stop before the step's last backward pass."""
         self._reducer.accumulate(bool(enable))
 
     def set_topology(self, topology: TopologyLike | None) -> None:
-        """Take another topology in mid-run; all ranks call it after the same step.
+        """Replace the topology during training; all ranks call it after the same step.
 
         Args:
-            topology: Graph or schedule; None for the context's. With ``sync=True`` it counts from
-                the next message on, the pending one is averaged by the old one. With
-                ``sync=False`` the windows are made anew, which is collective.
+            topology: Graph or schedule; None for the context's. With ``sync=True`` it applies from
+                the next message on; a pending message is averaged with the old topology. With
+                ``sync=False`` the windows are created again, which is collective.
 
         Raises:
-            TopologyError: It does not fit; the old one stays in use.
+            TopologyError: The topology does not fit; the old one stays in use.
             UsageError: After :meth:`close`.
         """
         self._require_open("set_topology")
@@ -249,29 +250,29 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
 
     @property
     def steps(self) -> int:
-        """Steps completed so far, which is the round of the topology that comes next."""
+        """Number of completed steps; the next step uses this round of the topology."""
         return self._reducer.steps
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Optimizers, one for each bucket; none before the end of the first backward pass."""
+        """Optimizers, one per bucket; empty before the end of the first backward pass."""
         return [one.optimizer for one in self._reducer.buckets]
 
     @property
     def lr_schedulers(self) -> list[LRScheduler]:
-        """Learning rate schedulers, one for each bucket, all in the same state."""
+        """Learning rate schedulers, one per bucket, all in the same state."""
         return [one.scheduler for one in self._reducer.buckets if one.scheduler is not None]
 
     @property
     def bucket_names(self) -> list[list[str]]:
-        """Names of the parameters of each bucket, in the order of their gradients."""
+        """Names of the parameters in each bucket, in the order in which gradients become ready."""
         return [list(bucket.names) for bucket in self._reducer.buckets]
 
     def conclude(self) -> None:
-        """Announce that no step follows here for now; with ``sync=True`` it has no effect.
+        """Tell neighbours that this rank makes no more steps for now; no effect with ``sync=True``.
 
-        Neighbours that make more steps than this rank then give its weight to themselves, until its
-        next step. :meth:`global_avg`, :meth:`eval` and the end of the script say so as well.
+        Until its next step, neighbours then add this rank's weight to their own.
+        :meth:`global_avg`, :meth:`eval` and the end of the script tell neighbours the same.
         """
         self._reducer.end_failed_step()
         if self._reducer.optimizer is not None:
@@ -282,10 +283,10 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
     # closing
 
     def close(self) -> None:
-        """Stop training and release the model, which keeps this rank's own parameters.
+        """Stop training and release the model with this rank's own parameters.
 
-        Nobody has to: a wrapper that is dropped lets go by itself, its windows when the world ends.
-        With ``sync=False`` it is collective.
+        The call is optional: a wrapper that is garbage-collected removes its hooks, and its windows
+        are freed when the world ends. With ``sync=False`` it is collective.
         """
         if not self._closed:
             self._closed = True

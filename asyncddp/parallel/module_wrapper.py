@@ -1,4 +1,4 @@
-"""Base classes of module wrappers: unprefixed parameter names, access to the averaged model."""
+"""Base classes of module wrappers: model's parameter names kept, access to the average model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 class TransparentModuleWrapper(torch.nn.Module):
-    """Module wrapper under which parameters, buffers and modules keep the model's names.
+    """Base class of module wrappers that add no prefix to names of parameters and submodules.
 
     Example:
         >>> wrapper = TransparentModuleWrapper(torch.nn.Linear(1, 1))
@@ -35,13 +35,13 @@ class TransparentModuleWrapper(torch.nn.Module):
             self.__dict__[shared] = getattr(model, shared)
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode of the wrapper and the model."""
+        """Set the training mode of the wrapper and the model."""
         self.training = mode
         self.module.train(mode)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's state, under the model's names."""
+        """Return the model's state dict, without a prefix for the wrapper."""
         return self.module.state_dict(*args, **kwargs)
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -79,24 +79,24 @@ class AveragedModelAccess(TransparentModuleWrapper):
             raise UsageError(f"{caller}: called after close(); make another wrapper")
 
     def _average(self) -> None:
-        """Replace parameters by their averages, telling neighbours that no step follows for now."""
+        """Conclude steps through windows, and replace parameters by their average; collective."""
         averager = self._reducer.averager
         averager.windows.conclude()
         with use(averager.context), torch.no_grad():
             average_module(self.module, buffers=self._averages_buffers)
 
     def _restore_own(self) -> None:
-        """Restore this rank's own parameters bit by bit, where the averages are shown."""
+        """Restore this rank's own parameters bit for bit, if averages have replaced them."""
         if self._backup is not None:
             self._backup.restore()
         self._backup = None
 
     def global_avg(self) -> None:
-        r"""Replace the parameters of all ranks by their average, and continue from it; collective.
+        r"""Replace the parameters of all ranks by their average, to train on from it; collective.
 
         .. math:: x_i \leftarrow \frac{1}{n} \sum_j x_j
 
-        Pending averages are written before. Optimizers, schedulers and gradients stay as they are.
+        Pending averages are written first. Optimizers, schedulers and gradients stay unchanged.
 
         Raises:
             UsageError: After :meth:`close`.
@@ -110,7 +110,7 @@ class AveragedModelAccess(TransparentModuleWrapper):
         self._reducer.restart(averaged=True)
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode, and give each rank its own parameters back after :meth:`eval`.
+        """Set training mode, and restore each rank's own parameters after :meth:`eval`.
 
         Args:
             mode: False is ``eval(average=False)``.
@@ -123,9 +123,9 @@ class AveragedModelAccess(TransparentModuleWrapper):
     def eval(self, average: bool = True) -> Self:
         """Set evaluation mode, with the ranks' average model in place until :meth:`train`.
 
-        Collective, unless ``average=False``. The state dict is the average model's meanwhile, and
-        no backward pass is a step. :meth:`train` brings every rank's own parameters back, bit by
-        bit, and sends nothing; pending averages are written in their step.
+        Collective, unless ``average=False``. Until :meth:`train`, the state dict is that of the
+        average model, and backward passes make no steps. :meth:`train` restores each rank's own
+        parameters bit for bit, and sends nothing; pending averages are written in their step.
 
         Args:
             average: False shows this rank's own parameters.

@@ -1,4 +1,4 @@
-"""Reducers, which make a step of a model at the end of each of its backward passes."""
+"""Reducers: hook a model's gradients, and update and average it in each backward pass."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from asyncddp.topology.builders import TopologyLike
 
 
 class Reducer:
-    """Reducer of one model: each backward pass in training makes one step, by a phase.
+    """Reducer of one model: updates and averages its buckets in each backward pass.
 
     Attributes:
-        named_parameters: Names and parameters that are trained.
-        optimizer: The distributed optimizer that makes the steps, where one does.
+        named_parameters: Names and tensors of the trained parameters.
+        optimizer: The distributed optimizer that makes the steps, or None.
         training: Whether backward passes make steps.
         accumulating: Whether gradients only accumulate for now.
-        backward_pass: The backward pass under way.
+        backward_pass: The backward pass in progress.
         observer: Notified of updates and steps.
     """
 
@@ -73,11 +73,11 @@ class Reducer:
 
     @property
     def buckets(self) -> Sequence[OptimizedParameters]:
-        """Buckets with an optimizer of their own; none before the end of the first pass."""
+        """Buckets, each with its own optimizer; empty before the end of the first backward pass."""
         return self._own_phase.buckets
 
     def accumulate(self, enable: bool) -> None:
-        """Let gradients accumulate from now on, or no longer."""
+        """Start or stop accumulating gradients without a step."""
         self.accumulating = enable
 
     # a backward pass
@@ -89,7 +89,7 @@ class Reducer:
             self._count_gradient(index, first=first)
 
     def _count_gradient(self, index: int, *, first: bool) -> None:
-        """Count a gradient of the step, which may be its first."""
+        """Tell the phase that a gradient is ready, and whether it is the first of the step."""
         self._own_phase.observer = self.observer
         self._own_phase.count_gradient(index, first=first)
 
@@ -99,7 +99,7 @@ class Reducer:
             self._end_step()
 
     def _step(self) -> None:
-        """Make what is left of the step, at the end of a backward pass."""
+        """Update and average the remaining buckets at the end of a backward pass."""
         every = SimpleNamespace(  # an optimizer, as far as GradScaler is concerned
             param_groups=[{"params": self._parameters}],
             step=partial(self._own_phase.step_remaining, update=True),
@@ -107,7 +107,7 @@ class Reducer:
         self.phase.step(lambda closure: self._update_together(every), None, scaled=False)
 
     def _update_together(self, optimizer: Any) -> None:
-        """Unscale and clip all gradients, and let an optimizer make its step, or none."""
+        """Unscale and clip all gradients, then step the optimizer if the scaler allows it."""
         scaler, limit = self._config.scaler, self._config.grad_clip_norm
         if scaler is not None:
             scaler.unscale_(optimizer)
@@ -123,19 +123,19 @@ class Reducer:
             scaler.update()
 
     def _end_step(self) -> None:
-        """Tell that a step has ended."""
+        """Notify the observer that a step has ended."""
         self._step_open = False
         if self.observer is not None:
             self.observer.after_step()
 
     def end_failed_step(self) -> None:
-        """End the step of a backward pass that has failed half-way, so that other ranks go on."""
+        """End the step of a failed backward pass, so that other ranks do not wait for it."""
         self.backward_pass.forget_failed()
         if self._step_open and not self.backward_pass.open:
             self._end_failed()
 
     def _end_failed(self) -> None:
-        """Average what was not updated; its gradients are dropped."""
+        """Average the buckets that were not updated, and drop all gradients."""
         began = self._own_phase.end_failed_step()
         for parameter in self._parameters:
             parameter.grad = None
@@ -148,18 +148,18 @@ class Reducer:
 
     @property
     def steps(self) -> int:
-        """Steps completed so far."""
+        """Number of completed steps."""
         return self.averager.round
 
     @property
     def state(self) -> dict[str, Any]:
-        """State of all optimizers and schedulers, by parameter name."""
+        """State of all optimizers and schedulers, keyed by parameter name."""
         if self._pending_state is not None and not self.buckets:
             return self._pending_state
         return collect_state(self.buckets, self.averager.round)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a :attr:`state`."""
+        """Load a state that :attr:`state` returned, and restart communication."""
         self.averager.round = int(state["step"])
         if not self.buckets:
             self._pending_state = state
@@ -169,19 +169,19 @@ class Reducer:
         self.restart(averaged=False)
 
     def wait_for_reads(self) -> None:
-        """Wait until no message or peer reads a parameter any more; averages are kept."""
+        """Wait until no message and no peer reads a parameter; pending averages are kept."""
         self.phase.wait_for_reads()
 
     def conclude(self) -> None:
-        """Write all pending averages, ahead of their step."""
+        """Write all pending averages now, before the step that they belong to."""
         self.phase.conclude()
 
     def restart(self, *, averaged: bool) -> None:
-        """Restart communication after the parameters of all ranks got new values; collective."""
+        """Restart communication after the parameters of all ranks were replaced; collective."""
         self._own_phase.reset(averaged=averaged)
 
     def set_topology(self, topology: TopologyLike | None) -> None:
-        """Use another topology from now on; collective where buckets go through windows."""
+        """Replace the topology; collective if buckets are sent through windows."""
         self.phase.set_topology(topology)
 
     def detach(self) -> None:
@@ -190,12 +190,12 @@ class Reducer:
         self.phase.detach()
 
     def close(self) -> None:
-        """Wait until no neighbour reads the parameters, and free windows, which is collective."""
+        """Wait until no neighbour reads the parameters, and free windows (collectively)."""
         self.phase.close()
 
 
 class AlgorithmReducer(Reducer):
-    """Reducer whose backward passes end with a step of a ``DistributedOptimizer``."""
+    """Reducer that makes a ``DistributedOptimizer`` step at the end of each backward pass."""
 
     optimizer: DistributedOptimizer
 
@@ -240,7 +240,7 @@ class AlgorithmReducer(Reducer):
 
     @override
     def _end_step(self) -> None:
-        """Drop the gradients, and tell the scheduler and the observer."""
+        """Drop the gradients, step the scheduler, and notify the observer."""
         self.optimizer.zero_grad()
         if self._whole.scheduler is not None:
             self._whole.scheduler.step()
@@ -248,10 +248,7 @@ class AlgorithmReducer(Reducer):
 
     @override
     def _end_failed(self) -> None:
-        """Make the step of the others where ranks hold one model; else average without an update.
-
-        With the gradients that there are.
-        """
+        """Step with the gradients so far if all ranks hold the same model, else only average."""
         self._step_open = False
         if self.averager.algorithm.replicates_model:
             self.optimizer.step()

@@ -1,4 +1,4 @@
-"""Base class of module wrappers whose algorithm can be switched, paused, and saved."""
+"""Base class of module wrappers that can switch, pause and save their algorithm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncddp.parallel.reducer import AlgorithmReducer
 
 
 class SwitchableModule(AveragedModelAccess):
-    """Base class of module wrappers whose algorithm can be switched, paused, and saved."""
+    """Base class of module wrappers that can switch, pause and save their algorithm."""
 
     _config: BucketUpdateConfig
 
@@ -31,24 +31,24 @@ class SwitchableModule(AveragedModelAccess):
 
     @property
     def autotune(self) -> Autotuner | None:
-        """The search for the fastest settings, with its ``result``; None if none was asked for."""
+        """Autotuner that searches for the fastest settings (see its ``result``), or None."""
         optimizer = self._reducer.optimizer
         return None if optimizer is None else optimizer.autotune
 
     def switch_to(
         self, algorithm: str | type[Algorithm], *, replicas: str = "average", **arguments: Any
     ) -> None:
-        """Train by another algorithm from the next backward pass on; collective.
+        """Switch to another algorithm from the next backward pass on; collective.
 
         Args:
-            algorithm: As for :meth:`asyncddp.DistributedOptimizer.switch_to`, like the rest.
-            replicas: What becomes of models that differ: ``"average"``, ``"rank0"`` or ``"keep"``.
+            algorithm: As for :meth:`asyncddp.DistributedOptimizer.switch_to`.
+            replicas: Treatment of models that differ: ``"average"``, ``"rank0"`` or ``"keep"``.
             **arguments: Options of the algorithm, and of the optimizer wrapper.
 
         Raises:
             UsageError: After :meth:`close`.
-            ArgumentError: An argument that cannot be.
-            MismatchError: Ranks ask for different things, or after different steps.
+            ArgumentError: An argument is invalid.
+            MismatchError: Ranks pass different arguments, or call it after different steps.
 
         Example:
             >>> import asyncddp as bf, torch
@@ -91,30 +91,31 @@ class SwitchableModule(AveragedModelAccess):
         self._reducer.accumulate(before.accumulating)
 
     def abort(self) -> None:
-        """End averaging by the clock, as :meth:`asyncddp.DistributedOptimizer.abort` does."""
+        """Stop averaging at time intervals, as :meth:`asyncddp.DistributedOptimizer.abort` does."""
         if self._reducer.optimizer is not None:
             self._reducer.optimizer.abort()
 
     def resume(self) -> None:
-        """Let averaging by the clock go on after :meth:`abort`."""
+        """Restart averaging at time intervals after :meth:`abort`."""
         if self._reducer.optimizer is not None:
             self._reducer.optimizer.resume()
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Give the model another state; all ranks do, after the same step.
+        """Load a state into the model; all ranks call it after the same step.
 
-        Pending averages are dropped, and sent anew by the next backward pass: a run that is resumed
-        with this and :meth:`load_optim_state_dict` goes on as if it had not been interrupted.
+        Pending averages are dropped, and the next backward pass sends their tensors again: a run
+        resumed with this and :meth:`load_optim_state_dict` continues as if never interrupted.
 
         Args:
-            state_dict: What ``state_dict()`` of this or of the plain model gave; each rank's own.
-            strict: As for the model.
+            state_dict: State that ``state_dict()`` of this or of the plain model returned; each
+                rank loads its own.
+            strict: As in ``torch.nn.Module.load_state_dict``.
             assign: Must be False: parameters keep their memory.
 
         Raises:
-            ArgumentError: ``assign=True``.
+            ArgumentError: ``assign`` is True.
         """
         if assign:
             raise ArgumentError(
@@ -129,21 +130,22 @@ class SwitchableModule(AveragedModelAccess):
         return found
 
     def optim_state_dict(self) -> dict[str, Any]:
-        """Return the state of all optimizers and schedulers by parameter name, and the step.
+        """Return the step and the state of all optimizers and schedulers, keyed by parameter name.
 
-        It does not depend on the buckets, so that a run may go on with others. As torch's own it
-        refers to the tensors in use; save it, or copy it, before the next step.
+        The state does not depend on the buckets, so that a run may continue with different ones.
+        As with torch's optimizers, it refers to the tensors in use: save or copy it before the
+        next step.
         """
         return self._reducer.state
 
     def load_optim_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what :meth:`optim_state_dict` gave, at any time between two steps.
+        """Restore a state that :meth:`optim_state_dict` returned; call it between two steps.
 
         Args:
             state_dict: This rank's own; all ranks load one.
 
         Raises:
-            ArgumentError: It is something else, or of another model.
+            ArgumentError: The argument is no such state, or is of another model.
         """
         check_state(state_dict, [name for name, _ in self._reducer.named_parameters])
         self._reducer.end_failed_step()
