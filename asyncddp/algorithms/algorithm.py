@@ -250,7 +250,7 @@ class Algorithm:
     def outgoing_to_each(
         self, bucket: AveragedBucket, sent: torch.Tensor
     ) -> Mapping[int, torch.Tensor] | None:
-        """Compute a different tensor for each out-neighbour, by rank; None to send all the same.
+        """Compute a tensor per out-neighbour, keyed by rank; None to send the same tensor to all.
 
         Only for methods with ``compression = CompressionUse.DIFFERENCES`` and no compressor. These
         tensors may have any size that is the same on all ranks; they are not averaged.

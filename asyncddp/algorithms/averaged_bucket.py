@@ -284,7 +284,7 @@ class Received(ABC):
 
 
 class ReceivedAverage(Received):
-    """Result of an exchange of which only the average is known, not the single terms."""
+    """Result of an exchange that yields only the weighted average, not its single terms."""
 
     def __init__(self, mixed: torch.Tensor) -> None:
         self._mixed = mixed

@@ -99,7 +99,7 @@ class ModelAverager(CrossRoundState):
         return method.plain and neighbors and self.compressor is None
 
     def choose_pieces(self, sizes: Sequence[int], *, on_host: bool) -> int:
-        """Choose the size of pieces in which buckets are sent; return the alignment of buckets.
+        """Choose the piece size for sending buckets; return the alignment of buckets.
 
         Args:
             sizes: Bytes of the buckets.
@@ -254,7 +254,7 @@ class ModelAverager(CrossRoundState):
             bucket.load_state_dict(own)
 
     def begin_round(self, ahead: int = 0) -> AveragingRound | None:
-        """Begin the round after ``ahead`` incomplete ones; None if there are no rounds."""
+        """Begin a round while ``ahead`` rounds are incomplete; None if there are no rounds."""
         if self.idle:
             return None
         self.number_buckets(self.round + ahead)

@@ -19,7 +19,7 @@ OUTER, _MOMENTUM = "outer parameters", "outer momentum"
 
 
 class OuterNesterov(Algorithm):
-    r"""Base class of methods whose local steps' mean change is the gradient of an outer optimizer.
+    r"""Base class of methods that feed the mean change of local steps to an outer optimizer.
 
     .. math:: \Delta = \theta - \frac1n \sum_j \theta_j, \qquad m \leftarrow \mu m + \Delta, \qquad
               \theta \leftarrow \theta - \eta\, (\Delta + \mu m)

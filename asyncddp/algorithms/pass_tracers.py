@@ -35,7 +35,7 @@ class BackwardPassTracer:
         self._open: list[tuple[str, str, int]] = []
 
     def enter_modules(self, paths: list[tuple[str, str]], gradients: Any) -> None:
-        """Begin spans of nested modules whose output the pass reaches; a hook of autograd nodes."""
+        """Begin trace spans of modules whose output the pass has reached; an autograd hook."""
         now = time.monotonic_ns()
         if not self._open:
             Variable._execution_engine.queue_callback(self.end)

@@ -103,7 +103,7 @@ class WindowGetRound(WindowRound):
         return len(row.src_weights)
 
     def _late_neighbors(self, bucket: BucketWindow, sources: Iterable[int], step: int) -> list[int]:
-        """Get from neighbours that have reached the step; list the others."""
+        """Get tensors of neighbours that have reached the step; return the late neighbours."""
         self._collect_gets(bucket)
         window, left = bucket.window, bucket.window.context.engine.has_exited
         late = [source for source in sources if window.read_step(source) < step]
