@@ -118,7 +118,7 @@ class TopKInt2(FieldCompressor):
 
 
 def _places(indices: torch.Tensor, per_block: int, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convert indices into blocks to indices into chunks, with a mask of those inside the chunk."""
+    """Convert block indices to chunk indices; also return a mask of indices inside the chunk."""
     by_block = indices.reshape(len(indices), -1, per_block)
     starts = zeros((by_block.shape[1],), torch.int64, indices.device).add_(_BLOCK).cumsum_(0)
     places = by_block.add(starts.sub_(_BLOCK).unsqueeze(1)).flatten(1)
