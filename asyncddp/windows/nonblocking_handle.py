@@ -29,7 +29,7 @@ class PendingGet:
         return self.over or self.has_reply()
 
     def end(self) -> None:
-        """Release a lent tensor, or that of a late reply; the caller holds the engine's lock."""
+        """Release a lent tensor or a late reply's tensor; the caller holds the engine's lock."""
         self.over, self.reply = True, None
         if self.give_back is not None:
             self.give_back()
