@@ -52,7 +52,7 @@ def full_memory_fence() -> None:
 
 
 class SharedMemoryHandle(NamedTuple):
-    """Handle with which another process maps shared memory: file, size and offset.
+    """Handle that lets another process map shared memory: file, size and offset.
 
     Above the file descriptor are bits of its inode number. They differ for a later file with the
     same descriptor, also in a later process with the same process id.
@@ -109,7 +109,7 @@ class OwnedChunk(MappedChunk):
 
 
 def handle_of_block(block: AllocatedBlock[OwnedChunk]) -> SharedMemoryHandle:
-    """Make the handle with which another process maps a block."""
+    """Make the handle that lets another process map a block."""
     return SharedMemoryHandle(block.chunk.descriptor, block.chunk.size, block.offset)
 
 

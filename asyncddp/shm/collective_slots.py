@@ -1,4 +1,4 @@
-"""Collective slots: shared memory in which each rank writes its input of a collective for all.
+"""Collective slots: shared memory where each rank posts its input of a collective to all.
 
 Each rank has some slots, used in turns, so that a collective is one pass: write, wait until all
 have written, read. Along with its data a rank writes a digest of its call; if digests differ,

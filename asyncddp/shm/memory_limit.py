@@ -1,4 +1,4 @@
-"""Limit of the memory of this process: that of the machine, or of its container."""
+"""Memory limit of this process: the machine's memory, or its container's limit."""
 
 from __future__ import annotations
 
