@@ -216,7 +216,7 @@ class ParameterBucket(NamedFlatBucket):
         parameter.data = view
 
     def detached_indices(self) -> list[int]:
-        """Return indices of parameters whose ``data`` was replaced, so that it is no view here.
+        """Return indices of parameters that are no longer views, because ``data`` was replaced.
 
         If the bucket's memory itself has moved, as by ``share_memory()``, all are still views.
         """
