@@ -132,7 +132,7 @@ class ExchangeRequest:
             self.error, self.reason = error, reason
 
     def raise_if_failed(self) -> None:
-        """Raise what made this exchange fail, if something did."""
+        """Raise the error of this exchange if it has failed."""
         if self.error is not None:
             raise self.error
 

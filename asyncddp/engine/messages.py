@@ -163,7 +163,7 @@ class DeadlockProbe(_MessageBase, frozen=True, tag=3):
 
 
 class DeadlockCycle(_MessageBase, frozen=True, tag=4):
-    """Notice to deadlocked ranks: the cycle in which they wait for each other."""
+    """Notice to deadlocked ranks: the cycle of ranks that wait for each other."""
 
     chain: tuple[WaitForEdge, ...]
 
