@@ -61,7 +61,7 @@ class ExportedMemory:
     pending_acks: int = 0  # done messages to come
 
     def token(self, peer: int, streams: DeviceStreams) -> bytes:
-        """Return a token with which a peer imports the memory; empty if it has got one before."""
+        """Return a token that lets a peer import the memory; empty if the peer has one already."""
         if peer in self.importers:
             return b""
         token = streams.export_memory(self.memory)

@@ -1,4 +1,4 @@
-"""``cuda_ipc``: transport between processes of one machine, which read each other's GPU memory.
+"""``cuda_ipc``: transport that reads the GPU memory of other processes on the same machine.
 
 The sender copies its tensor into a buffer, records an event, and posts a ready message that names
 both. The receiver makes its stream wait for that event, enqueues the work that reads the memory in

@@ -1,4 +1,4 @@
-"""Messages with which two ranks agree on a common launch order of NCCL sends and receives.
+"""Messages by two ranks to agree on a common launch order of NCCL sends and receives.
 
 The lower rank is the *leader*: it creates the communicator's unique id and decides the order. The
 higher rank is the *follower*: it announces its requests, each by its descriptor, and launches them
@@ -25,7 +25,7 @@ class OpenCommunicatorMessage(_CoordinationMessageBase):
 
 
 class UniqueIdMessage(_CoordinationMessageBase):
-    """Reply of the leader with the NCCL unique id, with which both open a communicator."""
+    """Reply of the leader with the NCCL unique id that both ranks open a communicator with."""
 
     unique_id: bytes
 
