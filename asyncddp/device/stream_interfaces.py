@@ -118,7 +118,7 @@ class DeviceStreams(ABC):
         raise NotImplementedError
 
     def export_memory(self, tensor: torch.Tensor) -> bytes:
-        """Export a tensor's storage: make a token with which one other process can import it.
+        """Export a tensor's storage: return a token that lets one other process import it.
 
         The token is valid as long as the tensor exists.
         """

@@ -63,7 +63,7 @@ class ShortMessageHandle(Handle[Any]):
             lock.release()
 
     def receive(self, peer: int, message: TensorMessage) -> bool:
-        """Receive the message of the expected key; if impossible, submit an operation: False."""
+        """Receive a message if it is the expected one; else submit an operation and return False."""
         mine, payload = self._message, message.payload
         if (
             peer != mine.peer

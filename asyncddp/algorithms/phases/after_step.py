@@ -84,13 +84,13 @@ class PushSumPhase(AfterStepPhase):
     _biased = False
 
     def rebuild(self) -> None:
-        """Rebuild all buckets from z, with p reset to 1."""
+        """Rebuild all buckets from the de-biased parameters z; reset the weight p to 1."""
         if self._biased:
             self._unbias()
         super().rebuild()
 
     def step(self, update: Update, closure: Closure | None, *, scaled: bool) -> Any:
-        """Multiply by p, step, average, and divide by the new p."""
+        """Multiply by the push-sum weight p, step, average, and divide by the new p."""
         self.rebuild_if_changed()
         self._bias()
         at_z = closure if closure is None else self._unbiased(closure)
