@@ -63,7 +63,7 @@ class ShortMessageHandle(Handle[Any]):
             lock.release()
 
     def receive(self, peer: int, message: TensorMessage) -> bool:
-        """Receive a message if it is the expected one; else submit an operation and return False."""
+        """Receive the message if it is as expected; else submit an operation and return False."""
         mine, payload = self._message, message.payload
         if (
             peer != mine.peer
