@@ -20,7 +20,7 @@ from tests.support.pairwise import by_transport
 
 SECONDS = 60.0
 EVERY = on(*WORLDS, always=True)
-SEVERAL = on(*OF_SEVERAL, always=True)
+SEVERAL = on(*(name for name, (_, size) in WORLDS.items() if size > 1), always=True)
 TRANSPORT_DTYPES = [row.dtype for row in DTYPES.values() if row.dtype == row.accumulate]
 """The dtypes in which sums are formed; halves and short integers are summed in wider ones."""
 

@@ -28,19 +28,22 @@ WORLDS = {
 """``{"loopback-4": ("loopback", 4), "mpi-2": ("mpi", 2), …}``"""
 
 DEFAULT_WORLDS = ("loopback-4", "mpi-2")
-"""The worlds of the default run; ``scripts/test all`` adds the others."""
+"""The worlds of the default run."""
 
-OF_SEVERAL = [name for name, (_, size) in WORLDS.items() if size > 1]
+_LAWS = ("loopback-1", "loopback-2", "loopback-4", "mpi-2", "shared_memory-4", "c10d-4")
+"""What finds a fault of any number of ranks among threads, and of any transport on one number."""
+
+OF_SEVERAL = _LAWS[1:]
 """Those with somebody to talk to."""
 
 _CHOSEN = os.environ.get("ASYNCDDP_TEST_TRANSPORT")
 
 EVERYWHERE = [
     name
-    for name, (transport, _) in WORLDS.items()
-    if (transport != "c10d" if _CHOSEN is None else transport == _CHOSEN)
+    for name in _LAWS
+    if (WORLDS[name][0] != "c10d" if _CHOSEN is None else WORLDS[name][0] == _CHOSEN)
 ]
-"""Worlds of a test that names none: all but those of c10d, on which the tests of transports run.
+"""Worlds of a test that names none: all but that of c10d, on which the tests of transports run.
 
 ``scripts/test c10d`` runs all of these tests on it.
 """
