@@ -35,16 +35,37 @@ FRAMEWORKS = r"^\s*(from|import) (accelerate|lightning|sklearn|transformers)\b"
 LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-def of(language, *marks, without=()):
-    """The tests' blocks: those of a language that have these marks, and none of the others."""
-    found = [
+def found(language, *marks, without=()):
+    """The blocks of a language that have these marks, and none of the others."""
+    return [
         block
         for block in BLOCKS
         if block.language == language
         and set(marks) <= block.marks
         and not set(without) & block.marks
     ]
-    return pytest.mark.parametrize("block", found, ids=name_of)
+
+
+def of(language, *marks, without=()):
+    """The tests' blocks, as of :func:`found`."""
+    return pytest.mark.parametrize("block", found(language, *marks, without=without), ids=name_of)
+
+
+def is_run_by_a_command(script):
+    """Whether a command that the tests run names a script: with fewer steps than by itself."""
+    commands = found("bash", without=["parsed"])
+    return script.file is not None and any(
+        re.search(rf"(?<![\w./]){re.escape(script.file)}\b", command.text)
+        for command in commands
+        if command.page == script.page
+    )
+
+
+BY_THEMSELVES = [
+    block
+    for block in found("python", without=["cells", "ranks"])
+    if not is_run_by_a_command(block)
+]
 
 
 def printed_after(block):
@@ -99,9 +120,9 @@ def test_output_stands_below_what_prints_it():
                 assert "parsed" not in above.marks, block
 
 
-@of("python", without=["cells", "ranks"])
+@pytest.mark.parametrize("block", BY_THEMSELVES, ids=name_of)
 def test_python_runs_on_one_rank(folder_of, block):
-    """A block of Python is a whole script, which runs by itself and without a warning."""
+    """A block of Python is a whole script, which runs without a warning, or by a command."""
     code, printed = run_python(block.script, folder_of(block.page))
     assert code == 0, printed
     check_output(block, printed)

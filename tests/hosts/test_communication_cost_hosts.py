@@ -23,7 +23,6 @@ AVERAGES = {
 @pytest.mark.parametrize(
     ("nbytes", "network"),
     [
-        pytest.param(1 << 21, {"hosts": 4}, id="4 hosts"),
         pytest.param(
             1 << 22, {"hosts": 4, "latency": 0.02, "keeps_window": True}, id="4 hosts, 20 ms"
         ),
