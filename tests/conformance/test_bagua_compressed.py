@@ -54,7 +54,7 @@ def test_replicas_of_neighbours(n, interval, cap):
     assert not torch.equal(got[0].vector, got[1].vector)
 
 
-@on("mpi-4", "shared_memory-4")
+@on("mpi-4")
 def test_replicas_between_processes(world):
     """D1 over each transport, with more steps and other compressors."""
     for compression in ("minmax_uint8", "qsgd_int8", "bf16"):

@@ -19,7 +19,7 @@ from tests.support import LoopbackWorld, on
 from tests.support.bagua_net import LR, momentum_sgd, net, vector
 from tests.support.bagua_training import Run
 
-SOME = on("loopback-1", "loopback-4", "mpi-2", "mpi-4")
+SOME = on("loopback-1", "loopback-4", "mpi-2")
 METHODS = ["adapt_then_combine", "adapt_with_combine", "choco_sgd", "low_precision_decentralized"]
 
 

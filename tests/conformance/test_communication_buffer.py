@@ -27,7 +27,7 @@ METHODS = {
 }
 FAMILIES = {"one peer": topology.one_peer_exponential, "ring": topology.ring}
 by_method = pytest.mark.parametrize("method", METHODS)
-some_worlds = on("loopback-4", "mpi-4", "shared_memory-4")
+some_worlds = on("loopback-4", "shared_memory-4")
 
 
 def made(method, megabytes, graph=None, *, layers=6, width=128, dtype=torch.float32, **options):
@@ -228,7 +228,7 @@ def test_memory_by_default_where_all_share_it(world, method, family):
         assert most <= model
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-4")
 @by_method
 def test_memory_by_default_between_machines(world, method):
     """At most one model, with one peer at a time."""

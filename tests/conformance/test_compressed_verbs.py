@@ -147,13 +147,13 @@ def test_global_averages_among_machines(per_machine):
     LoopbackWorld(4).run(among_machines, per_machine, settings=settings)
 
 
-@on("mpi-4", "shared_memory-4")
+@on("shared_memory-4")
 def test_processes_among_machines(world):
     """The same between processes, of which one is a machine of its own."""
     world.run(among_machines, 3, settings={"ranks_per_machine": 3})
 
 
-@on("loopback-4", "mpi-4", "shared_memory-4")
+@on("loopback-4", "mpi-4")
 @on_each_rank(settings={"ranks_per_machine": 2})
 def test_weighted_averages_between_machines():
     """hierarchical_neighbor_allreduce: each rank's share of the machine's mean travels encoded."""

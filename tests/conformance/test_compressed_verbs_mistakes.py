@@ -45,7 +45,7 @@ def test_only_floats_are_compressed(verb, dtype):
         VERBS[verb](x, compression="fp16")
 
 
-@on("loopback-4", "mpi-4", "shared_memory-4")
+@on("loopback-4", "mpi-4")
 @on_each_rank(settings=BY_TWO)
 def test_more_elements_to_keep_than_there_are():
     """All ranks raise at once, before anything is sent, and can go on."""
@@ -120,7 +120,7 @@ def compresses_later():
     bf.neighbor_allreduce(held(bf.rank(), (5000,)), name="one", compression=compression)
 
 
-@on("loopback-2", "mpi-2", "shared_memory-2")
+@on("loopback-2", "mpi-2")
 def test_a_rank_that_begins_to_compress(world):
     """A name that has had a fast path is no reason to hang."""
     for outcome in world.outcomes(compresses_later):
@@ -128,7 +128,7 @@ def test_a_rank_that_begins_to_compress(world):
         assert "Sign()" in outcome.message
 
 
-@on("loopback-2", "mpi-2", "shared_memory-2")
+@on("loopback-2", "mpi-2")
 @on_each_rank
 def test_a_name_with_and_without_compression():
     """All ranks may compress in some rounds of a name, and not in others."""

@@ -20,7 +20,7 @@ NOISY = (
     "qadam", "choco_sgd", "beer", "deepsqueeze", "moniqua", "demo", "low_precision_decentralized",
 )  # fmt: skip
 """Methods that move parameters though the step size is zero, by compression errors and signs."""
-SOME = on("loopback-4", "shared_memory-2", "mpi-2", "c10d-4")
+SOME = on("loopback-4", "mpi-2")
 
 
 class Net(torch.nn.Module):

@@ -37,7 +37,7 @@ TENSOR_VERBS = [
 ]
 PLACES = [v for v in VERBS if v.endswith("_")]
 SETTINGS = {"ranks_per_machine": 2}
-SOME = on("loopback-4", "mpi-2", "mpi-4")
+SOME = on("loopback-4", "mpi-2")
 
 
 def test_the_table_has_the_verbs_of_the_issue():

@@ -23,7 +23,7 @@ from tests.support.oracle import held
 from tests.support.pairwise import by_transport
 
 SEVERAL = on(*OF_SEVERAL)
-NEAR = on("shared_memory-2", "shared_memory-4")
+NEAR = on("shared_memory-4")
 USES = 4
 """Uses after which a name goes through ring buffers."""
 SHAPES = [(), (1,), (7,), (3, 5), (64, 64), (0,), (129,), (150_001,)]

@@ -55,7 +55,7 @@ def test_every_rank_gets_the_part_that_every_other_has_for_it(world):
     world.run(exchanges, reverse=True)
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-4")
 @on_each_rank
 def test_tensors_of_a_device_take_its_transport():
     """What device tensors go through, run over streams on the host."""

@@ -291,7 +291,7 @@ def from_threads():
     return [str(error) for error in errors]
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-2")
 def test_threads_of_one_rank_may_all_call_verbs(world):
     """Five threads of a rank may call verbs at the same time under names of their own."""
     assert world.run(from_threads) == [[]] * world.size

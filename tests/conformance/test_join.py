@@ -39,7 +39,7 @@ FAMILIES = {
     "one_peer": topology.one_peer_exponential,
 }
 ONE_SIDED = tuple(name for name in ALGORITHMS if ALGORITHMS[name].how[0].one_sided)
-four_ranks = on("loopback-4", "mpi-4", "shared_memory-4")
+four_ranks = on("loopback-4", "shared_memory-4")
 
 
 @four_ranks
@@ -356,7 +356,7 @@ def test_rows_stay_stochastic(family, n):
             np.testing.assert_allclose(found.sum(axis=0), 1.0, rtol=0, atol=1e-14)
 
 
-@on("loopback-4", "mpi-4", "shared_memory-4", "c10d-4")
+@on("loopback-4", "mpi-4")
 def test_what_ranks_know_of_each_other_stays_right(world):
     """Copies, replicas, trackers, relayed sums and outer models: two epochs, by the formulas."""
     for method, options in OPTIONS.items():

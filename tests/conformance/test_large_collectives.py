@@ -15,7 +15,7 @@ from asyncddp.errors import PeerError
 from tests.support import FileEvent, World, on
 from tests.support.loops import on_each_rank
 
-SHARED = on("shared_memory-2", "shared_memory-4")
+SHARED = on("shared_memory-4")
 LATE = 0.3  # seconds: the engine has taken over by then
 PIECE, COPY = 1 << 17, 1 << 20  # numbers in a piece of a sum, and in one of a copy
 LARGE = COPY // 2 + 1  # more than slots take
@@ -220,7 +220,7 @@ def beyond_what_mpi_counts() -> None:
         mpi_collectives._MAX_COUNT = limit
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-2")
 def test_more_is_gathered_than_mpi_can_count(world: World) -> None:
     """Each rank's part, of more bytes than MPI's integers hold in all, is broadcast."""
     world.run(beyond_what_mpi_counts)

@@ -114,7 +114,7 @@ def test_every_method_goes_on_as_if_nothing_had_been(method, cap):
     LoopbackWorld(3).run(resumed, method, SAVED, cap=cap)
 
 
-@on("mpi-2", "shared_memory-2")
+@on("mpi-2")
 def test_between_processes(world):
     """The same where ranks are processes."""
     for method in ("low_precision_decentralized", "choco_sgd", "bytegrad"):

@@ -312,7 +312,7 @@ def different(kind):
 
 
 @pytest.mark.parametrize("kind", DIFFERENT)
-@on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
+@on("loopback-2", "loopback-4", "mpi-4")
 def test_each_rank_is_told_of_one_with_another(world, kind):
     """Splits, operator, root, out or form: each rank names both sides, and the odd rank."""
     for rank, (error, message) in enumerate(world.run(different, kind)):
@@ -520,7 +520,7 @@ def refused_before_start():
     return refused, len(begun)
 
 
-@on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
+@on("loopback-2", "loopback-4", "mpi-4")
 def test_a_checked_collective_is_refused_before_it_starts(world):
     """With check=True another shape on one rank raises on all before any begins the collective."""
     assert world.run(refused_before_start) == [(0, 1)] * world.size

@@ -17,7 +17,7 @@ from tests.support.methods import every_step
 ONE_SIDED = [name for name in ALGORITHMS if ALGORITHMS[name].how[0].one_sided]
 PAIRS = [name for name in ALGORITHMS if ALGORITHMS[name].needs.pairs]
 MODULES = ("module in step", "module at its own pace")
-worlds = on("loopback-4", "mpi-2", "shared_memory-2")
+worlds = on("loopback-4", "mpi-2")
 STEPS, EVERY = 6, 2
 
 

@@ -13,7 +13,7 @@ from tests.support import FileEvent, on
 
 WINDOWS = ["win_put", "pull_get", "push_sum", "async_model_average"]
 PAIRS = ["ad_psgd", "a2cid2"]
-EVERYWHERE = on("loopback-4", "shared_memory-4", "mpi-4", "c10d-4")
+EVERYWHERE = on("loopback-4", "shared_memory-4", "mpi-4")
 still = partial(torch.optim.SGD, lr=0.0)
 
 

@@ -28,7 +28,7 @@ from tests.support import BEFORE_DEADLINE, DELAY, FileEvent, deadline_of, on, un
 from tests.support.loops import on_each_rank
 from tests.support.pairwise import pairwise
 
-NEAR = on("shared_memory-2", "shared_memory-4")
+NEAR = on("shared_memory-4")
 USES = 4
 """Uses after which a name goes through ring buffers."""
 FORMS = ["blocking", "in place", "nonblocking"]

@@ -24,7 +24,7 @@ from tests.support.oracle import LAYOUTS, check, mixed, options
 from tests.support.pairwise import pairs_of, pairwise
 from tests.support.small_chunks import in_small_chunks
 
-NEAR = on("shared_memory-2", "shared_memory-4")
+NEAR = on("shared_memory-4")
 USES = 6
 CHUNK = 1 << 11
 """Elements of 4 bytes in a chunk of a tensor below 512 KiB, in :func:`in_small_chunks`."""
@@ -318,7 +318,7 @@ def on_graph(name):
         assert through_rings(f"{shape}", 1)
 
 
-@NEAR
+@on("shared_memory-2", "shared_memory-4")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_graph(world, name):
     """Fixed graphs, symmetric or not, and one whose neighbour changes with every use."""

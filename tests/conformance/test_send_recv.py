@@ -14,7 +14,7 @@ from tests.support import BEFORE_DEADLINE, FileEvent, on, until
 from tests.support.loops import each, on_each_rank
 from tests.support.oracle import LAYOUTS, SHAPES, held
 
-SEVERAL = on("loopback-2", "loopback-4", "shared_memory-2", "mpi-2", "mpi-4")
+SEVERAL = on("loopback-2", "loopback-4", "shared_memory-2", "mpi-2")
 PAIR = on("loopback-2", "mpi-2")
 
 

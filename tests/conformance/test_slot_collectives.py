@@ -15,7 +15,7 @@ from asyncddp.errors import PeerError
 from tests.support import World, on
 from tests.support.loops import on_each_rank
 
-SHARED = on("shared_memory-2", "shared_memory-4")
+SHARED = on("shared_memory-4")
 LATE = 0.3  # seconds: the engine has taken over by then
 
 

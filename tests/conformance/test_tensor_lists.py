@@ -17,7 +17,7 @@ from tests.support.loops import each, on_each_rank
 from tests.support.oracle import held
 from tests.support.pairwise import pairwise
 
-WORLDS = ["loopback-4", "shared_memory-4", "mpi-4"]
+WORLDS = ["loopback-4", "shared_memory-4"]
 SOME = on(*WORLDS)
 SETTINGS = {"ranks_per_machine": 2}
 ARGUMENTS = {

@@ -13,7 +13,7 @@ from asyncddp.errors import ArgumentError
 from tests.support import on
 from tests.support.loops import on_each_rank
 
-SOME = on("loopback-2", "shared_memory-2", "mpi-2")
+SOME = on("loopback-2", "mpi-2")
 
 
 def verbs():

@@ -50,7 +50,7 @@ def assert_names_circle(messages):
         assert f"rank {behind} has sent neighbor_allreduce 'v{behind}' (use 0) instead" in message
 
 
-@on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
+@on("loopback-2", "loopback-4", "mpi-2")
 def test_a_circle_of_all_ranks_is_found_and_named_by_each(world):
     """A cycle of waits raises DeadlockError before the deadline, and the world goes on."""
     assert_names_circle(world.run(circle))
@@ -140,7 +140,7 @@ def slow_ranks():
     return True
 
 
-@on("loopback-2", "loopback-4", "mpi-2", "mpi-4")
+@on("loopback-2", "loopback-4", "mpi-2")
 def test_slow_ranks_are_waited_for(world):
     """A rank that is late by 0.6 s is no deadlock, whichever rank it is."""
     assert all(world.run(slow_ranks))

@@ -62,9 +62,7 @@ def is_run_by_a_command(script):
 
 
 BY_THEMSELVES = [
-    block
-    for block in found("python", without=["cells", "ranks"])
-    if not is_run_by_a_command(block)
+    block for block in found("python", without=["cells", "ranks"]) if not is_run_by_a_command(block)
 ]
 
 

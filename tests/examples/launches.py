@@ -1,4 +1,4 @@
-"""Start an example in each way that it says: by `asyncddp run`, by torchrun, and alone."""
+"""Start an example by ``asyncddp run`` and alone; by torchrun ``test_self_contained`` does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.processes import REPO, Finished, run_to_end, warm_script, war
 
 __all__ = ["RANKS", "launch", "load"]
 
-RANKS = {"asyncddp run": 2, "torchrun": 2, "alone": 1}
+RANKS = {"asyncddp run": 2, "alone": 1}
 """Ways to start, and how many ranks each has in the tests."""
 
 
@@ -23,10 +23,6 @@ def launch(way: str, script: str, *options: str, cwd: Path) -> Finished:
         "asyncddp run": [
             *(sys.executable, "-m", "asyncddp", "run", "-np", str(RANKS[way])),
             *warm_script(*words, frameworks=True),
-        ],
-        "torchrun": [
-            *(program, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS[way])),
-            *("--standalone", "--no-python", program, *words),
         ],
         "alone": [program, *words],
     }

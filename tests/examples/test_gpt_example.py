@@ -28,7 +28,7 @@ def records_of(folder: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     "words",
-    ["adapt_then_combine", "ddp", "choco_sgd --compression sign", "diloco --every 2", "alone"],
+    ["ddp", "choco_sgd --compression sign", "diloco --every 2", "alone"],
 )
 def test_methods_run_and_tell_what_they_sent(tmp_path, words):
     """Each measures every four steps; who communicates has sent bytes, and the others none."""
@@ -81,20 +81,6 @@ def test_it_resumes_on_any_number_of_ranks(tmp_path, ranks):
         assert again[-1]["ema"] == whole[-1]["ema"]
     else:
         assert again[-1]["perplexity"] == pytest.approx(whole[-1]["perplexity"], rel=0.1)
-
-
-def test_torchrun_starts_it(tmp_path):
-    """The script runs without MPI as it is."""
-    words = ["--smoke", "--out", "run", "--method", "adapt_with_combine"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = run_to_end(
-        [*launch, SCRIPT, *words],
-        cwd=tmp_path,
-        timeout=150,
-        environ={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO)},
-    )
-    assert done.code == 0, done
-    assert len(records_of(tmp_path)) == 3
 
 
 @pytest.mark.parametrize(

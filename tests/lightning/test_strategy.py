@@ -140,13 +140,13 @@ def mistakes() -> list[str]:
     return told
 
 
-@on("mpi-4")
+@on("mpi-2")
 def test_every_method_fits_validates_and_resumes(world: World, tmp_path: Path) -> None:
     """Steps are counted on, reduced metrics are equal on all ranks."""
     world.run(fits_and_resumes, str(tmp_path))
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-2")
 def test_the_trajectory_is_the_optimizer_wrapper_s(world: World) -> None:
     """Parameters of each rank agree to 1e-6 after two epochs."""
     world.run(follows_the_wrapper)

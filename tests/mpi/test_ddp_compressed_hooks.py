@@ -87,7 +87,7 @@ def trains_as_simulated(name, memory):
     return trained[-1]
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-4")
 @backends
 @pytest.mark.parametrize(
     ("name", "memory"),

@@ -81,7 +81,7 @@ def sums_of_bytes():
     return [peak_growth(call) >> 20 for call in calls]
 
 
-@on("shared_memory-2", "shared_memory-4")
+@on("shared_memory-4")
 def test_integers_are_summed_in_pieces(world):
     """Not in a wider copy of the whole tensor, which would take four or eight times as much."""
     for grown in world.run(sums_of_bytes):

@@ -22,8 +22,8 @@ from tests.unit.optim.test_optim_one_sided import (
     unbalanced,
 )
 
-two = on("mpi-2", "shared_memory-2")
-four = on("mpi-4", "shared_memory-4")
+two = on("mpi-2")
+four = on("shared_memory-4")
 every_method = pytest.mark.parametrize("method", METHODS)
 adam = partial(torch.optim.AdamW, lr=0.01)
 

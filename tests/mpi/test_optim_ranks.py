@@ -22,7 +22,7 @@ from tests.unit.optim.optim_reference import (
     vector,
 )
 
-PROCESSES = ["mpi-2", "mpi-4", "shared_memory-2", "shared_memory-4"]
+PROCESSES = ["mpi-2", "shared_memory-4"]
 processes = on(*PROCESSES)
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 adam = partial(torch.optim.AdamW, lr=0.01)

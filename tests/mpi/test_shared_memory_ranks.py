@@ -18,7 +18,7 @@ from tests.support import FileEvent, PoolWorld, on, open_transport
 from tests.support.oracle import check, held, mixed, summed
 from tests.unit.optim.optim_reference import batch, mlp, square_loss, train_here, vector
 
-NEAR = on("shared_memory-2", "shared_memory-4")
+NEAR = on("shared_memory-4")
 PIECE = 1 << 19
 """Bytes of a piece of a sum."""
 

@@ -118,7 +118,7 @@ def averages(name):
     return trained[-1]
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-4")
 @backends
 @pytest.mark.parametrize("name", AVERAGES)
 def test_averages_are_as_simulated(world, backend, tmp_path, name):

@@ -25,10 +25,11 @@ cases in a loop (:mod:`tests.support.loops`).
 
 Which worlds: the fixture ``world`` runs a test on three numbers of threads and on one world of each
 transport between processes, ``@on("loopback-4", "mpi-4")`` on those of :data:`WORLDS` that are
-named; of these the default run takes ``DEFAULT_WORLDS``, and ``scripts/test all`` every one. For other numbers of ranks, and functions defined inside a
-test, there are threads alone: ``LoopbackWorld(3).run(…)``. Whole scripts, to their bitter end, are
-run by :func:`~tests.support.processes.run_on_mpirun`, which tells what outlived them and leaves no
-process behind.
+named; of these the default run takes ``DEFAULT_WORLDS``, and ``scripts/test all`` every one. For
+other numbers of ranks, and functions defined inside a test, there are threads alone:
+``LoopbackWorld(3).run(…)``. Whole scripts, to their bitter end, are run by
+:func:`~tests.support.processes.run_on_mpirun`, which tells what outlived them and leaves no process
+behind.
 
 The machine may be busy with other work. So a rank that is to be late waits for a
 :class:`~tests.support.events.FileEvent`, which the others set when they have done what was not to

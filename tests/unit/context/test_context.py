@@ -145,7 +145,7 @@ def again_and_again():
     return results
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-4")
 def test_a_world_can_be_started_again(world):
     """Nothing of the old one reaches the new one."""
     n = world.size

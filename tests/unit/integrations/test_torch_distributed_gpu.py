@@ -136,7 +136,7 @@ def over_cuda_ipc(place, wanted):
             cases.races(place, 2, False)
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-2")
 @pytest.mark.parametrize("wanted", ["values", "order"])
 def test_verbs_between_processes_that_read_each_other_s_memory(world, wanted):
     """Over cuda_ipc the group's verbs give what they give on the host, and keep to the order."""

@@ -84,7 +84,7 @@ def averages(base, in_place):
         return copied
 
 
-@on("mpi-2", "mpi-4")
+@on("mpi-4")
 @pytest.mark.parametrize("in_place", [False, True], ids=["new", "in place"])
 def test_a_tensor_is_copied_once_for_all_neighbours(world, in_place):
     """One copy on the sender's device, which they read where it lies; none on theirs."""
