@@ -161,8 +161,7 @@ def test_module(world, phase, way):
 
 
 @on("shared_memory-2")
-@pytest.mark.parametrize("trained", [by_optimizer, by_module])
-@pytest.mark.parametrize("way", ["function", "in place"])
+@pytest.mark.parametrize(("trained", "way"), [(by_optimizer, "function"), (by_module, "in place")])
 def test_compiled_to_machine_code(world, trained, way):
     """By inductor, which fuses what backward hooks stand between."""
     if shutil.which("g++") is None:

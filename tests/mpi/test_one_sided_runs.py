@@ -52,8 +52,7 @@ def assert_went_on(done):
 
 
 @pytest.mark.mpi(4)
-@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
-def test_nobody_waits_for_a_neighbour_that_is_stopped(tmp_path, transport):
+def test_nobody_waits_for_a_neighbour_that_is_stopped(tmp_path):
     """While rank 1 stands still, by SIGSTOP, the others train on; then it goes on as well."""
     body = """
     pids = bf.allgather_object(os.getpid())
@@ -73,7 +72,7 @@ def test_nobody_waits_for_a_neighbour_that_is_stopped(tmp_path, transport):
     bf.barrier()
     """
     script = HEAD + ALL + textwrap.dedent(body)
-    done = run_on_mpirun(4, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": transport})
+    done = run_on_mpirun(4, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": "shared_memory"})
     assert (done.code, done.stderr, done.left) == (0, "", ()), done
     assert_went_on(done)
 
@@ -132,8 +131,7 @@ def assert_averaged(done, expected):
 
 
 @pytest.mark.mpi(4)
-@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
-def test_the_average_is_without_a_rank_that_is_stopped(tmp_path, transport):
+def test_the_average_is_without_a_rank_that_is_stopped(tmp_path):
     """By SIGSTOP, so that it answers nothing: no longer than the timeout is waited for it."""
     body = """
     if bf.rank() == 0:
@@ -144,7 +142,7 @@ def test_the_average_is_without_a_rank_that_is_stopped(tmp_path, transport):
     bf.barrier()
     """
     script = HEAD + AVERAGE + textwrap.dedent(body)
-    done = run_on_mpirun(4, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": transport})
+    done = run_on_mpirun(4, script, tmp_path, environ={"ASYNCDDP_TRANSPORT": "mpi"})
     assert (done.code, done.left) == (0, ()), done
     assert done.stderr.count("rank 1 left out, without an answer in 0.5 s") == len(METHODS), done
     assert_averaged(done, "0")
@@ -171,8 +169,7 @@ def test_the_average_is_without_a_rank_that_was_killed(tmp_path):
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
-def test_who_does_not_come_is_named_where_staleness_is_bounded(tmp_path, transport):
+def test_who_does_not_come_is_named_where_staleness_is_bounded(tmp_path):
     """After two steps more the deadline runs; its error says who is missing."""
     body = """
     step = trained("win_put", bound=2)
@@ -182,7 +179,7 @@ def test_who_does_not_come_is_named_where_staleness_is_bounded(tmp_path, transpo
     for _ in range(9):
         step()
     """
-    environ = {"ASYNCDDP_TRANSPORT": transport, "ASYNCDDP_TIMEOUT": "6"}
+    environ = {"ASYNCDDP_TRANSPORT": "mpi", "ASYNCDDP_TIMEOUT": "6"}
     done = run_on_mpirun(2, HEAD + textwrap.dedent(body), tmp_path, environ=environ)
     assert done.code != 0, done
     assert not done.timed_out, done
@@ -207,8 +204,7 @@ def test_a_run_with_open_windows_ends_well(tmp_path):
 
 
 @pytest.mark.mpi(4)
-@pytest.mark.parametrize("transport", ["mpi", "shared_memory"])
-def test_a_rank_that_ends_early_anchors_nobody(tmp_path, transport):
+def test_a_rank_that_ends_early_anchors_nobody(tmp_path):
     """Rank 3 ends after 20 steps of 200: the others reach the optimum of their own average.
 
     How near depends on how evenly a busy machine runs them: it is given other chances.
@@ -255,7 +251,7 @@ def test_a_rank_that_ends_early_anchors_nobody(tmp_path, transport):
     """
     methods = ["async_model_average", "pull_get", "win_put", "module"]
     script = textwrap.dedent(script).replace("METHODS", repr(methods))
-    environ = {"ASYNCDDP_TRANSPORT": transport}
+    environ = {"ASYNCDDP_TRANSPORT": "shared_memory"}
     tried = []
     for _ in range(3):
         done = run_on_mpirun(4, script, tmp_path, environ=environ)
