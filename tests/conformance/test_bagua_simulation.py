@@ -253,9 +253,9 @@ SPOTS = {
 }
 
 
-@by_transport(["mpi-2", "mpi-4", "shared_memory-2", "shared_memory-4"], method=SPOTS)
+@by_transport(["mpi-2"], method=SPOTS)
 def test_between_processes(world, method):
-    """MPI and shared memory carry what threads do."""
+    """MPI carries what threads do."""
     simulate, make, options = SPOTS[method]
     simulation = Simulation(world.size, alike=True, make=make, cap=SMALL)
     simulate(simulation)

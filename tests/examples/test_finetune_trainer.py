@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import need
 from tests.support.processes import REPO, run_to_end, warm_script, warm_server
 
-pytest.importorskip("transformers", reason="the package transformers is not installed")
+need("transformers")
 
 SCRIPT = [str(REPO / "examples" / "finetune_trainer.py"), "--smoke", "--cpu"]
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from tests.docs.parsed_commands import check_command
+from tests.support.packages import need
 
 yaml = pytest.importorskip("yaml", reason="the package pyyaml is not installed")
-kubernetes_validate = pytest.importorskip(
-    "kubernetes_validate", reason="the package kubernetes-validate is not installed"
-)
+need("kubernetes_validate")
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "kubernetes"
 KINDS = {
@@ -65,6 +64,8 @@ def test_there_are_these() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_the_pods_are_what_kubernetes_takes(name: str) -> None:
     """Each template is valid for a Pod, in all names and types; each asks for what it needs."""
+    import kubernetes_validate  # which takes a second
+
     for role, replica in replicas_of(read(name)).items():
         assert set(replica) <= {"replicas", "restartPolicy", "template"}
         assert set(replica["template"]) == {"spec"}

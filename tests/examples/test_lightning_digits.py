@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import need
 from tests.support.processes import REPO, run_to_end, warm_script
 
-pytest.importorskip("lightning", reason="the package lightning is not installed")
+need("lightning")
 
 SCRIPT = str(REPO / "examples" / "lightning_digits.py")
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.packages import need
 from tests.support.processes import REPO, run_to_end
 
-pytest.importorskip("ray.train", reason="the package ray[train] is not installed")
+need("ray")
 
 TOO_SLOW = "The current node timed out during startup"
 """What Ray says where its own processes have not started within 15 seconds."""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import need
 from tests.support.processes import run_to_end, warm_script
 
-pytest.importorskip("transformers", reason="the package transformers is not installed")
+need("transformers")
 
 CASES = str(Path(__file__).with_name("cases.py"))
 pytestmark = [pytest.mark.mpi(3), pytest.mark.training]

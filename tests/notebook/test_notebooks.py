@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from tests.notebook.conftest import Marked
+from tests.support.packages import need
 from tests.support.processes import REPO, run_to_end, warm_python
 
-for needed in ("nbformat", "nbclient", "sklearn"):  # importing them takes each worker seconds
-    if importlib.util.find_spec(needed) is None:
-        pytest.skip(f"could not import {needed!r}", allow_module_level=True)
+need("nbformat", "nbclient", "sklearn")
 
 FOLDER = REPO / "examples" / "notebooks"
 NAMES = ("1_average_consensus", "2_designing_a_topology", "3_least_squares", "4_digits")
