@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncddp as bf
 from asyncddp.context import current
 from asyncddp.device.stream_registry import use_streams_on_cpu
+from asyncddp.testing.rank_function_call import DEFAULT_SETTINGS
 from asyncddp.transport.cuda.nccl.nccl_transport import NCCLTransport
 from asyncddp.transport.loopback import LoopbackTransport
-from tests.support.case import DEFAULT_SETTINGS
 from tests.support.late_device import LateDevice
 from tests.support.nccl import FakeNccl
 from tests.support.worlds import LoopbackWorld

@@ -8,10 +8,10 @@ from typing import Any
 
 import asyncddp as bf
 from asyncddp.device.stream_registry import use_streams_on_cpu
+from asyncddp.testing.outcome import Outcome
+from asyncddp.testing.rank_function_call import DEFAULT_SETTINGS
 from asyncddp.transport.cuda import staged_transport as cuda_staged
 from asyncddp.transport.loopback import LoopbackTransport
-from tests.support.case import DEFAULT_SETTINGS
-from tests.support.outcome import Outcome
 from tests.support.simulated_streams import SimulatedStreams
 from tests.support.worlds import LoopbackWorld
 

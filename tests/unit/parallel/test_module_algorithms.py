@@ -91,10 +91,16 @@ def by_module(name, passes=1, clip=0.0, switch=None, **options):
     return vector(model)
 
 
-@every_algorithm
-@pytest.mark.parametrize(
-    "more", [{}, {"passes": 2}, {"clip": 0.5}], ids=["plain", "no_sync", "clip"]
-)
+PASSES = {"plain": {}, "no_sync": {"passes": 2}, "clip": {"clip": 0.5}}
+"""Each algorithm trains by plain passes, and in one of the other ways in turn."""
+TRAINED = [
+    pytest.param(name, PASSES[kind], id=f"{kind}-{name}")
+    for number, name in enumerate(IN_STEP)
+    for kind in ("plain", ("no_sync", "clip")[number % 2])
+]
+
+
+@pytest.mark.parametrize(("name", "more"), TRAINED)
 def test_the_module_trains_as_the_optimizer_does(name, more):
     """Bit for bit, also with accumulated and clipped gradients."""
     expected = LoopbackWorld(3).run(by_optimizer, name, **more)
