@@ -222,3 +222,32 @@ def train_here(
             evaluate()
             optimizer.step()
     return vector(model)
+
+
+class SkippingOnce(torch.optim.SGD):
+    """Makes no update in some calls."""
+
+    skips: tuple[int, ...] = ()
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        return None if self.calls - 1 in self.skips else super().step(closure)
+
+
+class Late(torch.optim.SGD):
+    """Takes the parameters after the second into a group of their own in its third step."""
+
+    def __init__(self, parameters):
+        parameters = list(parameters)
+        super().__init__([{"params": parameters[:2], "lr": 0.05}], lr=0.1)
+        self.late, self.calls = parameters[2:], 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        if self.calls == 3:
+            self.add_param_group({"params": self.late, "weight_decay": 0.1})
+        return super().step(closure)

@@ -16,6 +16,8 @@ from asyncddp import topology
 from tests.support import LoopbackWorld
 from tests.support.pairwise import pairwise
 from tests.unit.optim.optim_reference import (
+    Late,
+    SkippingOnce,
     assign,
     batch,
     mlp,
@@ -25,7 +27,7 @@ from tests.unit.optim.optim_reference import (
 )
 from tests.unit.optim.test_optim_every_optimizer import OPTIMIZERS, OPTIONS, SPARSE_ONLY
 from tests.unit.optim.test_optim_parameters import channels_last, leaf, odd, tied
-from tests.unit.optim.test_optim_training import SkippingOnce, rowwise_loss
+from tests.unit.optim.test_optim_training import rowwise_loss
 
 pytestmark = pytest.mark.training
 
@@ -526,18 +528,6 @@ def test_parameter_groups_may_be_added(method, through):
         for parameter in model.parameters():
             parameter.grad = None
         return train(model, optimizer, range(2, 4))
-
-    class Late(torch.optim.SGD):
-        def __init__(self, parameters):
-            parameters = list(parameters)
-            super().__init__([{"params": parameters[:2], "lr": 0.05}], lr=0.1)
-            self.late, self.calls = parameters[2:], 0
-
-        def step(self, closure=None):
-            self.calls += 1
-            if self.calls == 3:
-                self.add_param_group({"params": self.late, "weight_decay": 0.1})
-            return super().step(closure)
 
     early = vector(mlp(0)[0]).numel()
 

@@ -18,6 +18,7 @@ from tests.support import LoopbackWorld, on
 from tests.unit.optim.optim_reference import (
     METHODS,
     PARAMETER_METHODS,
+    Late,
     batch,
     filled,
     mlp,
@@ -399,18 +400,6 @@ def test_parameter_groups(method, options, through):
         train_on(model, optimizer, 2, first=2)
         assert [g["lr"] for g in optimizer.param_groups] == [0.05, 0.1]
         return vector(model)
-
-    class Late(torch.optim.SGD):
-        def __init__(self, parameters):
-            parameters = list(parameters)
-            super().__init__([{"params": parameters[:2], "lr": 0.05}], lr=0.1)
-            self.late, self.calls = parameters[2:], 0
-
-        def step(self, closure=None):
-            self.calls += 1
-            if self.calls == 3:
-                self.add_param_group({"params": self.late, "weight_decay": 0.1})
-            return super().step(closure)
 
     got = LoopbackWorld(RANKS).run(case)
     early = vector(mlp(0)[0]).numel()

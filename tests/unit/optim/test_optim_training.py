@@ -18,6 +18,7 @@ from tests.support import LoopbackWorld
 from tests.unit.optim.optim_reference import (
     METHODS,
     PARAMETER_METHODS,
+    SkippingOnce,
     assign,
     batch,
     mlp,
@@ -668,20 +669,6 @@ def test_grad_scaler_without_overflow(method):
     """A power of two is scaled away without a trace, unscaled by the user or by us."""
     got = LoopbackWorld(RANKS).run(scaled, method)
     assert_all_close([v for v, _, _ in got], train_by_matrix(method, GRAPH, sgd, 4))
-
-
-class SkippingOnce(torch.optim.SGD):
-    """Makes no update in some calls."""
-
-    skips: tuple[int, ...] = ()
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.calls = 0
-
-    def step(self, closure=None):
-        self.calls += 1
-        return None if self.calls - 1 in self.skips else super().step(closure)
 
 
 @pytest.mark.parametrize("method", PARAMETER_METHODS)

@@ -14,6 +14,7 @@ import torch
 import asyncddp as bf
 from asyncddp import topology
 from tests.support import BEFORE_DEADLINE, LoopbackWorld
+from tests.unit.optim.optim_reference import SkippingOnce
 from tests.unit.parallel.parallel_reference import (
     assert_all_close,
     batch,
@@ -47,20 +48,6 @@ class Clipped(torch.optim.SGD):
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.limit)
         assert norm > self.limit, "nothing was clipped: the test shows nothing"
         return super().step(closure)
-
-
-class Skipping(torch.optim.SGD):
-    """Makes no update in some calls."""
-
-    skips: tuple[int, ...] = ()
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.calls = 0
-
-    def step(self, closure=None):
-        self.calls += 1
-        return None if self.calls - 1 in self.skips else super().step(closure)
 
 
 # accumulation
@@ -193,7 +180,7 @@ def test_an_overflow_skips_the_update_of_all_buckets_alike(sync, when):
     made = []
 
     def make(parameters):
-        optimizer = Skipping(parameters, lr=0.1, momentum=0.9)
+        optimizer = SkippingOnce(parameters, lr=0.1, momentum=0.9)
         optimizer.skips = (when,) if len(made) == 1 else ()
         made.append(optimizer)
         return optimizer
