@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.blocks import REPO, blocks_of, prose_of
 from tests.docs.conftest import environment
-from tests.support.processes import warm_server
+from tests.support.processes import RUN_LIMIT, warm_server
 
 TASKS = {
     "my ranks differ in speed": "guides/stragglers",
@@ -64,7 +64,7 @@ def site():
         env={**environment(), "ASYNCDDP_VENV": warm_server().environment},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=RUN_LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr
