@@ -127,7 +127,7 @@ class MemoryImporter:
 
     def _bytes(self, peer: int, message: ReadyMessage) -> torch.Tensor:
         if message.memory_id == NO_MEMORY:
-            return empty((0,), torch.uint8, self._streams.device)
+            return empty_on(self._streams, (0,), torch.uint8)
         key = peer, message.memory_id
         if key not in self.imported:
             if not message.token:
