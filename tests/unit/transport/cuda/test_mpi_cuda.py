@@ -248,7 +248,7 @@ CASES = {
     "around_pieces": ([0, 1, 999, 1000, 1001, 2000, 100_001],),
     "given_up_receive": (),
     "given_up_send": (),
-    "broadcasts": (),
+    "every_collective": (),
     "several_at_once": (),
     "splits": (),
 }
