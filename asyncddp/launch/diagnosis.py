@@ -1,4 +1,4 @@
-"""Explains in one sentence why a run failed, from ranks' reports and the launcher's messages."""
+"""Diagnosis of failed runs in one sentence, from the ranks' reports and the launcher's messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RankFailureReport:
 
     @property
     def failure_key(self) -> tuple[object, ...]:
-        """Grouping key that is equal for reports of the same failure on other ranks."""
+        """Grouping key; reports of the same failure on different ranks have equal keys."""
         return self.kind, self.exit_code, _RANK_OR_TIME.sub("…", _REPEATED.sub("", self.message))
 
 
@@ -81,7 +81,7 @@ def _describe_group(group: Sequence[RankFailureReport]) -> str:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Exit code of a run and the lines that explain its failure, the most telling first."""
+    """Exit code of a run and the lines that explain its failure, the most important first."""
 
     code: int
     lines: tuple[str, ...] = ()  # empty for a successful run
@@ -89,7 +89,7 @@ class Diagnosis:
 
 
 def read_failure_reports(report_directory: Path) -> list[RankFailureReport]:
-    """Read the ranks' failure reports, earliest first; unreadable ones are skipped."""
+    """Read the ranks' failure reports, earliest first; skip unreadable ones."""
     found = []
     for path in report_directory.glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError):  # a rank that was killed while it wrote
@@ -151,7 +151,7 @@ def diagnose(
 def _ended_by_themselves(
     outcome: RunOutcome, rank_exit: FailedRank | None, reports: Sequence[RankFailureReport]
 ) -> bool:
-    """Return whether ranks, asked by SIGTERM to end, were done in time or failed in doing so."""
+    """Return whether ranks ended or failed by themselves after SIGTERM, without being killed."""
     if outcome.signal != signal.SIGTERM or outcome.killed:
         return False
     asked = {None, 0, 128 + signal.SIGTERM}

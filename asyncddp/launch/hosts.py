@@ -18,7 +18,7 @@ _EXPECTED = "a name, an IPv4 address or an [IPv6] address, with an optional :slo
 
 @dataclass(frozen=True)
 class Host:
-    """A machine that runs ranks: its name or address, and how many ranks it takes, if given."""
+    """Machine that runs ranks: its name or address and, if given, its number of slots."""
 
     name: str
     slots: int | None = None
@@ -110,7 +110,7 @@ def _parse_line(words: Sequence[str], where: str) -> Host:
 
 
 def assign_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
-    """Assign slots to hosts without a number: the remaining ranks in equal parts, or one each."""
+    """Assign slots to hosts without a number: equal shares of the remaining ranks, or one each."""
     open_hosts = [host for host in hosts if host.slots is None]
     left = 0 if ranks is None else ranks - sum(host.slots or 0 for host in hosts)
     each = max(1, -(-left // len(open_hosts))) if open_hosts else 0
@@ -120,7 +120,7 @@ def assign_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
 def parse_placement(
     hosts: str | None, hostfile: Path | None, ranks: int | None
 ) -> tuple[Host, ...]:
-    """Parse ``-H`` or ``--hostfile``, of which one may be given, and assign slots to the hosts."""
+    """Parse ``-H`` or ``--hostfile``, at most one of which is given, and assign slots to hosts."""
     if hosts is not None and hostfile is not None:
         raise ArgumentError("-H and --hostfile: give one of them, not both.")
     parsed = () if hosts is None else parse_hosts(hosts)
@@ -145,7 +145,7 @@ def _is_loopback_network(text: str) -> bool:
 
 
 def is_this_machine(host: Host) -> bool:
-    """Return whether a host is this machine, by its name alone, without a DNS query."""
+    """Return whether a host is this machine, judged by its name without a DNS query."""
     own = socket.gethostname()
     known = {"localhost", own, own.split(".")[0]}
     return host.name in known or _is_loopback_network(host.name.split("%")[0])

@@ -76,7 +76,7 @@ def _split(text: str) -> list[str]:
 
 
 def build_rank_program(words: Sequence[str], *, module: bool, here: bool = True) -> tuple[str, ...]:
-    """Return the command line of every rank, whose program must exist on this machine if ``here``.
+    """Return the command line of every rank; if ``here``, check that the program exists.
 
     Python goes through :mod:`asyncddp.launch.rank`.
     """
@@ -97,7 +97,7 @@ def build_rank_program(words: Sequence[str], *, module: bool, here: bool = True)
 
 
 def _without_python(words: Sequence[str]) -> Sequence[str]:
-    """Drop a leading ``python`` if it is this one: ``python train.py`` is run as ``train.py``."""
+    """Drop a leading ``python`` that is this interpreter: ranks run ``train.py`` themselves."""
     if len(words) < 2 or not re.fullmatch(r"python[\d.]*", Path(words[0]).name):
         return words
     named = shutil.which(words[0])

@@ -34,7 +34,7 @@ class RunOptions:
     verbose: bool = False
 
     def to_arguments(self) -> tuple[str, ...]:
-        """Convert the options of ranks that stay back to arguments of ``asyncddp run``."""
+        """Convert the placement and launcher options back to arguments of ``asyncddp run``."""
         names = ("num_proc", "hosts", "hostfile", "network_interface", "ssh_port", "remote_shell")
         given = {name: getattr(self, name) for name in (*names, "launcher")}
         words = [
@@ -70,13 +70,13 @@ class Job:
     root: bool = False
 
     def default_option(self, *names: str, value: str) -> list[str]:
-        """Return ``[names[0], value]``, or nothing if the user's own launcher arguments set it."""
+        """Return ``[names[0], value]``, or nothing if the user's own arguments set the option."""
         return [] if set(names) & set(self.extra) else [names[0], value]
 
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """Command line that starts a job, and the variables to add to its environment."""
+    """Command line that starts a job, and the environment variables to add for it."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]

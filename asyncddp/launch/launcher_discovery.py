@@ -1,4 +1,4 @@
-"""Finds the launcher on this machine (``mpirun``, ``srun`` or the library's own)."""
+"""Discovery of the launcher on this machine (``mpirun``, ``srun`` or the library's own)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INSTALL_MPI = (
 
 @dataclass(frozen=True)
 class InstalledLauncher:
-    """A launcher found on this machine: executable, implementation and version."""
+    """Launcher found on this machine: executable, implementation and version."""
 
     executable: str
     launcher: Launcher
@@ -44,7 +44,7 @@ def identify_launcher(version_output: str) -> tuple[Launcher, str] | None:
 
 
 def find_launcher(wanted: str | None, environment: Mapping[str, str]) -> InstalledLauncher:
-    """Find the launcher of that name or path, or the first that is there, and query its version.
+    """Find the launcher of the given name or path, or the first one installed; query its version.
 
     It is the library's own where there is none of MPI, or where it is wanted, as ``"local"``.
     """

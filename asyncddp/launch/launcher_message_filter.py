@@ -1,4 +1,4 @@
-"""Filters a launcher's own failure messages out of the output that the ranks print.
+"""Filter that separates a launcher's own failure messages from the output of the ranks.
 
 Bytes are fed in, and the ranks' bytes are returned at once and in order. Only bytes that may belong
 to a launcher's message are buffered, until :meth:`LauncherMessageFilter.flush`.
@@ -35,11 +35,11 @@ class WaitWarningAggregator:
 
     @property
     def due(self) -> bool:
-        """True if the oldest collected warning has waited long enough to be shown."""
+        """True if the oldest collected warning has been held long enough to be shown."""
         return bool(self.pending) and time.monotonic() - self._since >= _COLLECTION_TIME
 
     def add(self, line: str) -> bool:
-        """Collect a line if it is a waiting warning, and return whether it is one."""
+        """Collect a line if it is a waiting warning; return whether it was one."""
         match = _WAIT_WARNING.fullmatch(line)
         if match is not None:
             self._since = self._since if self.pending else time.monotonic()
@@ -47,7 +47,7 @@ class WaitWarningAggregator:
         return match is not None
 
     def flush(self) -> list[str]:
-        """Return one merged line, or all lines unchanged if there is no common cause."""
+        """Return one merged line, or all lines unchanged if they have no common cause."""
         held, self.pending = self.pending, []
         waits = [(int(one["rank"]), {*parse_ranks(one["missing"])}, one["what"]) for one in held]
         waiting = {rank for rank, _, _ in waits}
@@ -102,7 +102,7 @@ class LauncherMessageFilter:
         return b"".join(out)
 
     def feed(self, data: bytes) -> bytes:
-        """Take some bytes and return those that are certainly the ranks' output."""
+        """Process some bytes; return the part that is certainly output of the ranks."""
         self._pending += data
         out: list[bytes] = []
         self._drop_terminator()
@@ -117,7 +117,7 @@ class LauncherMessageFilter:
         return b"".join(out)
 
     def flush(self) -> bytes:
-        """Return all buffered bytes: the writer has paused, or the stream has ended."""
+        """Return all buffered bytes, after a pause or at the end of the stream."""
         out: list[bytes] = []
         self._emit(b"".join(self._block) + self._pending, out)
         self._block, self._pending = [], b""
@@ -140,7 +140,7 @@ class LauncherMessageFilter:
             self._emit(said, out)
 
     def _buffered_length(self, begun: bytes) -> int:
-        """Return how many bytes of an unfinished line may belong to a launcher's message."""
+        """Return how many bytes of an incomplete line may be a launcher's message."""
         if len(begun) >= _LONGEST_LINE:
             return 0
         text = begun.decode(errors="replace")
@@ -151,7 +151,7 @@ class LauncherMessageFilter:
         return 0 if run is None else len(run[0])
 
     def _classify(self, line: bytes, out: list[bytes]) -> None:
-        """Classify one line, or the rest of one whose beginning was already returned."""
+        """Classify one line, or the remainder of a line whose beginning was already returned."""
         text = line.decode("latin-1").rstrip("\r\n")
         if self._block:
             self._continue_block(line, text, out)

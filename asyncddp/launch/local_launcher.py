@@ -1,4 +1,4 @@
-"""Starts ranks on this machine: ``python -m asyncddp.launch.local_launcher 4 -- PROGRAM``.
+"""Launcher process for one machine: ``python -m asyncddp.launch.local_launcher 4 -- PROGRAM``.
 
 Every rank finds torch.distributed's variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and so on.
 Once a rank has failed, the others have a moment to say so, and are then ended.
@@ -33,7 +33,7 @@ _GRACE_PERIOD = 3.0  # seconds in which the other ranks may end after one has fa
 
 
 class _LocalRanks(RankProcesses):
-    """The processes of all ranks of this machine."""
+    """Processes of all ranks, started on this machine."""
 
     def __init__(
         self, count: int, program: Sequence[str], environment: Mapping[str, str], *, tag: bool
@@ -60,7 +60,7 @@ class _LocalRanks(RankProcesses):
         ]
 
     def reap(self) -> None:
-        """Take the ends of processes; if one has failed, the others are to end soon."""
+        """Collect exit codes of ended ranks; after a failure, begin to terminate the others."""
         for rank, process in list(self.running.items()):
             code = process.poll()
             if code is None:
@@ -77,7 +77,7 @@ class _LocalRanks(RankProcesses):
                 self.end_within(_GRACE_PERIOD)
 
     def on_signal(self, number: int, _: FrameType | None) -> None:
-        """Pass a signal on; a rank that dies of it has not failed, so that others may save."""
+        """Forward a signal; ranks that die of it do not count as failed, so others may save."""
         if number == LOCAL.abort_signal:
             self.end_within(0.0)
         else:
@@ -85,13 +85,13 @@ class _LocalRanks(RankProcesses):
             self.send(delivered(number))
 
     def finish_output(self) -> None:
-        """Wait until all output has been passed on."""
+        """Wait until all output has been forwarded."""
         for relay in self._relays:
             relay.join(timeout=1.0)
 
 
 def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
-    """Pass lines on in a thread, each with its rank in front."""
+    """Forward lines in a thread, each prefixed with its rank."""
 
     def run() -> None:
         for line in source:
@@ -103,7 +103,7 @@ def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
 
 
 def run(count: int, program: Sequence[str], *, tag: bool = False) -> int:
-    """Run a program on so many ranks; return the exit code of the first that failed."""
+    """Run a program on ``count`` ranks; return the exit code of the first rank that failed."""
     ranks = _LocalRanks(count, program, without_launchers(), tag=tag)
     signal.signal(LOCAL.abort_signal, ranks.on_signal)  # also where it is ignored, as after &
     with signal_handler(ranks.on_signal, TERMINATION_SIGNALS | FORWARDED_SIGNALS):
@@ -116,7 +116,7 @@ def run(count: int, program: Sequence[str], *, tag: bool = False) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run ``COUNT [--tag-output] -- PROGRAM [ARGUMENT]…``."""
+    """Parse and run ``COUNT [--tag-output] -- PROGRAM [ARGUMENT]…``."""
     head, program = words[: words.index("--")], words[words.index("--") + 1 :]
     return run(int(head[0]), program, tag="--tag-output" in head)
 

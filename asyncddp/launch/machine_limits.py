@@ -1,4 +1,4 @@
-"""Limits of this machine for a run: the CPU cores that it may use, and the files it may open."""
+"""Limits of this machine for a run: usable CPU cores, and the number of open files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cores() -> int:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """Return OpenMP threads per rank when so many share this machine: cores / ranks, at least 1."""
+    """Return OpenMP threads per rank on this machine: cores / ranks, but at least 1."""
     return max(1, cores() // max(1, ranks))
 
 
@@ -36,7 +36,7 @@ _EACH = 8  # more for every further rank
 
 
 def ensure_open_files(ranks: int) -> None:
-    """Raise the soft limit as far as so many ranks need it; an error where even few are refused."""
+    """Raise the soft limit on open files as ranks need it; raise an error if it stays too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _LEAST + _EACH * ranks
     if hard != resource.RLIM_INFINITY:

@@ -1,4 +1,4 @@
-"""Runs a script or module as one rank: ``python -m asyncddp.launch.rank train.py --lr 0.1``.
+"""Program of one rank: runs a script, ``python -m asyncddp.launch.rank train.py --lr 0.1``.
 
 If it ends with an exception or a non-zero exit code, all ranks are ended, and this one says why.
 """
@@ -40,7 +40,7 @@ def _recorded_lifetime() -> Iterator[None]:
 
 
 def _set_variables() -> None:
-    """Set OMP_NUM_THREADS, and torch.distributed's variables, unless the user has."""
+    """Set OMP_NUM_THREADS and torch.distributed's variables, unless the user has set them."""
     size = announced("LOCAL_WORLD_SIZE")
     if size is not None and read_variable("OMP_NUM_THREADS", str) is None:
         from asyncddp.launch.machine_limits import threads_per_rank
@@ -67,7 +67,7 @@ def _run(words: list[str]) -> None:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Drop this module's and runpy's frames from a traceback, unless none would be left."""
+    """Drop this module's and runpy's frames from a traceback, unless no frame would remain."""
     left = trace
     while left is not None and (
         left.tb_frame.f_code.co_filename in {__file__, runpy.__file__, "<frozen runpy>"}
@@ -77,7 +77,7 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Run a script or module with its arguments as one rank, and end all ranks if it fails."""
+    """Run a script or module with its arguments as one rank; end all ranks if it fails."""
     if not words or list(words) == ["-m"]:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
     _set_variables()
@@ -96,7 +96,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _end_all_ranks(error: BaseException) -> None:
-    """End all ranks; return, leaving it to Python, where the library cannot be imported."""
+    """End all ranks; just return if the library cannot be imported."""
     try:
         from asyncddp.context.crash_handler import end_run
     except ImportError:

@@ -1,4 +1,4 @@
-"""Chooses the environment variables to set for ranks, and those to forward to other machines."""
+"""Choice of the environment variables to set for ranks, and to forward to other machines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LIBRARY_PREFIXES = ("ASYNCDDP_", "CUDA_", "FI_", "NCCL_", "PYTORCH_", "UCX_")
 
 
 def parse_exports(items: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Parse the values of ``-x``: ``VAR`` (value from this environment) or ``VAR=value``."""
+    """Parse the values of ``-x``: ``VAR`` (value taken from this environment) or ``VAR=value``."""
     found = {}
     for item in items:
         name, given, value = item.partition("=")
@@ -57,7 +57,7 @@ def launch_variables(
     *,
     terminal: bool,
 ) -> dict[str, str]:
-    """Return the variables to set for ranks in addition to this process's environment.
+    """Return the variables to set for ranks on top of this process's environment.
 
     ``ranks_here`` is None where other machines count their own cores. Ranks cannot know whether
     output is shown on a ``terminal``, as a launcher stands between; rich reads ``TTY_COMPATIBLE``.
@@ -71,7 +71,7 @@ def launch_variables(
 
 
 def specifies_hosts(environment: Mapping[str, str], extra: Iterable[str]) -> bool:
-    """Return whether the launcher gets hosts from a batch system, a variable or an argument.
+    """Return whether a batch system, a variable or an argument gives hosts to the launcher.
 
     Example:
         >>> specifies_hosts({}, ["--hostfile", "h"])
@@ -85,7 +85,7 @@ def specifies_hosts(environment: Mapping[str, str], extra: Iterable[str]) -> boo
 def rendezvous_variables(
     environment: Mapping[str, str], hosts: Sequence[Host], *, remote: bool
 ) -> dict[str, str]:
-    """Return MASTER_ADDR and MASTER_PORT, the rendezvous of torch.distributed, unless they are set.
+    """Return MASTER_ADDR and MASTER_PORT for torch.distributed, unless they are set.
 
     Libraries such as Hugging Face's accelerate read them where they see the variables of an MPI
     launcher. The address is the first host's; the port is free as far as this machine can tell.
@@ -123,7 +123,7 @@ def _free_port() -> int:
 
 
 def forwarded_variables(environment: Mapping[str, str], exports: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the variables to forward to other machines; others may hold secrets."""
+    """Return names of variables to forward to other machines; the rest may hold secrets."""
     names = {n for n in environment if n in _NEEDED or n.startswith(_LIBRARY_PREFIXES)}
     kept = {"CUDA_VISIBLE_DEVICES", "ASYNCDDP_SECRET"}  # of each task under Slurm; not for MPI
     return tuple(sorted(names - kept | set(exports)))

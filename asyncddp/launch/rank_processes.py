@@ -1,4 +1,4 @@
-"""Processes of a run, as each launcher treats them: their start, signals, output and end."""
+"""Processes of a run and their start, signals, output and termination, for all launchers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def signal_handler(
     handler: Callable[[int, FrameType | None], None],
     numbers: Iterable[signal.Signals] = TERMINATION_SIGNALS,
 ) -> Iterator[None]:
-    """Handle signals in the block, unless they are ignored, as SIGHUP is under nohup."""
+    """Handle signals in the ``with`` block, except ignored ones, such as SIGHUP under nohup."""
     wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in wanted}
     try:
@@ -40,7 +40,7 @@ def signal_handler(
 
 
 def delivered(number: int) -> int:
-    """Return the signal that ranks get for one to be forwarded.
+    """Return the signal to send to ranks in place of a forwarded signal.
 
     It is SIGSTOP for SIGTSTP, which has no effect on processes in a session of their own.
     """
@@ -48,7 +48,7 @@ def delivered(number: int) -> int:
 
 
 def write_all(target: int, data: bytes) -> None:
-    """Write all bytes; a reader that has gone, as ``| head`` does, or a full disk ends no run."""
+    """Write all bytes; a closed pipe (``| head``) or a full disk does not end the run."""
     while data:
         try:
             data = data[os.write(target, data) :]
@@ -60,14 +60,14 @@ def write_all(target: int, data: bytes) -> None:
 
 @functools.cache
 def _warn_of_loss(target: int, why: str) -> None:
-    """Say once on standard error that output is lost."""
+    """Warn once on standard error that output is lost."""
     words = f"asyncddp run: output of ranks is lost: {why} (descriptor {target})\n"
     with contextlib.suppress(OSError):
         os.write(2, words.encode())
 
 
 def kill_processes(marker: str) -> None:
-    """Kill every process with ``NAME=value`` in its environment, and their new children."""
+    """Kill all processes with ``NAME=value`` in their environment, including new children."""
     for _ in range(3):
         found = False
         for directory in Path("/proc").glob("[0-9]*"):
@@ -82,7 +82,7 @@ def kill_processes(marker: str) -> None:
 
 
 def end_process(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Ask a process to end, and kill it some seconds later; False where it had to be killed."""
+    """Send SIGTERM to a process, and SIGKILL after a timeout; return False if it was killed."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -95,13 +95,13 @@ def end_process(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def parent_death_setter(number: int = signal.SIGTERM) -> Callable[[], object]:
-    """Return a function that makes a process get a signal when its parent dies."""
+    """Return a function that makes a process receive a signal when its parent dies."""
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 class RankProcesses:
-    """Processes that get signals together, and end together: those that stay get stronger ones.
+    """Group of processes signalled and terminated together, with escalating signals.
 
     Args:
         abort_signal: Makes them end soon.
@@ -133,7 +133,7 @@ class RankProcesses:
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a process that reads nothing."""
+        """Start a process with empty standard input."""
         variable, _, value = self._marker.partition("=")
         process = self.running[name] = subprocess.Popen(
             list(command),
@@ -147,7 +147,7 @@ class RankProcesses:
         return process
 
     def send(self, number: int) -> None:
-        """Send a signal to all of them; SIGKILL also to all that they have started."""
+        """Send a signal to all the processes; SIGKILL also goes to all their descendants."""
         for process in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 if self._sessions:
@@ -158,17 +158,17 @@ class RankProcesses:
             self.kill_descendants()
 
     def kill_descendants(self) -> None:
-        """Kill all that bear the marker, also those whose parent has died."""
+        """Kill all processes that carry the marker, including orphans."""
         if self._marker:
             kill_processes(self._marker)
 
     def end_within(self, seconds: float) -> None:
-        """Let the processes end by themselves for some seconds, then begin to end them."""
+        """Give the processes some seconds to end by themselves, before signals escalate."""
         self._stronger = [self._abort_signal, signal.SIGKILL]
         self.deadline = time.monotonic() + seconds
 
     def escalate_if_due(self) -> bool:
-        """Send the next, stronger signal if it is time; return whether it was."""
+        """Send the next, stronger signal if it is due; return whether it was."""
         if time.monotonic() < self.deadline:
             return False
         self.send(self._stronger.pop(0))

@@ -1,4 +1,4 @@
-"""Tracks the rank processes of this machine: which are in ``init()``, have ended or are lost.
+"""Tracker of this machine's rank processes: waiting in ``init()``, ended or lost.
 
 Every rank writes a file ``started-<rank>`` into the report directory and renames it to
 ``ended-<rank>`` when it ends regularly; while it waits in ``init()`` there is ``joining-<rank>``,
@@ -16,14 +16,14 @@ from pathlib import Path
 
 
 def record_start(report_directory: str, rank: str) -> None:
-    """Write the start file of this rank; does nothing on a machine without the directory."""
+    """Write the start file of this rank; do nothing on machines without the directory."""
     file = Path(report_directory, f"started-{rank}")
     with contextlib.suppress(OSError):
         file.write_text(f"{os.getpid()} {socket.gethostname()}")
 
 
 def record_end(report_directory: str, rank: str) -> None:
-    """Rename the start file of this rank: it has ended regularly."""
+    """Rename the start file of this rank to record that it has ended normally."""
     with contextlib.suppress(OSError):
         Path(report_directory, f"started-{rank}").rename(Path(report_directory, f"ended-{rank}"))
 
@@ -42,7 +42,7 @@ def _is_gone(path: Path) -> bool:
 
 
 class RankTracker:
-    """Tracker of the rank processes on this machine, by the files they write and by pidfds."""
+    """Tracker of the rank processes on this machine, through their start files and pidfds."""
 
     def __init__(self, report_directory: Path) -> None:
         self._report_directory = report_directory
@@ -54,7 +54,7 @@ class RankTracker:
         self.lost: list[int] = []  # ended irregularly, before any failure report; in order
 
     def new_processes(self) -> dict[int, int]:
-        """Return new ranks with a pidfd each, which becomes readable when the process ends."""
+        """Return new ranks with their pidfds, which become readable when a process ends."""
         found = {}
         for rank, pid in self._started():
             if rank in self._known:
@@ -91,7 +91,7 @@ class RankTracker:
         return False
 
     def _started(self) -> list[tuple[int, int]]:
-        """Return rank and process id by the start files of this machine."""
+        """Return rank and process id from each start file of this machine."""
         if not hasattr(os, "pidfd_open"):
             return []
         started = []
@@ -110,13 +110,13 @@ class RankTracker:
         return False
 
     def waiting_in_init(self) -> tuple[int, ...]:
-        """Return the ranks that wait in ``init()`` for a rank whose process has ended."""
+        """Return the ranks waiting in ``init()`` while another rank's process has ended."""
         joining = {_rank_of(path) for path in self._report_directory.glob("joining-*")}
         gone = {*self.lost, *self.ended()} if joining else set()
         return tuple(sorted(joining - gone)) if gone else ()
 
     def is_lost_for_good(self) -> bool:
-        """Return whether all ranks of this machine have ended, one irregularly after ``init()``.
+        """Return whether all local ranks have ended, one abnormally after ``init()``.
 
         MPI ends the others of such a rank, and its launcher is to end soon.
         """
@@ -124,7 +124,7 @@ class RankTracker:
         return joined and not self._running
 
     def ended(self) -> tuple[int, ...]:
-        """Return the ranks of this machine that ended regularly and whose process is gone."""
+        """Return the ranks of this machine that ended normally and whose process is gone."""
         files = self._report_directory.glob("ended-*")
         return tuple(sorted(_rank_of(path) for path in files if _is_gone(path)))
 

@@ -1,4 +1,4 @@
-"""The folder in which ranks report to ``asyncddp run``, and those that killed runs have left."""
+"""Directory in which ranks report to ``asyncddp run``; leftovers of killed runs are removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROOM = 1 << 16  # bytes that must be free: launchers keep their sockets and fil
 
 @contextlib.contextmanager
 def report_directory() -> Iterator[Path]:
-    """Yield a new folder, removed afterwards, and remove what killed runs have left beside it.
+    """Yield a temporary report directory, and remove directories left by killed runs.
 
     A run holds the lock of its folder as long as it lives.
     """
@@ -38,7 +38,7 @@ def report_directory() -> Iterator[Path]:
 
 
 def _remove_if_left(folder: Path) -> None:
-    """Remove a run's folder if it is this user's, of this machine, and its lock is free."""
+    """Remove a directory if this user's run on this machine left it, and its lock is free."""
     with (folder / _LOCK).open() as lock:
         if folder.lstat().st_uid == os.geteuid() and lock.read() == _machine():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +50,7 @@ def _machine() -> str:
 
 
 def check_folders(environment: Mapping[str, str]) -> None:
-    """Raise if the working directory is gone, or if nothing can be written into TMPDIR."""
+    """Raise if the working directory is gone, or if TMPDIR is not writable."""
     try:
         Path.cwd()
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Runs the launcher process: relays output and signals, kills processes left behind."""
+"""Supervisor of the launcher process: relays output and signals, kills processes left behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LOSS_GRACE_PERIOD = 15.0  # seconds that it has after this machine's ranks were
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Outcome of a run: the launcher's exit code, and what became of this machine's ranks."""
+    """Outcome of a run: the launcher's exit code, and the fate of this machine's ranks."""
 
     code: int  # negative for the signal that killed the launcher
     signal: int | None  # the first that this process received to end the run
@@ -54,7 +54,7 @@ class RunOutcome:
 
 @dataclass
 class _LauncherOutputPipe:
-    """A pipe from the launcher's stdout or stderr through a filter to a file descriptor."""
+    """Pipe from the launcher's stdout or stderr through a filter to a file descriptor."""
 
     source: IO[bytes]
     target: int
@@ -77,7 +77,7 @@ class _LauncherOutputPipe:
 
 
 class _Run(RankProcesses):
-    """A launcher with its ranks: passes signals on, and ends all that is left of them."""
+    """Launcher process and its ranks: forwards signals, and terminates remaining processes."""
 
     def __init__(
         self, launcher: Launcher, tracker: RankTracker, grace_period: float, marker: str
@@ -88,7 +88,7 @@ class _Run(RankProcesses):
         self.aborted = False
 
     def on_signal(self, number: int, _: FrameType | None) -> None:
-        """Forward a signal; end the run if it says so, and at once if it is the second."""
+        """Forward a signal; a first termination signal ends the run, a second one kills it."""
         if number in FORWARDED_SIGNALS:
             self._forward(number)
             if number == signal.SIGTSTP:
@@ -100,20 +100,20 @@ class _Run(RankProcesses):
             self.send(signal.SIGKILL)
 
     def terminate(self, number: int) -> None:
-        """End the run by a signal; after SIGTERM ranks have the grace period, as to save."""
+        """End the run by a signal; after SIGTERM, ranks have the grace period to save."""
         if number == signal.SIGTERM and self._forward(number):
             self.end_within(self._grace_period)
         else:
             self.abort(number)
 
     def abort(self, number: int | None = None) -> None:
-        """Have the launcher end all ranks at once."""
+        """Make the launcher end all ranks at once."""
         self.aborted = True
         self.send(self._launcher.abort_signal if number is None else number)
         self.end_within(ESCALATION_INTERVAL)
 
     def _forward(self, number: int) -> bool:
-        """Pass a signal on to the ranks; return False where none could be reached.
+        """Forward a signal to the ranks; return False if none could be reached.
 
         A launcher that would not pass it on is left out: ranks of this machine get it directly.
         """
@@ -127,7 +127,7 @@ class _Run(RankProcesses):
 
 @contextlib.contextmanager
 def _wakeup_socket() -> Iterator[socket.socket]:
-    """Yield a socket that becomes readable after each signal, also when a child ends."""
+    """Yield a socket that becomes readable after each signal, including a child's end."""
     reader, writer = socket.socketpair()
     with reader, writer:
         reader.setblocking(False)
@@ -150,7 +150,7 @@ def supervise(
     options: RunOptions,
     started: Callable[[int], None] = lambda process: None,
 ) -> RunOutcome:
-    """Run a launcher until it ends, and kill what is left of its processes.
+    """Run a launcher until it ends, and kill the processes that it leaves behind.
 
     It runs in a session of its own, so that Ctrl-C reaches this process alone, which forwards it:
     ranks are then ended in the launcher's orderly way, and a second Ctrl-C kills them all. The

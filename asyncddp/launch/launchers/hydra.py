@@ -24,7 +24,7 @@ _INTEL_EXIT = re.compile(
 
 
 class _HydraLauncher(Launcher):
-    """Base class of the two Hydra launchers, the ``mpiexec`` of MPICH and of Intel MPI."""
+    """Base class of the launchers based on Hydra, the ``mpiexec`` of MPICH and of Intel MPI."""
 
     shell_arguments: ClassVar[str]
 
@@ -81,7 +81,7 @@ class _HydraLauncher(Launcher):
 
     @abstractmethod
     def _parse_signal(self, output: str) -> FailedRank | None:
-        """Parse which rank was killed by a signal, if the messages say so."""
+        """Parse which rank was killed by a signal, if the messages name one."""
 
 
 class _MpichLauncher(_HydraLauncher):
@@ -91,7 +91,7 @@ class _MpichLauncher(_HydraLauncher):
     forwarded_signals = frozenset({signal.SIGTERM, signal.SIGUSR1})  # it dies of others
 
     def _parse_signal(self, output: str) -> FailedRank | None:
-        """Parse the signal; MPICH shows the lowest rank, not the first killed, so no rank."""
+        """Parse the signal but no rank: MPICH names the lowest rank, not the first killed."""
         match = re.search(r"EXIT STRING: .*?signal:? (?P<signal>\d+)\)", output)
         return FailedRank.from_match(match) if match else None
 
@@ -104,7 +104,7 @@ class _IntelMpiLauncher(_HydraLauncher):
     shell_arguments = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
 
     def _parse_signal(self, output: str) -> FailedRank | None:
-        """Parse the rank killed first; Intel MPI also shows those that it killed itself."""
+        """Parse the rank killed first; Intel MPI also lists ranks that it killed itself."""
         shown = [FailedRank.from_match(match) for match in _INTEL_EXIT.finditer(output)]
         suspects = [one for one in shown if one.signal != signal.SIGKILL] or shown
         return replace(suspects[0], rank=None) if len(suspects) > 1 else next(iter(suspects), None)

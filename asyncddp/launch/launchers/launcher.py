@@ -1,4 +1,4 @@
-"""Interface of MPI launchers: version detection, command line, and parsing of their messages."""
+"""Interface of MPI launchers: version detection, command line, and parsing of failure messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.launch.job_options import Job, LaunchCommand
 
 @dataclass(frozen=True)
 class FailedRank:
-    """The first failed process as the launcher reports it."""
+    """First failed rank, as reported by the launcher."""
 
     rank: int | None = None  # None where the launcher does not say for certain
     host: str | None = None
@@ -23,7 +23,7 @@ class FailedRank:
 
     @classmethod
     def from_match(cls, match: re.Match[str]) -> FailedRank:
-        """Build one from the groups ``rank``, ``host``, ``signal`` and ``code`` that are there."""
+        """Build it from a match's groups ``rank``, ``host``, ``signal`` and ``code``."""
         found: dict[str, Any] = {name: value for name, value in match.groupdict().items() if value}
         numbers = {name: int(value) for name, value in found.items() if name != "host"}
         return cls(**{**found, **numbers})
@@ -31,7 +31,7 @@ class FailedRank:
 
 @dataclass(frozen=True)
 class LauncherOutputPatterns:
-    """Patterns of the failure messages that a launcher mixes into the ranks' output."""
+    """Patterns of the failure messages that a launcher mixes into the output of the ranks."""
 
     delimiter: re.Pattern[str] | None = None  # ends the line that opens a block; its last line
     block_starts: tuple[re.Pattern[str], ...] = ()  # of its first line, of which one must fit
@@ -41,7 +41,7 @@ class LauncherOutputPatterns:
 
 
 class Launcher(ABC):
-    """Interface of an MPI launcher implementation, such as Open MPI's mpirun or Slurm's srun."""
+    """Base class of launchers, such as Open MPI's ``mpirun`` or Slurm's ``srun``."""
 
     title: ClassVar[str]  # in messages
     signature: re.Pattern[str]  # in the output of LAUNCHER --version, with a group "version"
@@ -51,17 +51,17 @@ class Launcher(ABC):
     local: ClassVar[bool] = True  # it starts ranks on this machine where the job names no hosts
 
     def parse_version(self, version_output: str) -> str | None:
-        """Parse the version from ``LAUNCHER --version``; None if it is another launcher's."""
+        """Parse the version from ``LAUNCHER --version``; None if another launcher printed it."""
         match = self.signature.search(version_output)
         return match["version"] if match else None
 
     @abstractmethod
     def build_command(self, executable: str, job: Job) -> LaunchCommand:
-        """Build the command line; raise ``ArgumentError`` where it cannot do what the job asks."""
+        """Build the command line; raise ``ArgumentError`` if the launcher cannot run the job."""
 
     @abstractmethod
     def parse_rank_exit(self, output: str) -> FailedRank | None:
-        """Parse from the launcher's messages which process failed first."""
+        """Parse which rank failed first from the launcher's messages."""
 
     def format_hosts(self, job: Job) -> str:
         """Format the job's hosts as ``h1:2,h2:2``."""

@@ -1,4 +1,4 @@
-"""The library's own launcher, for the ranks of one machine where there is no MPI."""
+"""The library's own launcher, which starts ranks on one machine without MPI."""
 
 from __future__ import annotations
 

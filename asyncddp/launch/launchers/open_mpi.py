@@ -64,7 +64,7 @@ _OUTPUT_PATTERNS = LauncherOutputPatterns(
 
 @dataclass(frozen=True)
 class _OpenMPILauncher(Launcher):
-    """Open MPI's ``mpirun`` as launcher, in one version: 4 (ORTE) or 5 (PRRTE)."""
+    """Launcher for Open MPI's ``mpirun``, version 4 (ORTE) or version 5 (PRRTE)."""
 
     title = "Open MPI"
     signature: re.Pattern[str]
@@ -110,7 +110,7 @@ class _OpenMPILauncher(Launcher):
         return found
 
     def _mca_parameters(self, job: Job) -> list[str]:
-        """Return MCA parameters, except those that the user has set."""
+        """Return MCA parameters, except for those set by the user."""
         wanted = [("--mca", "osc", "^ucx")]  # osc/ucx complains of every window without RDMA
         if not job.alone:  # btl/ofi looks for hardware for a second; it serves MPI's windows alone
             wanted.append(("--mca", "btl", "^ofi"))

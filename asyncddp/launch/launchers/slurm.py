@@ -1,4 +1,4 @@
-"""Slurm's ``srun`` as launcher: builds its command line, and recognizes its failure messages.
+"""Launcher for Slurm's ``srun``: its command line and its failure messages.
 
 Source: the manual page srun(1) of Slurm 22.05 to 24.11.
 """
@@ -69,7 +69,7 @@ class _SrunLauncher(Launcher):
         ]
 
     def _environment(self, job: Job) -> dict[str, str]:
-        """Return variables that configure the MPI library, which srun passes no flags to."""
+        """Return variables that configure the MPI library; srun has no flags for it."""
         wanted = {"OMPI_MCA_osc": "^ucx", "OMPI_MCA_btl": "^ofi"}
         if job.oversubscribe:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"

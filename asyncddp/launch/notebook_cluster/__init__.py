@@ -1,4 +1,4 @@
-"""ipyparallel clusters for notebooks: a controller, and engines that are the MPI ranks of one run.
+"""ipyparallel clusters for notebooks: a controller, and one engine per rank of an MPI run.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Hooks around notebook cells, so that no rank waits for another rank whose cell has failed.
+"""Hooks around notebook cells, which keep ranks from waiting for a rank whose cell has failed.
 
 A rank whose cell raises announces to its peers that it takes no part until the next cell. The
 client then compares the ranks' :func:`operation_counts` and calls :func:`resume` or
@@ -25,7 +25,7 @@ def _current_engine() -> ProgressEngine | None:
 
 
 def install_cell_hooks(kernel: Any) -> None:
-    """Install hooks around the cells of an engine's kernel and around applied functions."""
+    """Install hooks around an engine's notebook cells and around applied functions."""
     kernel.shell.events.register("pre_run_cell", lambda info: resume())
     kernel.shell.events.register("post_run_cell", _after_cell)
     apply = kernel.do_apply
@@ -53,19 +53,19 @@ def _announce_failure(reason: str) -> None:
 
 
 def operation_counts() -> dict[str, int] | None:
-    """Return how often this rank has used each operation name; None before ``init()``."""
+    """Return how often this rank has called each named operation; None before ``init()``."""
     engine = _current_engine()
     return None if engine is None else engine.use_counts()
 
 
 def resume() -> None:
-    """Take part in communication again after failed cells."""
+    """Allow communication again after failed cells."""
     engine = _current_engine()
     if engine is not None and not engine.closed:
         engine.readmit_peers()
 
 
 def fail_further_operations(reason: str) -> None:
-    """Make every further operation fail with a reason, until ``shutdown()``."""
+    """Make every further operation fail for the given reason, until ``shutdown()``."""
     if (engine := _current_engine()) is not None:
         engine.fail_all(reason)

@@ -32,7 +32,7 @@ class ClusterSpec:
 
     @property
     def encrypted(self) -> bool:
-        """True if messages between engines and controller are encrypted, not only signed."""
+        """True if messages between engines and controller are encrypted, beyond being signed."""
         return self.address != _LOOPBACK
 
 
@@ -49,7 +49,7 @@ def build_cluster_spec(given: RunOptions) -> ClusterSpec:
 
 
 def controller_address(hosts: Sequence[Host], interface: str | None, *, remote: bool) -> str:
-    """Return the IPv4 address at which all engines, also ``remote`` ones, reach the controller."""
+    """Return an IPv4 address of the controller that all engines can reach, ``remote`` ones too."""
     if not remote:
         return _LOOPBACK
     if interface is not None:

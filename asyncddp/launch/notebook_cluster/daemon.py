@@ -1,4 +1,4 @@
-"""Daemon of a notebook cluster: starts and ends ipyparallel's controller and its engines.
+"""Daemon of a notebook cluster: starts and stops ipyparallel's controller and engines.
 
 It gets its configuration through a pipe from the process that has started it, its owner, and sends
 status messages back. Until it receives ``"release"``, it ends when its owner does.
@@ -33,11 +33,11 @@ _SHUTDOWN_TIMEOUT = 4.0  # seconds for engines, and then for the controller, to 
 
 
 class _StopRequested(Exception):  # noqa: N818 - no error
-    """Exception: the daemon was asked to end the cluster, or its owner process has ended."""
+    """Exception: the daemon was asked to stop the cluster, or its owner process has ended."""
 
 
 class _ChildExited(Exception):  # noqa: N818 - the message says what has ended
-    """Exception: the ipyparallel controller or the engines have ended unexpectedly."""
+    """Exception: the ipyparallel controller or the engines have exited unexpectedly."""
 
 
 class ClusterDaemon:
@@ -54,7 +54,7 @@ class ClusterDaemon:
         self._processes = RankProcesses(marker=self._profile_directory.environment_marker)
 
     def run(self) -> int:
-        """Run the cluster until it is asked to end; return an exit code."""
+        """Run the cluster until it is asked to stop; return an exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         record = ClusterRecord(os.getpid(), socket.gethostname(), self._spec.ranks, time.time())
@@ -112,7 +112,7 @@ class ClusterDaemon:
             self._processes.start(name, [sys.executable, "-m", *module], environment, log, log)
 
     def _step(self) -> None:
-        """Wait one poll interval; raise if the cluster must end or a child has exited."""
+        """Wait one poll interval; raise if the cluster must stop or a child has exited."""
         asked = bool(wait([] if self._owner is None else [self._pipe], _POLL_INTERVAL))
         with contextlib.suppress(EOFError, ConnectionError):
             if asked and self._pipe.recv() == "release":
@@ -133,7 +133,7 @@ class ClusterDaemon:
         return f"{name}: {what}; the last that was said:\n{self._profile_directory.log_tail(name)}"
 
     def _close(self) -> None:
-        """Terminate the engines first, so that the controller notices, then the controller."""
+        """Terminate the engines, which the controller notices, and then the controller."""
         for child in reversed(self._processes.running.values()):  # the controller came first
             end_process(child, _SHUTDOWN_TIMEOUT)
         self._processes.kill_descendants()

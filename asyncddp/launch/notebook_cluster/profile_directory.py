@@ -1,4 +1,4 @@
-"""IPython profile directory of a notebook cluster: connections, logs, lock, started processes."""
+"""IPython profile directory of a notebook cluster: connection files, logs, lock and processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProfileDirectory:
 
     @classmethod
     def for_profile(cls, name: str) -> ProfileDirectory:
-        """Return the user's profile of that name, created if it does not exist."""
+        """Return the directory of the user's named profile; create it if needed."""
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
             raise ArgumentError(
                 f"profile: expected letters, digits, '_', '-' and '.', got {name!r}"
@@ -60,14 +60,14 @@ class ProfileDirectory:
         return cls(Path(get_ipython_dir(), f"profile_{name}")).create()
 
     def create(self) -> ProfileDirectory:
-        """Create missing directories, which only this user can read."""
+        """Create missing directories, readable by this user only."""
         for directory in (self.security, self.log("engines").parent):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self
 
     @property
     def security(self) -> Path:
-        """Directory of the connection files with their keys."""
+        """Directory of the connection files, which contain keys."""
         return self.path / "security"
 
     @property
@@ -93,12 +93,12 @@ class ProfileDirectory:
 
     @property
     def environment_marker(self) -> str:
-        """``NAME=value`` of a variable in the environment of all the cluster's processes."""
+        """``NAME=value`` of an environment variable set in all the cluster's processes."""
         return f"ASYNCDDP_CLUSTER={self.path}"
 
     @contextlib.contextmanager
     def lock(self, record: ClusterRecord) -> Iterator[bool]:
-        """Lock the directory while a cluster runs; yields False if another one holds the lock."""
+        """Lock the directory while a cluster runs; yield False if another one holds the lock."""
         with (self.security / _LOCK).open("a") as file:
             if not _try_lock(file):
                 yield False
@@ -110,7 +110,7 @@ class ProfileDirectory:
                 (self.security / _RECORD).unlink(missing_ok=True)
 
     def running_cluster(self) -> ClusterRecord | None:
-        """Return the running cluster's record; None if none runs or its daemon was killed."""
+        """Return the running cluster's record; None without a cluster or a live daemon."""
         with (self.security / _LOCK).open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""ipyparallel engine of one rank: the process of that rank, in which notebook cells run.
+"""ipyparallel engine of one rank: the rank's process, which runs notebook cells.
 
 Its engine id is its rank. MPI is initialised by ``asyncddp.init()``, which a cell calls.
 """
@@ -22,7 +22,7 @@ _REGISTRATION_TIMEOUT = 60.0  # seconds, as many engines may register at once
 
 
 class ConnectionWaiter:
-    """Connects ZeroMQ sockets by ``connect(socket, url)``, and waits until they are connected.
+    """Connector of ZeroMQ sockets: ``connect(socket, url)``, then waits until they are connected.
 
     A router drops messages to a peer whose connection is under way.
 
@@ -35,7 +35,7 @@ class ConnectionWaiter:
         self._sockets: set[Any] = set()
 
     def connect(self, socket: Any, url: str, **keys: Any) -> None:
-        """Connect a socket, which may be connected to other peers already."""
+        """Connect a socket; it may already be connected to other peers."""
         self._sockets.add(socket)
         events = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)  # one for all its peers
         self._connect(socket, url, **keys)
@@ -53,12 +53,12 @@ class ConnectionWaiter:
 
 
 class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel has no types
-    """ipyparallel engine of one rank, which tells its peers when a notebook cell has failed."""
+    """ipyparallel engine of one rank, which tells its peers if a notebook cell fails."""
 
     async def complete_registration(
         self, msg: Any, connect: Callable[..., None], maybe_tunnel: Callable[..., Any]
     ) -> None:
-        """Take cells, with the cell hooks, once the controller has registered the engine.
+        """Install the cell hooks after the controller has registered the engine.
 
         Clients learn of an engine with its first heartbeat, so each connection that cells come
         through is there before: https://github.com/ipython/ipyparallel/issues/476

@@ -1,4 +1,4 @@
-"""Starts an ipyparallel cluster for notebooks, waits for its engines, and stops it."""
+"""Start of an ipyparallel cluster for notebooks, waiting for its engines, and stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _POLL_INTERVAL = 0.1  # seconds between two checks of the daemon
 
 
 class StartedCluster:
-    """An ipyparallel cluster started by this process, controlled through its daemon process."""
+    """ipyparallel cluster started by this process, controlled through its daemon process."""
 
     def __init__(
         self, profile_directory: ProfileDirectory, spec: ClusterSpec, *, private: bool
@@ -48,7 +48,7 @@ class StartedCluster:
             )  # fmt: skip
 
     def ready(self, wait: float) -> bool:
-        """Return whether the controller is ready within some seconds; raise if it cannot be."""
+        """Return whether the controller is ready within a timeout; raise if startup has failed."""
         self._receive(wait)
         if "busy" in self._status:
             raise _already_running(self.profile_directory)
@@ -62,7 +62,7 @@ class StartedCluster:
     def wait_for_engines(
         self, client: Any, timeout: float, progress: Callable[[int], None] = lambda count: None
     ) -> None:
-        """Wait until every engine answers to an ``ipyparallel.Client``; report how many do."""
+        """Wait until every engine responds to an ``ipyparallel.Client``; report progress."""
         until = time.monotonic() + timeout
         while (count := len(client.ids)) < self.spec.ranks:
             progress(count)
@@ -91,11 +91,11 @@ class StartedCluster:
         self._pipe.close()
 
     def wait(self) -> None:
-        """Wait until the cluster has ended."""
+        """Wait until the cluster has stopped."""
         self._daemon.wait()
 
     def stop(self) -> None:
-        """Stop the cluster and wait until no process is left; harmless when called twice."""
+        """Stop the cluster and wait until all processes have ended; harmless when called twice."""
         if not end_process(self._daemon, _STOP_TIMEOUT):
             kill_processes(self.profile_directory.environment_marker)
         self._pipe.close()
@@ -115,7 +115,7 @@ def _already_running(profile_directory: ProfileDirectory) -> EnvironmentProblem:
 def start_cluster(
     spec: ClusterSpec, profile_directory: ProfileDirectory | None = None, *, timeout: float = 120.0
 ) -> StartedCluster:
-    """Start a cluster, which ends with this process unless it is released.
+    """Start a cluster, which stops with this process unless it is released.
 
     The controller is ready then; the engines may still be starting: see
     :meth:`StartedCluster.wait_for_engines`. Without a profile directory a temporary one is used.
@@ -141,7 +141,7 @@ def start_cluster(
 
 
 def stop_cluster(profile_directory: ProfileDirectory) -> ClusterRecord | None:
-    """Stop the cluster of a profile, if one runs, and wait until no process of it is left here."""
+    """Stop a profile's cluster, if one runs, and wait until its processes on this machine end."""
     record = profile_directory.running_cluster()
     if record is None:
         kill_processes(profile_directory.environment_marker)  # of a killed daemon
