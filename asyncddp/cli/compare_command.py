@@ -1,4 +1,4 @@
-"""``asyncddp compare``: several methods on virtual ranks, as a table and a picture."""
+"""``asyncddp compare``: compares methods on simulated ranks, as a table and a plot."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ def compare_command(
 
 
 def _check_folder(file: Path | None) -> None:
-    """Raise for a file that could not be written in the end."""
+    """Raise for an output file that could not be written at the end."""
     if file is not None and not file.absolute().parent.is_dir():
         raise click.ClickException(f"There is no folder {file.parent} for {file.name}; make it.")
 
 
 def _family_names() -> Sequence[str]:
-    """Return the names of all parameters of graphs and schedules."""
+    """Return the names of all parameters of all graphs and schedules."""
     from asyncddp.topology import GRAPHS, SCHEDULES
     from asyncddp.topology.builders import parameters_of
 
@@ -154,7 +154,7 @@ def _family_names() -> Sequence[str]:
 
 
 class _RequestedTopologies:
-    """The graphs of --topology and its options, by their number of nodes: ranks, or machines.
+    """Builder of the graph requested by ``--topology``, for ranks or for machines.
 
     Args:
         name: Of --topology; None for the methods' own.
@@ -175,14 +175,14 @@ class _RequestedTopologies:
             raise click.UsageError(f"--{wrong[0]} belongs to a topology: name it by --topology.")
 
     def build(self, nodes: int) -> GraphOrSchedule:
-        """Return the graph with a number of nodes."""
+        """Return the graph for a number of nodes; build it once."""
         if nodes not in self._built:
             assert self._builder is not None
             self._built[nodes] = build_topology(self._builder, nodes, self._options)
         return self._built[nodes]
 
     def describe(self, ranks: int) -> str:
-        """Return the part of a title that tells of those that were built."""
+        """Return a description of the graphs built so far, for a title."""
         from asyncddp.topology import describe
 
         if self._builder is None:
@@ -194,7 +194,7 @@ class _RequestedTopologies:
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """Split NAME:key=value,key=value."""
+    """Parse ``NAME:key=value,key=value``."""
     from asyncddp.algorithms import ALGORITHMS
 
     name, _, rest = text.partition(":")
@@ -271,7 +271,7 @@ def _compare(
 def _progress(
     methods: list[tuple[str, dict[str, Any]]], steps: int
 ) -> Iterator[Callable[[str, int], None]]:
-    """Show on standard error, if that is a terminal, how far the method at work has come."""
+    """Show a progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

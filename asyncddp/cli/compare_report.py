@@ -1,4 +1,4 @@
-"""Output of ``asyncddp compare``: table, legend, notes, files."""
+"""Output of ``asyncddp compare``: table, legend, notes and files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(found: MethodComparison, title: str, scenario: Scenario) -> None:
-    """Print the table with its legend, and what no row should be read without."""
+    """Print the table with its legend and notes."""
     console = make_console()
     console.print(_table(found, title))
     console.print(_legend(found.runs, scenario), highlight=False)
@@ -26,7 +26,7 @@ def show(found: MethodComparison, title: str, scenario: Scenario) -> None:
 
 
 def _notes(runs: Sequence[Run]) -> Iterator[str]:
-    """Tell of what no row should be read without."""
+    """Yield warnings about runs that diverged or never averaged."""
     for run in runs:
         if not isfinite(run.consensus_distance[-1]):
             yield f"\n{run.method} has diverged: take a smaller --lr."
@@ -78,7 +78,7 @@ seconds     of {runs[0].steps[-1]} steps: {each} each, and messages over {link}[
 def write_files(
     found: MethodComparison, title: str, plot: Path | None, table_file: Path | None
 ) -> None:
-    """Draw the curves, and write all records, where a file is named.
+    """Plot the curves and write all records, each if its file is given.
 
     Raises:
         ClickException: A file cannot be written, or has an unknown format.

@@ -1,4 +1,4 @@
-"""Console output of the commands, tables and formatted numbers; rich is imported lazily."""
+"""Console output of the commands: tables and formatted numbers; rich is imported lazily."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def writing(
     err: bool = False,
     failure: Callable[[str], Exception] = click.ClickException,
 ) -> Iterator[None]:
-    """Say which file the block has written, or raise a ``failure`` that names the option."""
+    """Report the file written in the ``with`` block; errors name the option that chose it."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -71,7 +71,7 @@ def writing(
 
 
 def open_standard_streams() -> None:
-    """Open /dev/null where a standard stream is closed, as after ``>&-``.
+    """Open /dev/null for each closed standard stream, as after ``>&-``.
 
     Its descriptor would go to the next file, which is then written to in its place.
     """

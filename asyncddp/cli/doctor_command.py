@@ -111,7 +111,7 @@ def _run_module(
     environment: Mapping[str, str] | None = None,
     timeout: float = _PROBE_TIMEOUT,
 ) -> dict[str, Any]:
-    """Run a Python module and parse the JSON line that it marks; no answer is a ``problem``."""
+    """Run a Python module and parse its marked JSON line; without one, return a ``problem``."""
     command = [sys.executable, "-m", *words]
     try:
         answer = subprocess.run(

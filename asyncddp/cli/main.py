@@ -28,7 +28,7 @@ _COMMANDS = {  # of which each is NAME_command in asyncddp.cli.NAME_command
 
 @contextlib.contextmanager
 def click_errors() -> Iterator[None]:
-    """Turn the library's errors in the block into click errors."""
+    """Convert the library's errors in the ``with`` block to click errors."""
     try:
         yield
     except UsageError as error:
@@ -38,7 +38,7 @@ def click_errors() -> Iterator[None]:
 
 
 class SuggestingCommandGroup(click.Group):
-    """A click command group that suggests the nearest name for an unknown command."""
+    """click command group that suggests the nearest name for an unknown command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -53,7 +53,7 @@ class SuggestingCommandGroup(click.Group):
         raise click.UsageError(f"No such command {name!r}.{hint}", ctx=ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand and turn the library's errors into click errors."""
+        """Run the subcommand and convert the library's errors to click errors."""
         with click_errors():
             return super().invoke(ctx)
 

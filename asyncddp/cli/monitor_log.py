@@ -1,4 +1,4 @@
-"""Reads and summarises the JSON-lines file of measurements that ``asyncddp.monitor`` writes."""
+"""Reader and summary of the JSON-lines file that ``asyncddp.monitor`` writes."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class MonitorSample:
 
     @property
     def exposed_share(self) -> float | None:
-        """Share of a step in which averaging kept the rank from computing."""
+        """Fraction of a step in which averaging kept the rank from computing."""
         return self.exposed_seconds / self.step_seconds if self.step_seconds else None
 
 
 @dataclass(frozen=True)
 class MonitorLog:
-    """Contents of a monitor's file: each rank's samples by step, the latest if a step recurs."""
+    """Contents of a monitor's file: samples by rank and step; of repeated steps, the latest."""
 
     ranks: Mapping[int, Sequence[MonitorSample]]
     truncated: bool  # the last line is incomplete
 
 
 def read_monitor_log(path: Path) -> MonitorLog:
-    """Read a monitor's file, to which a run may still be writing."""
+    """Read a monitor's file, even while a run is still writing to it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -82,7 +82,7 @@ def _parse_sample(line: str, where: str) -> MonitorSample:
 
 
 def _parse_number(found: Mapping[str, Any], field: Field[Any], where: str) -> Any:
-    """Return a field's value; numbers that are not finite are strings in the file."""
+    """Return a field's value; the file stores non-finite numbers as strings."""
     name, whole = field.name, field.type == "int"
     if name not in found:
         raise ArgumentError(f"{where}: there is no {name!r}. Give {_HOW}.")

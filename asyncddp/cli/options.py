@@ -1,4 +1,4 @@
-"""click decorators for the options of ``asyncddp run``, and the parameter types of all commands."""
+"""click decorators for the options of ``asyncddp run``, and parameter types for all commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _ExplainedParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3
-    """Mixin of a click parameter type, whose errors name the expected value."""
+    """Mixin of click parameter types; errors name the expected value."""
 
     expected: str
 
@@ -39,30 +39,30 @@ class IntegerParamType(_ExplainedParamType, click.IntRange):
         self.expected = f"a {what}{bounds}" if " " in what else f"a whole {what}{bounds}"
 
     def _describe_range(self) -> str:
-        """Describe the range in the help, where click describes none as ``x<=None``."""
+        """Describe the range for the help, unless click would show ``x<=None``."""
         return "" if self.min is None and self.max is None else super()._describe_range()
 
 
 class NumberParamType(_ExplainedParamType, click.FloatRange):
-    """Type of a command-line argument that is a real number, which may have to be positive."""
+    """click parameter type of a real number, optionally restricted to positive ones."""
 
     def __init__(self, *, positive: bool = False) -> None:
         super().__init__(min=0 if positive else None, min_open=positive)
         self.expected = "a number above 0" if positive else "a number"
 
     def _describe_range(self) -> str:
-        """Describe the range in the help, where click describes none as ``x<=None``."""
+        """Describe the range for the help, unless click would show ``x<=None``."""
         return "" if self.min is None else super()._describe_range()
 
 
 class ParsedParamType(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.3
-    """click parameter type of a text that a function parses; its ValueErrors are shown."""
+    """click parameter type of a text parsed by a function, whose ValueErrors are shown."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self._parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return what the text says, or the value if it is parsed already."""
+        """Parse the text; return a value that is already parsed unchanged."""
         if not isinstance(value, str):
             return value
         try:
@@ -72,7 +72,7 @@ class ParsedParamType(click.ParamType):  # type: ignore[type-arg]  # generic in 
 
 
 def rank_value(form: str, example: str, kind: type[int] | type[float]) -> ParsedParamType:
-    """Return the parameter type of a rank and a number for it, such as ``3:10``, as a pair."""
+    """Return the parameter type of a pair such as ``3:10``: a rank and a number."""
 
     def parse(text: str) -> tuple[int, float]:
         rank, _, number = text.partition(":")
@@ -85,7 +85,7 @@ def rank_value(form: str, example: str, kind: type[int] | type[float]) -> Parsed
 
 
 def parse_link(text: str) -> Link:
-    """Return the link between ranks that a text such as ``100Mbit,20ms`` describes."""
+    """Parse a text such as ``100Mbit,20ms`` into a link between ranks."""
     from asyncddp.topology import Link
 
     return Link.parse(text)
@@ -139,7 +139,7 @@ _LAUNCH_OPTIONS = (
 
 
 def add_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a click command, in this order."""
+    """Return a decorator that adds options to a click command, in the given order."""
 
     def decorate(command: F) -> F:
         for option in reversed(options):

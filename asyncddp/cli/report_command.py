@@ -1,4 +1,4 @@
-"""``asyncddp report``: shows a monitored run as a table, and plots its curves over steps."""
+"""``asyncddp report``: shows a monitored run as a table, and plots its measurements over steps."""
 
 from __future__ import annotations
 

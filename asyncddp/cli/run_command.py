@@ -73,7 +73,7 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
 
 
 def timeline_pattern(options: RunOptions) -> str | None:
-    """Return the absolute file name pattern of the ranks' timelines; None without timeline."""
+    """Return the absolute file name pattern of the ranks' timelines; None if there is none."""
     if options.timeline is not None and options.timeline_filename is not None:
         raise ArgumentError("--timeline and --timeline-filename: give one of them, not both.")
     if options.timeline is not None:
@@ -94,7 +94,7 @@ def _build_command(found: InstalledLauncher, job: Job) -> LaunchCommand:
 
 
 def _format_command(command: LaunchCommand, options: RunOptions) -> str:
-    """Format the command for a shell; values of variables given by -x without one are hidden."""
+    """Format the command for a shell; hide values that ``-x`` takes from the environment."""
     named = {item for item in options.exports if "=" not in item}
     shown = [f"{n}={v}" for n, v in sorted(command.environment.items()) if n not in named]
     return shlex.join((*(("env", *shown) if shown else ()), *command.arguments))

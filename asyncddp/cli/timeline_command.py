@@ -1,4 +1,4 @@
-"""``asyncddp timeline``: merges the ranks' traces for Perfetto, and reports times as a table."""
+"""``asyncddp timeline``: merges the ranks' traces for Perfetto, and reports where time goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints the report of a timeline on the terminal: one row per rank, and who waits for whom."""
+"""Table of a timeline report on the terminal: a row per rank, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Columns: TypeAlias = Mapping[str, Callable[[RankBreakdown], str]]
 
 
 def format_milliseconds(value: float | None) -> str:
-    """Format milliseconds with three digits; a dash if unknown.
+    """Format milliseconds with three significant digits; a dash if unknown.
 
     Example:
         >>> [format_milliseconds(time) for time in (0.01234, 12.34, 1234.5, None)]
@@ -35,7 +35,7 @@ def _format_percentiles(one: RankBreakdown) -> str:
 
 
 def _format_waits(one: RankBreakdown) -> str:
-    """Format the ranks waited for longest: ``2: 19.8, 1: 0.310``."""
+    """Format the ranks waited for longest, such as ``2: 19.8, 1: 0.310``."""
     if one.waited is None:
         return "-"
     named = [(whom, long) for whom, long in one.waited if long > 0][:2]
@@ -63,7 +63,7 @@ _MESSAGES: Columns = {
 
 
 def show_report(console: Console, report: TimelineReport) -> None:
-    """Print a row per rank, sentences on the slowest ranks, and notes on missing data."""
+    """Print one row per rank, sentences about the slowest ranks, and notes on missing data."""
     stepped = any(one.steps for one in report.ranks)
     times = {**(_STEPS if stepped else _WHOLE), **_SHARES}
     count = len(report.ranks)

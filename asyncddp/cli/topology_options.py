@@ -1,4 +1,4 @@
-"""Options by which commands name a graph or schedule, and the graph that they describe."""
+"""Command-line options that select a graph or schedule, and the construction of that graph."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LINK_OPTIONS = (
 
 
 def find_builder(name: str, parameter: str) -> Builder:
-    """Return the function that makes a graph or schedule; ``parameter`` is named in the error.
+    """Return the builder of a graph or schedule by name; errors name the option ``parameter``.
 
     Raises:
         click.BadParameter: There is none of that name.
@@ -63,7 +63,7 @@ def find_builder(name: str, parameter: str) -> Builder:
 
 
 def check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> None:
-    """Raise if an option is a parameter of none of the named families."""
+    """Raise if an option is a parameter of none of the given graphs and schedules."""
     from asyncddp.topology import GRAPHS, SCHEDULES
     from asyncddp.topology.builders import parameters_of
 
@@ -81,7 +81,7 @@ def check_options(options: Iterable[str], builders: Mapping[str, Builder]) -> No
 
 
 def build_topology(builder: Builder, n: int, options: Mapping[str, Any]) -> GraphOrSchedule:
-    """Build a graph or schedule for n ranks by those of the options that it has.
+    """Build a graph or schedule for n ranks, from the options that apply to it.
 
     Raises:
         topology.TopologyError: The family has none of that kind.

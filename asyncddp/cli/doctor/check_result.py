@@ -1,4 +1,4 @@
-"""Results of the checks of ``asyncddp doctor``, and their tables on the terminal."""
+"""Results of ``asyncddp doctor`` checks, and their tables on the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIGNS = {"good": " ", "note": "!", "bad": "x"}
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of a check of ``asyncddp doctor``: what was found, how serious it is, what to do."""
+    """Result of an ``asyncddp doctor`` check: finding, severity and advice."""
 
     section: str  # of the report: MPI, Python, GPU, Machine
     name: str
@@ -28,7 +28,7 @@ class CheckResult:
 
 
 def print_check_results(console: Console, findings: Sequence[CheckResult]) -> None:
-    """Print the check results by section, and then the advice, numbered."""
+    """Print the check results by section, followed by numbered advice."""
     from rich.table import Table
     from rich.text import Text
 
@@ -49,7 +49,7 @@ def print_check_results(console: Console, findings: Sequence[CheckResult]) -> No
 
 
 def print_rows(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print records with the same keys as a table, if there are any."""
+    """Print records with equal keys as a table, if there are any."""
     from rich.table import Column, Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""Checks by ``asyncddp doctor`` of CPU cores, shared memory, file limit, GPUs, batch system."""
+"""Machine checks of ``asyncddp doctor``: CPU cores, memory, file limit, GPUs, batch system."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _check_tcp() -> list[CheckResult]:
 
 
 def output_of(program: str | None, *arguments: str) -> str:
-    """Return what a program prints; nothing if there is no such program, or if it fails."""
+    """Return the output of a program; empty if it is missing or fails."""
     if program is not None:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             return subprocess.check_output(
@@ -71,7 +71,7 @@ def output_of(program: str | None, *arguments: str) -> str:
 
 
 def list_gpus() -> list[str]:
-    """List name, memory and driver of each NVIDIA GPU, as nvidia-smi prints them."""
+    """List name, memory and driver of each NVIDIA GPU, as printed by nvidia-smi."""
     return output_of(shutil.which("nvidia-smi"), *_SMI).strip().splitlines()
 
 

@@ -1,4 +1,4 @@
-"""Checks by ``asyncddp doctor`` of the MPI launcher, and of the MPI library that mpi4py loads."""
+"""MPI checks of ``asyncddp doctor``: the launcher, and the MPI library that mpi4py loads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_launcher(
 def check_mpi_library(
     facts: Mapping[str, Any], found: InstalledLauncher | None, has_gpus: bool
 ) -> list[CheckResult]:
-    """Check the MPI library, of which the probe has told the ``facts``, or the ``problem``."""
+    """Check the MPI library by the probe's ``facts``, which may be only a ``problem``."""
     if "problem" in facts:
         needed = found is None or found.launcher is not LOCAL
         level: Literal["note", "bad"] = "bad" if needed else "note"
@@ -50,7 +50,7 @@ def check_mpi_library(
 
 
 def check_torch_launchers(answer: Mapping[str, Any]) -> CheckResult:
-    """Check the transport of ranks that torchrun and its like start, as the probe has found it."""
+    """Check the transport for ranks started by torchrun, from the probe's answer."""
     announced, problem = answer.get("announced", ""), answer.get("c10d_problem", "")
     if problem:
         return CheckResult("torchrun", "c10d", "cannot be used", str(problem), "bad")

@@ -1,4 +1,4 @@
-"""Child process of ``asyncddp doctor`` that loads MPI and torch and reports on them as JSON.
+"""Child process of ``asyncddp doctor`` that loads MPI and torch, and reports on them as JSON.
 
 It reports on this machine; where it was started on several ranks, with the argument ``ranks``, rank
 0 reports the transport between each two of them.
@@ -24,12 +24,12 @@ _MARK = "asyncddp-probe: "
 
 
 def print_answer(answer: Mapping[str, Any]) -> None:
-    """Print an answer, from the child process, as a line that :func:`find_answer` finds."""
+    """Print the probe's answer as a marked line, which :func:`find_answer` parses."""
     click.echo(f"{_MARK}{json.dumps(answer)}")
 
 
 def find_answer(output: str) -> dict[str, Any] | None:
-    """Find the answer in what a child process has printed; None if there is none."""
+    """Parse the answer from a child process's output; None if there is none."""
     for line in output.splitlines():
         _, mark, data = line.partition(_MARK)
         if mark:
@@ -69,7 +69,7 @@ def _describe_mpi() -> dict[str, Any]:
 
 
 def _describe_c10d() -> dict[str, Any]:
-    """Describe the world of torch.distributed that the environment announces, if it does."""
+    """Describe the torch.distributed world announced by the environment, if any."""
     try:
         from asyncddp.environments.launchers import torch_world
 

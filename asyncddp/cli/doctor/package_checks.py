@@ -22,7 +22,7 @@ _OPTIONAL = {
 
 
 def _find_installed(names: Iterable[str]) -> str | None:
-    """Return ``name version`` of the first package that is installed."""
+    """Return ``name version`` of the first installed package among the given names."""
     for name in names:
         try:
             return f"{name} {version(name)}"

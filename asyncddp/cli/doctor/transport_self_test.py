@@ -1,4 +1,4 @@
-"""Self-test of each transport: starts ranks that call every operation over it and check results."""
+"""Self-test of each transport: starts ranks that call every operation, and checks the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ask = Callable[[Sequence[str], Mapping[str, str], float], Mapping[str, Any]]
 def self_test(
     ask: Ask, where: Sequence[str], *, has_gpus: bool, has_mpi: bool = True
 ) -> list[dict[str, Any]]:
-    """Test each transport, on ranks that ``ask`` starts; ``where`` are its first arguments.
+    """Test each transport on ranks started by ``ask`` with the arguments ``where``.
 
     Returns rows with ``transport``, ``device``, ``result`` (``passed``, ``failed`` or ``not run``)
     and ``what`` (details in words).
@@ -65,7 +65,7 @@ def _test_transport(
 
 
 def summarise_self_test(rows: Sequence[Mapping[str, Any]]) -> CheckResult:
-    """Summarise the self-test in one result, ``bad`` where a transport failed."""
+    """Summarise the self-test as one result: ``bad`` if any transport failed."""
     failed = [row["transport"] for row in rows if row["result"] == "failed"]
     passed = [row["transport"] for row in rows if row["result"] == "passed"]
     if not failed:
