@@ -1,4 +1,4 @@
-"""``monitor``: reports of all ranks' training progress, collected on rank 0."""
+"""``monitor``: collects reports of all ranks' training progress on rank 0."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def monitor(
     *,
     first_step: int = 0,
 ) -> Monitor:
-    r"""Report every so many steps how all ranks are doing.
+    r"""Report the training progress of all ranks at regular numbers of steps.
 
     Of each rank: the consensus distance :math:`\lVert x_i - \bar x \rVert_2`, the gradient norm,
     the time of a step and how much of it averaging and monitoring took, the bytes sent, and with
@@ -112,7 +112,7 @@ def monitor(
 
 
 class Monitor:
-    """Running monitor, which reports a training run's progress; created by :func:`monitor`.
+    """Running monitor that reports a training run's progress; created by :func:`monitor`.
 
     Attributes:
         latest: On rank 0 the newest :class:`asyncddp.monitoring.Record` of each rank; elsewhere
@@ -156,11 +156,11 @@ class Monitor:
 
     @property
     def relative_error(self) -> float:
-        """Standard error of the distances, relative to them; 0 where they are exact."""
+        """Relative standard error of the consensus distances; 0 if they are exact."""
         return 0.0 if self._projection is None else self._projection.relative_error
 
     def _is_reported(self) -> bool:
-        """Return True if the step under way will be reported."""
+        """Return True if the current step will be reported."""
         return (self._step + 1) % self._every == 0
 
     def _on_step(self) -> None:
@@ -175,7 +175,7 @@ class Monitor:
                 self._process_arrived()
 
     def _times(self) -> tuple[int, float, float, float]:
-        """Return the steps and seconds so far: in all, in averaging, in monitoring."""
+        """Return the step count and the seconds so far: in total, averaging, and monitoring."""
         exposed = self._target.averager.exposed_time.seconds
         return self._step, time.perf_counter(), exposed, self._cost.seconds
 
@@ -254,7 +254,7 @@ class Monitor:
                 sink.close()
 
     def _on_shutdown(self) -> None:
-        """Close the monitor at the context's shutdown, which may follow a failure."""
+        """Close the monitor when the context shuts down, possibly after a failure."""
         self.close(_SHUTDOWN_PATIENCE)
 
     def _await_reports(self, patience: float) -> None:

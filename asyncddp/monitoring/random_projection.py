@@ -18,7 +18,7 @@ _GROUP = 4 << 20  # bytes of small parameters that are worked on together
 
 
 class RandomProjection:
-    r"""Random projection of a model's parameters to k numbers, alike on ranks with the same seed.
+    r"""Random projection of model parameters to k numbers, equal on ranks with the same seed.
 
     .. math:: P(x) = \tfrac{1}{\sqrt k} B S x, \qquad
               \mathbb{E} \lVert P(x) \rVert^2 = \lVert x \rVert^2, \qquad
@@ -48,12 +48,12 @@ class RandomProjection:
 
     @property
     def relative_error(self) -> float:
-        r"""Standard error of a distance, relative to it: :math:`1 / \sqrt{2 k}`."""
+        r"""Relative standard error of a distance: :math:`1 / \sqrt{2 k}`."""
         return 1 / math.sqrt(2 * self.k)
 
     @torch.no_grad()
     def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Project parameters, the same on all ranks, to k numbers in float64 on the host."""
+        """Project parameters, in the same way on all ranks, to k float64 numbers on the host."""
         sums: dict[torch.device, torch.Tensor] = {}
         for number, flat in enumerate(_flatten(tensors)):
             bits = self._signs(number, flat)
@@ -76,7 +76,7 @@ class RandomProjection:
         return self._bits[key]
 
     def _random(self, stream: int, count: int) -> bytes:
-        """Generate ``count`` random bits, the same on every machine."""
+        """Generate ``count`` random bits, which are equal on every machine."""
         generator = np.random.Generator(np.random.Philox(key=[self._seed, stream]))
         return generator.bytes(-(-count // 8))
 
@@ -90,7 +90,7 @@ def distances(projections: Iterable[torch.Tensor]) -> list[float]:
 
 
 def _flatten(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Flatten parameters to real tensors; small ones of one dtype and device are joined."""
+    """Flatten parameters to real tensors; join small ones of the same dtype and device."""
     for indices in partition(tensors, _GROUP):
         parts = [tensors[index].detach() for index in indices]
         parts = [torch.view_as_real(p) if p.is_complex() else p for p in parts]
@@ -101,7 +101,7 @@ def _flatten(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def _sign_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Build the table of the eight signs that each byte encodes."""
+    """Build the table of the eight signs encoded by each byte."""
     bits = (np.arange(256)[:, None] >> np.arange(8)) & 1
     return make_tensor(2 * bits - 1, dtype, device)
 

@@ -1,4 +1,4 @@
-"""Record of one rank's training figures in one report of a monitor."""
+"""Record of one rank's training measurements in one monitor report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Record:
-    """One rank's training figures in one monitor report; times are means since the last report.
+    """Training measurements of one rank in one report; times are means since the last report.
 
     Attributes:
         rank: The rank.
@@ -43,11 +43,11 @@ class Record:
     departed: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, with ``departed`` as a list, as in JSON."""
+        """Return the fields by name; ``departed`` is a list, as in JSON."""
         return {**vars(self), "departed": list(self.departed)}
 
     def as_json(self) -> str:
-        """Return one line of strict JSON; non-finite numbers become strings, such as ``"nan"``."""
+        """Return one line of strict JSON; non-finite numbers become strings such as ``"nan"``."""
         strict = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in self.as_dict().items()

@@ -1,4 +1,4 @@
-"""Collects monitor reports on rank 0, groups them by step, and computes consensus distances."""
+"""Collection of monitor reports on rank 0, grouped by step, with consensus distances."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FIGURES = len(fields(Record)) - 1  # all but the departed ranks, whose number v
 
 @dataclass(frozen=True)
 class RankStepReport:
-    """One rank's record of one step, and a random projection of its parameters to compare."""
+    """Record of one rank at one step, with a random projection of its parameters."""
 
     record: Record
     projection: torch.Tensor | None = None
 
 
 class ReportCollector:
-    """Collector of all ranks' reports, which groups them by step and adds consensus distances.
+    """Collector of all ranks' reports: groups them by step and adds consensus distances.
 
     The reports of one step are kept until all active ranks have sent theirs, or there are more than
     ``patience`` steps that are later by ``seconds``: quick steps may end before a message has
@@ -45,7 +45,7 @@ class ReportCollector:
         self._waiting: dict[int, dict[int, RankStepReport]] = {}
 
     def add(self, report: RankStepReport) -> list[list[Record]]:
-        """Add a report; return the records of every step that this completes."""
+        """Add a report; return the records of every step that is now complete."""
         record = report.record
         if report.projection is not None:
             self._projections[record.rank] = report.projection
@@ -55,7 +55,7 @@ class ReportCollector:
         return self._complete()
 
     def remove(self, rank: int) -> list[list[Record]]:
-        """Remove a rank that reports no more; return the records of steps that are complete now."""
+        """Remove a rank that sends no more reports; return records of steps now complete."""
         self.active.discard(rank)
         return self._complete()
 
@@ -72,7 +72,7 @@ class ReportCollector:
         return [self._finished(self._waiting.pop(step)) for step in ready]
 
     def _age(self, step: int) -> float:
-        """Return the seconds between the first report of a step and the newest one waiting."""
+        """Return the seconds from a step's first report to the newest waiting report."""
         every = [one.record for found in self._waiting.values() for one in found.values()]
         return max(one.time for one in every) - min(one.time for one in every if one.step == step)
 
@@ -90,7 +90,7 @@ class ReportCollector:
 
 
 class ReportExchange:
-    """Exchange of monitor reports: every rank sends its own to rank 0, which receives them."""
+    """Transfer of monitor reports from every rank to rank 0."""
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._service = context, f"monitor/{label}"
@@ -111,7 +111,7 @@ class ReportExchange:
             active_messages.send(ROOT, self._service, (*facts, *departed), report.projection)
 
     def end(self) -> None:
-        """Tell rank 0 that no report follows; does nothing after the context's shutdown."""
+        """Tell rank 0 that no more reports follow; do nothing after the context's shutdown."""
         if self._is_root:
             self.arrived.append(ROOT)
             return
@@ -119,7 +119,7 @@ class ReportExchange:
             messages.send(ROOT, self._service, ())
 
     def close(self) -> None:
-        """On rank 0: receive no more reports; does nothing after the context's shutdown."""
+        """Stop receiving reports on rank 0; do nothing after the context's shutdown."""
         if not self._is_root:
             return
         with contextlib.suppress(NotInitializedError), self._engine.active_messages() as messages:

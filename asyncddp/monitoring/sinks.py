@@ -27,7 +27,7 @@ _HEADERS = (
 
 
 class ConsoleSink:
-    """Sink that shows the newest figures of all ranks on a terminal, or prints them as lines.
+    """Sink that shows all ranks' latest measurements on a terminal, or prints them as lines.
 
     A line is printed with each report of rank 0: the median over ranks and the worst.
     """
@@ -95,7 +95,7 @@ def _departures(every: Sequence[Record]) -> str:
 
 
 def _cells(every: Sequence[Record], over: Callable[[Iterable[float]], float]) -> list[str]:
-    """Format the figures of some ranks, in the order of the headers."""
+    """Format the measurements of some ranks, in the order of the table's headers."""
 
     def seen(values: Iterable[float | None], form: Callable[[float], str]) -> str:
         known = [value for value in values if value is not None]
@@ -128,17 +128,17 @@ _SUFFIXES = (".jsonl", ".ndjson", ".json")
 
 
 class Sink(Protocol):
-    """Destination of monitor records, such as a console or a file; called on rank 0 only."""
+    """Interface of destinations of monitor records, such as a console or a file, on rank 0."""
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write the records of one report, of one or several ranks."""
+        """Write the records of one report, from one or several ranks."""
 
     def close(self) -> None:
-        """Release the sink's resources; no record follows."""
+        """Release the sink's resources; no records follow."""
 
 
 class _FunctionSink:
-    """Sink that calls a user's function with each record as a dict; its exceptions propagate."""
+    """Sink that calls a user's function with each record as a dict; exceptions propagate."""
 
     def __init__(self, function: Callable[[dict[str, Any]], object]) -> None:
         self._function = function
@@ -184,13 +184,13 @@ class JsonLinesSink:
 
 
 class TensorBoardSink:
-    """Sink that writes each rank's figures to a ``SummaryWriter``, and closes it if it owns it."""
+    """Sink that writes measurements to a ``SummaryWriter``, and closes it if it owns it."""
 
     def __init__(self, writer: Any, *, own: bool = False) -> None:
         self._writer, self._own = writer, own
 
     def write(self, records: Sequence[Record]) -> None:
-        """Add the figures that are known."""
+        """Add all measurements that are known."""
         for record in records:
             for name, value in record.as_dict().items():
                 if name not in _NOT_SCALARS and value is not None:
@@ -211,7 +211,7 @@ def _open_summary_writer(folder: str) -> Any:
 
 
 def sink_constructors(to: Any, *, append: bool) -> list[Callable[[], Sink]]:
-    """Check the argument ``to`` and return a function for each sink that opens it."""
+    """Check the argument ``to``, and return one function per sink that opens it."""
     several = isinstance(to, Iterable) and not isinstance(to, (str, Path))
     every = [] if to is None else list(to) if several else [to]
     return [_sink_constructor(one, append=append) for one in every]

@@ -1,4 +1,4 @@
-"""Adapters that give one interface to the optimizers and modules that a monitor watches."""
+"""Adapters that give optimizers and modules one common interface for monitors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MONITORS_KEY = "monitors"
 
 
 class MonitorTarget(ABC):
-    """Interface through which a monitor reads steps and parameters of an optimizer or module."""
+    """Base class of adapters through which a monitor reads an optimizer's or module's progress."""
 
     def __init__(self, watched: DistributedOptimizer | DecentralizedDataParallel) -> None:
         self.watched = watched
@@ -30,17 +30,17 @@ class MonitorTarget(ABC):
     @property
     @abstractmethod
     def averager(self) -> ModelAverager:
-        """The averager in use, which is another one after a switch."""
+        """The averager in use, which changes when the algorithm is switched."""
 
     @property
     def in_step(self) -> bool:
-        """True if ranks wait for each other, so that they make the same step at about one time."""
+        """True if ranks wait for each other, and thus make each step at about the same time."""
         return not self.averager.communication.asynchronous or self.averager.force_barrier
 
     @property
     @abstractmethod
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters that are trained."""
+        """The trained parameters."""
 
     def check_arguments(self, every: int, consensus: str | None, first_step: int) -> None:
         """Check the arguments of ``monitor``."""
@@ -72,11 +72,11 @@ class MonitorTarget(ABC):
 
     @abstractmethod
     def gradient_norm(self) -> float | None:
-        """Return the gradient norm of the reported step; None where there were no gradients."""
+        """Return the gradient norm of the reported step; None if there were no gradients."""
 
     @abstractmethod
     def attach(self, on_step: Callable[[], None], is_reported: Callable[[], bool]) -> None:
-        """Begin to call ``on_step`` after each step, of which ``is_reported`` tells beforehand."""
+        """Call ``on_step`` after each step; ``is_reported`` says beforehand if it is reported."""
 
     @abstractmethod
     def detach(self) -> None:
@@ -84,7 +84,7 @@ class MonitorTarget(ABC):
 
 
 class OptimizerTarget(MonitorTarget):
-    """Adapter through which a monitor watches a distributed optimizer."""
+    """Adapter for monitoring a distributed optimizer."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self._optimizer = optimizer
@@ -145,7 +145,7 @@ class OptimizerTarget(MonitorTarget):
 
 
 class ModuleTarget(MonitorTarget):
-    """Adapter through which a monitor watches a module that averages with its neighbours."""
+    """Adapter for monitoring a module that averages with its neighbours."""
 
     def __init__(self, module: DecentralizedDataParallel) -> None:
         self._reducer = module._reducer
@@ -177,7 +177,7 @@ class ModuleTarget(MonitorTarget):
             self._reducer.observer = None
 
     def before_update(self, bucket: OptimizedParameters) -> None:
-        """Add the gradients of a bucket to the norm, if the step will be reported."""
+        """Add a bucket's gradients to the norm, if the step will be reported."""
         if self._is_reported() and (norms := _gradient_norms(bucket.parameters)):
             self._square = _sum_of_squares(norms) + (self._square or 0.0)
 
@@ -188,7 +188,7 @@ class ModuleTarget(MonitorTarget):
 
 
 def _gradient_norms(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the norms of the gradients that are there, which may be sparse."""
+    """Return the norms of all existing gradients, including sparse ones."""
     gradients = (one.grad.detach() for one in parameters if one.grad is not None)
     dense = (
         one.coalesce().values() if one.layout == torch.sparse_coo else one for one in gradients
@@ -201,7 +201,7 @@ def _sum_of_squares(norms: Sequence[torch.Tensor]) -> float:
 
 
 def find_target(watched: object) -> MonitorTarget:
-    """Return the target for an optimizer or module."""
+    """Return the adapter for an optimizer or module."""
     if isinstance(watched, DistributedOptimizer):
         return OptimizerTarget(watched)
     if isinstance(watched, DecentralizedDataParallel):

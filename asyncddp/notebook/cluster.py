@@ -35,7 +35,7 @@ _OUT_OF_STEP = (
 
 
 class Cluster:
-    """Cluster of ``n`` ipyparallel engines, the ranks of an MPI run; ``%%px`` cells run on all.
+    """Cluster of ``n`` ipyparallel engines, one per MPI rank; ``%%px`` cells run on all of them.
 
     It is on this machine's loopback, with keys, unless there are hosts, and ends with this process.
 
@@ -95,7 +95,7 @@ class Cluster:
 
     @classmethod
     def connect(cls, profile: str = "asyncddp", *, timeout: float = 30.0) -> Cluster:
-        """Drive the cluster that ``asyncddp notebook start`` or ``ibfrun start`` has started.
+        """Connect to a cluster started by ``asyncddp notebook start`` or ``ibfrun start``.
 
         It goes on when this one is stopped or forgotten: ``asyncddp notebook stop`` ends it.
 
@@ -139,7 +139,7 @@ class Cluster:
         self.activate()
 
     def _wait_for_output(self) -> None:
-        """Wait until output of idle ranks arrives: ipyparallel waits for ever for lost output."""
+        """Wait until output of idle ranks arrives; ipyparallel waits forever for lost output."""
         until = time.monotonic() + _OUTPUT_TIMEOUT
         if self._busy():
             return
@@ -148,7 +148,7 @@ class Cluster:
                 return  # somebody else's cell runs there
 
     def activate(self) -> None:
-        """Register ``%%px`` for this cluster in IPython, if there is one, as ``Cluster()`` does."""
+        """Register ``%%px`` for this cluster in IPython, if present, as ``Cluster()`` does."""
         from IPython.core.getipython import get_ipython
 
         shell = get_ipython()
@@ -168,7 +168,7 @@ class Cluster:
         return f"<Cluster of {self.size} ranks, {state}>"
 
     def check(self, *, wait: float = 0.0) -> None:
-        """Raise if the cluster can serve no cell; wait for news of its end for ``wait`` seconds.
+        """Raise if the cluster cannot run cells; wait up to ``wait`` seconds for news of its end.
 
         Raises:
             UsageError: It has been stopped.
@@ -185,7 +185,7 @@ class Cluster:
             )
 
     def interrupt(self, timeout: float = 10.0) -> list[int]:
-        """End the cells that run, as Ctrl-C would: they raise ``KeyboardInterrupt``.
+        """Interrupt running cells like Ctrl-C: they raise ``KeyboardInterrupt``.
 
         Whatever the ranks hold stays. Where some of them were in a verb that others have not
         called, further verbs say that ``shutdown()`` and ``init()`` are due.
@@ -221,12 +221,12 @@ class Cluster:
         return found
 
     def _busy(self) -> list[int]:
-        """Ranks that run a cell, of this client or another, or have one before them."""
+        """Ranks that are running a cell or have one queued, from any client."""
         status = self.client.queue_status(targets=self.view.targets)
         return [rank for rank in self.view.targets if status[rank]["queue"]]
 
     def after_errors(self, *, died: bool = False) -> None:
-        """Let the ranks go on after errors, or give up where they have lost step.
+        """Let the ranks continue after errors, or fail if they are out of step.
 
         Raises:
             EnvironmentProblem: The cluster has ended, as it does where an engine has ``died``.
@@ -245,7 +245,7 @@ class Cluster:
             self.view.apply_sync(fail_further_operations, _OUT_OF_STEP)
 
     def stop(self) -> None:
-        """End it, and wait until nothing is left; harmless when called twice.
+        """Stop the cluster and wait until all its processes have ended; harmless when called twice.
 
         One that was connected to is only let go of.
         """
@@ -270,7 +270,7 @@ def _client(profile_directory: ProfileDirectory, timeout: float) -> Any:
 
 @contextlib.contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
-    """Yield a function that replaces the shown text; the last text stays.
+    """Yield a function that replaces the displayed text; the last text remains.
 
     It is silent where nobody sees it: in scripts whose standard error is no terminal.
     """

@@ -34,7 +34,7 @@ class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel ha
         progress_after: float | None = None,
         signal_on_interrupt: str | None = None,
     ) -> Any:
-        """Run a cell on the ranks; equal errors of several ranks are raised as one RankError."""
+        """Run a cell on the ranks; raise equal errors of several ranks as one RankError."""
         del progress_after, signal_on_interrupt  # the notebook shows what runs; Ctrl-C interrupts
         self._cluster.check()
         targets = self.view.targets
@@ -51,7 +51,7 @@ class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel ha
         return None
 
     def _show(self, result: Any, groupby: str, *, stream: bool) -> None:
-        """Wait for the cell and show its output, in rank order if it ends quickly."""
+        """Wait for the cell and show its output, in rank order if the cell ends quickly."""
         streamed = False
         try:
             result.wait(_STREAM_AFTER)
@@ -69,7 +69,7 @@ class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel ha
         result.display_outputs(groupby, result_only=streamed)
 
     def _stream_output(self, result: Any) -> AbstractContextManager[None]:
-        """Stream the ranks' printed output; errors and values are shown at the end."""
+        """Stream the ranks' printed output; show errors and values at the end."""
         shown = result._iopub_streaming_output_callback
         result._iopub_streaming_output_callback = functools.partial(_forward_printed, shown)
         return cast("AbstractContextManager[None]", result.stream_output())
@@ -88,7 +88,7 @@ class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel ha
 
 
 def _write_output(text: str, prefix: str = "", file: TextIO | None = None) -> None:
-    """Write a rank's whole output in the format of streamed output."""
+    """Write a rank's complete output in the format of streamed output."""
     if text:
         end = "" if text.endswith("\n") else "\n"
         (file or sys.stdout).write(f"{prefix}{text}{end}")

@@ -1,4 +1,4 @@
-"""Groups the ranks whose notebook cell raised the same error, so that it is shown once."""
+"""Grouping of equal errors that a notebook cell raised on several ranks, to show each once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONSEQUENCES = {
 
 @dataclass(frozen=True)
 class CellFailure:
-    """Error that a cell raised on one rank: exception name, message and traceback lines."""
+    """Error raised by a cell on one rank: exception name, message and traceback lines."""
 
     rank: int
     name: str
@@ -30,7 +30,7 @@ class CellFailure:
 
     @property
     def cause(self) -> tuple[str, str]:
-        """Grouping key: exception name, and message with the rank's own number replaced."""
+        """Grouping key: exception name, and the message with this rank's number replaced."""
         return self.name, re.sub(rf"\brank {self.rank}\b", "this rank", self.message)
 
 
@@ -59,6 +59,6 @@ def group_failures(failures: Sequence[CellFailure]) -> RankError:
 
 
 def with_traceback_lines(error: E, lines: Sequence[str]) -> E:
-    """Make IPython show these lines for an error in place of its traceback."""
+    """Make IPython show these lines in place of an error's traceback."""
     setattr(error, "_render_traceback_", lambda: list(lines))  # noqa: B010 - only IPython knows it
     return error

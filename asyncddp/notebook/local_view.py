@@ -1,4 +1,4 @@
-"""Runs ``%%px`` cells on ranks that are threads, like ipyparallel's views of engines."""
+"""Runner of ``%%px`` cells on ranks that are threads, with the interface of ipyparallel's views."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RENEWED = (
 
 
 class RanksOnThreads(Protocol):
-    """World whose ranks are threads, as :class:`asyncddp.LocalWorld`."""
+    """Interface of a world whose ranks are threads, such as :class:`asyncddp.LocalWorld`."""
 
     size: int
     contexts: Sequence[Context]
@@ -42,7 +42,7 @@ class RanksOnThreads(Protocol):
 
 
 class LocalView:
-    """View like ipyparallel's of ranks that are threads: runs code and copies variables.
+    """View of ranks that are threads, like ipyparallel's: runs code and copies variables.
 
     It implements the part of an ``ipyparallel.DirectView`` that notebooks use most. ``names`` are
     the ranks' namespaces, which persist from cell to cell.
@@ -62,12 +62,12 @@ class LocalView:
         self.names: list[dict[str, Any]] = [{"__name__": "__main__"} for _ in range(world.size)]
 
     def push(self, values: Mapping[str, Any]) -> None:
-        """Give every rank a copy of these values under these names."""
+        """Set variables on every rank to copies of the given values."""
         for names in self.names:
             names.update(copy.deepcopy(dict(values)))
 
     def pull(self, names: str | Sequence[str]) -> list[Any]:
-        """Return the ranks' values of a name, or of several, rank by rank.
+        """Return the ranks' values of one variable, or of several, in rank order.
 
         Raises:
             ArgumentError: A rank has nothing under that name.
@@ -86,11 +86,11 @@ class LocalView:
         self.push({name: value})
 
     def apply_sync(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a function on every rank; return the results, rank by rank."""
+        """Call a function on every rank; return the results in rank order."""
         return self._world.run(fn, *args, **kwargs)
 
     def execute(self, cell: str, *, file: str = "<cell>") -> None:
-        """Run Python on every rank, and show the value of a last line that has one.
+        """Run Python code on every rank, and show the value of a last line that is an expression.
 
         Tracebacks give ``file`` as the name of the source.
 
@@ -127,7 +127,7 @@ class LocalView:
                 sys.stdout.write(f"Out[{rank}]: {values[rank]!r}\n")
 
     def _recover_from_errors(self) -> None:
-        """Renew the world where the ranks have called different operations."""
+        """Restart the world if the ranks have called different operations."""
         counts = [context.engine.use_counts() for context in self._world.contexts]
         if any(one != counts[0] for one in counts):
             self._world.renew()
@@ -193,7 +193,7 @@ class _RankPrefixStream:
         self._open: dict[int, str] = {}
 
     def write(self, text: str) -> int:
-        """Forward complete lines with a prefix; buffer an incomplete one."""
+        """Forward complete lines with a prefix; buffer an incomplete line."""
         name = threading.current_thread().name
         if not name.startswith("rank-"):
             return self._target.write(text)

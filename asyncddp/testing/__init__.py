@@ -1,4 +1,4 @@
-"""Testing of decentralised code: pytest tests on several ranks, expected results, and failures.
+"""Tests of decentralised code: pytest tests on several ranks, expected results, assertions.
 
 A test that runs on several ranks::
 

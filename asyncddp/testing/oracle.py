@@ -1,4 +1,4 @@
-"""Expected results of operations by the input of all ranks, and assertions across ranks."""
+"""Expected results of operations, computed from all ranks' inputs, and assertions across ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncddp.topology import GraphOrSchedule, as_schedule
 
 
 def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Generate the input ``X[rank]``: random values that every rank can compute for every rank.
+    """Generate the input ``X[rank]``: random values, which every rank can compute for all ranks.
 
     They are the same on every device, and lie on torch's default one, so that a test of tensors on
     the host tests those on a GPU within ``with torch.device("cuda"):``.
@@ -78,7 +78,7 @@ def mixed(
 
 
 def summed(ranks: Sequence[int], of: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    """Compute the expected sum over ranks: or of bools, modular integers, wide floats."""
+    """Compute the expected sum over ranks; bools by logical or, integers modulo their range."""
     parts = torch.stack([of(rank) for rank in ranks])
     if parts.dtype == torch.bool:
         return parts.any(dim=0)
@@ -87,7 +87,7 @@ def summed(ranks: Sequence[int], of: Callable[[int], torch.Tensor]) -> torch.Ten
 
 
 def assert_result(got: torch.Tensor, like: torch.Tensor, expected: torch.Tensor) -> None:
-    """Assert that a verb's result is ``expected`` up to its dtype's rounding.
+    """Assert that an operation's result equals ``expected`` up to rounding in its dtype.
 
     Args:
         got: The result.
@@ -114,7 +114,7 @@ def assert_result(got: torch.Tensor, like: torch.Tensor, expected: torch.Tensor)
 
 
 def assert_consensus(model: torch.nn.Module | Iterable[torch.Tensor], within: float = 0.0) -> None:
-    r"""Assert that the ranks' parameters are near their average.
+    r"""Assert that the ranks' parameters are close to their average.
 
     .. math:: \sqrt{\tfrac{1}{n} \textstyle\sum_i \lVert x_i - \bar x \rVert_2^2} \le \epsilon
 
@@ -142,7 +142,7 @@ def assert_consensus(model: torch.nn.Module | Iterable[torch.Tensor], within: fl
 
 
 def assert_alike(value: object) -> None:
-    """Assert that all ranks hold equal values, and of tensors the same bits.
+    """Assert that all ranks hold equal values; tensors must be equal bit for bit.
 
     Collective: all ranks call it, and all fail or none does.
 

@@ -1,4 +1,4 @@
-"""Outcome of a test case on each rank, and the combination of outcomes to one test result."""
+"""Outcome of a test case on each rank, and the merging of outcomes into one test result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Outcome:
 
     @classmethod
     def of(cls, rank: int, seconds: float, error: BaseException) -> Outcome:
-        """Create the outcome of a rank that raised."""
+        """Create the outcome of a rank that raised an exception."""
         return cls(
             rank=rank,
             seconds=seconds,
@@ -45,7 +45,7 @@ class Outcome:
 
 
 class RanksFailedError(AssertionError):
-    """Error of a test case that failed on some ranks, with their tracebacks, causes first."""
+    """Error of a test case that failed on some ranks, with tracebacks, root causes first."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         failed = [outcome for outcome in outcomes if outcome.error is not None]

@@ -1,4 +1,4 @@
-"""Worker process of the pool of rank processes: runs test cases until it is told to end."""
+"""Worker process of a pool of ranks: runs test cases until it is told to exit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def main(address: str, transport: str) -> None:
 
 
 def _print_stacks_on_signals() -> None:
-    """Print the main thread's stack on SIGUSR1, and on SIGUSR2 those of all threads."""
+    """Print the main thread's stack on SIGUSR1, and all threads' stacks on SIGUSR2."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         faulthandler.unregister(number)  # else it would not notice that another handler was set
         every = number == signal.SIGUSR2  # which may crash where threads are running
@@ -35,7 +35,7 @@ def _print_stacks_on_signals() -> None:
 
 
 def _start(transport: str) -> int:
-    """Start MPI, where it starts the ranks; return this rank."""
+    """Initialize MPI if it provides the ranks; return this rank."""
     if not TRANSPORTS[transport].started_by_mpi:
         return launcher_rank_and_size()[0]
     from asyncddp.transport.mpi.runtime import MPI, initialize_mpi

@@ -1,4 +1,4 @@
-"""Pool of rank processes under a launcher that run one test case after the other.
+"""Pool of rank processes under a launcher, which run test cases one after the other.
 
 Starting ``mpirun`` and torch takes seconds, a case milliseconds. A pool that hangs or dies is ended
 with all its processes and started again by the next case.
@@ -54,7 +54,7 @@ class _RankProcess:
 
 
 class ProcessPool:
-    """Pool of rank processes under one launcher, reused from test case to test case.
+    """Pool of rank processes under one launcher, reused across test cases.
 
     The launcher is that of MPI, or the library's own for a transport that MPI does not start.
     """
@@ -67,11 +67,11 @@ class ProcessPool:
 
     @staticmethod
     def python() -> Sequence[str]:
-        """Return the command that starts Python in a rank."""
+        """Return the command that starts Python on a rank."""
         return (sys.executable,)
 
     def run_case(self, case: RankFunctionCall, limit: float = 120.0) -> list[Outcome]:
-        """Run a case on all ranks; raise if one dies, or has not ended after ``limit`` seconds."""
+        """Run a case on all ranks; raise if one dies or takes longer than ``limit`` seconds."""
         if self._process is None:
             self._start()
         for member in self._members:
@@ -82,7 +82,7 @@ class ProcessPool:
         return [outcomes[rank] for rank in range(self.ranks)]
 
     def close(self) -> None:
-        """End the processes of the ranks."""
+        """Terminate the rank processes."""
         if self._process is None:
             return
         for member in self._members:
@@ -127,7 +127,7 @@ class ProcessPool:
         self._members.sort(key=lambda member: member.rank)
 
     def _gather(self, limit: float) -> tuple[dict[int, Outcome], set[int], set[int]]:
-        """Collect the ranks' outcomes, the ranks that died, and those without an answer in time."""
+        """Collect the ranks' outcomes, the ranks that died, and the ranks that timed out."""
         waiting = list(self._members)
         outcomes: dict[int, Outcome] = {}
         dead: set[int] = set()
@@ -146,7 +146,7 @@ class ProcessPool:
     def _describe_failure(
         self, function: str, outcomes: dict[int, Outcome], dead: set[int], mute: set[int]
     ) -> str:
-        """End the pool and describe the failure."""
+        """Terminate the pool and describe the failure."""
         for number in (signal.SIGUSR1, signal.SIGUSR2):  # its main thread's stack, then all stacks
             for member in self._members:
                 if member.rank in mute and psutil.pid_exists(member.pid):
@@ -161,7 +161,7 @@ class ProcessPool:
         return self._end("\n".join(lines))
 
     def _end(self, why: str = "") -> str:
-        """End all processes; return ``why`` with what they had printed."""
+        """Terminate all processes; return ``why`` followed by their output."""
         if self._process is not None:
             end_session(self._process)
             LAUNCHER_PIDS.discard(self._process.pid)
@@ -181,7 +181,7 @@ class ProcessPool:
 def launch(
     ranks: int, *program: str, launcher: str | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Build the command that starts a program on ranks of this machine, and its environment.
+    """Build the command and the environment that start a program on ranks of this machine.
 
     There may be more ranks than cores. This process's ``ASYNCDDP_…`` variables are left out.
     """
@@ -197,7 +197,7 @@ def launch(
 
 
 def session_processes(session: int) -> list[psutil.Process]:
-    """List the live processes of a session, also those in process groups of their own."""
+    """List the live processes of a session, in all of its process groups."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
@@ -207,7 +207,7 @@ def session_processes(session: int) -> list[psutil.Process]:
 
 
 def end_session(process: subprocess.Popen[bytes], grace: float = 3.0) -> None:
-    """End a process that was started in a new session, and all processes of the session."""
+    """Terminate a process started in a new session, and all processes of that session."""
     end_process(process, grace)  # SIGTERM lets a launcher take its ranks along
     for process_left in session_processes(process.pid):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Call of a test's function on every rank, described for other processes, and its execution."""
+"""Call of a test function on every rank: its description for other processes, and its execution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_SETTINGS = {"timeout": 90.0, "warn_after": 75.0}
 
 @dataclass(frozen=True)
 class RankFunctionCall:
-    """Call of a test's function on each rank: the function, its arguments and the transport.
+    """Call of a test function on each rank: the function, its arguments and the transport.
 
     Attributes:
         function: ``"module:qualified.name"``; where ``bare``, its first argument is a transport.
@@ -46,7 +46,7 @@ class RankFunctionCall:
 
     @classmethod
     def name_of(cls, function: Callable[..., Any]) -> str:
-        """Return the name by which other processes import a function of a module's top level."""
+        """Return the name under which other processes import a module-level function."""
         name = f"{function.__module__}:{function.__qualname__}"
         if "<" in name:
             raise TypeError(
@@ -56,7 +56,7 @@ class RankFunctionCall:
         return name
 
     def load(self) -> Callable[..., Any]:
-        """Import the function; of a test made by ``asyncddp.testing.ranks``, the one it wraps."""
+        """Import the function; unwrap a test decorated by ``asyncddp.testing.ranks``."""
         for folder in self.path:
             if folder not in sys.path:
                 sys.path.append(folder)
@@ -69,7 +69,7 @@ class RankFunctionCall:
 def capture_outcome(
     rank: int, outcomes: dict[int, Outcome], function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a function and store its outcome; exceptions propagate."""
+    """Call a function and store its outcome."""
     started = time.monotonic()
     try:
         value = function(*args, **kwargs)
@@ -81,7 +81,7 @@ def capture_outcome(
 
 
 def run_case(rank: int, case: RankFunctionCall) -> Outcome:
-    """Run a case on this process's rank, in a fresh context."""
+    """Run a case on this process's rank, in a new context."""
     outcomes: dict[int, Outcome] = {}
     started = time.monotonic()
     names = {item.name: item.metadata["name"] for item in fields(Config)}

@@ -26,7 +26,7 @@ _opened: WeakKeyDictionary[pytest.Config, dict[tuple[str, int], World]] = WeakKe
 def ranks(
     *sizes: int, transports: str | Sequence[str] = "loopback", limit: float = 120.0, **settings: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Run a test on several ranks: the function is called on each, and fails where one fails.
+    """Run a test on several ranks: call it on each, and fail if it fails on any.
 
     Example: see :mod:`asyncddp.testing`.
 
@@ -107,7 +107,7 @@ def _with_world(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _world(config: pytest.Config, transport: str, size: int) -> World:
-    """Return the ranks of a transport, started once in a pytest session."""
+    """Return the world of ranks of a transport, started once per pytest session."""
     opened = _opened.setdefault(config, {})
     if (transport, size) not in opened:
         opened[transport, size] = world = world_of(transport, size)
@@ -116,7 +116,7 @@ def _world(config: pytest.Config, transport: str, size: int) -> World:
 
 
 def _raise_failures(outcomes: Sequence[Outcome]) -> None:
-    """Fail where a rank has failed; skip where all have skipped."""
+    """Fail if a rank has failed; skip if all have skipped."""
     if all("Skipped" in outcome.bases for outcome in outcomes):
         _pytest().skip(outcomes[0].message)
     returned_values(outcomes)

@@ -1,4 +1,4 @@
-"""Self-test of an installation: calls every operation once on all ranks, and checks its result.
+"""Self-test of an installation: calls every operation once on all ranks, and checks the results.
 
 ``asyncddp doctor --check`` starts ``python -m asyncddp.testing.self_test`` on two ranks for each
 transport and reports which of them work.
@@ -28,7 +28,7 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class SelfTestData:
-    r"""Input tensors of an installation's self-test, and the results to expect.
+    r"""Input tensors of an installation's self-test, and their expected results.
 
     Rank r holds ``count`` elements :math:`x_r = (r + 1)\, b`; b repeats the quarters from −4 to 4.
     """
@@ -39,25 +39,25 @@ class SelfTestData:
     device: torch.device
 
     def of(self, rank: int) -> torch.Tensor:
-        """Return a rank's input, in float64 on the host."""
+        """Return a rank's input in float64, on the host."""
         numbers = torch.arange(self.count, dtype=torch.float64, device="cpu")
         return (rank + 1) * (numbers % 33 - 16) / 4
 
     def own(self) -> torch.Tensor:
-        """Return this rank's input, in float32 on its device."""
+        """Return this rank's input in float32, on its device."""
         return self.of(self.rank).to(self.device, torch.float32)
 
     def average(self, ranks: Sequence[int] | None = None) -> torch.Tensor:
-        """Average the input of some ranks, or of all."""
+        """Average the inputs of the given ranks, by default of all."""
         chosen = range(self.size) if ranks is None else ranks
         return torch.stack([self.of(rank) for rank in chosen]).mean(dim=0)
 
     def joined(self, ranks: Sequence[int]) -> torch.Tensor:
-        """Return the input of some ranks, one after the other."""
+        """Concatenate the inputs of the given ranks."""
         return torch.cat([self.of(rank) for rank in ranks])
 
     def mixed(self, of: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """Compute the average with the ring's neighbours."""
+        """Compute the expected weighted average with the ring's neighbours."""
         return oracle(topology.ring(self.size), self.rank, of or self.of)
 
 
@@ -176,7 +176,7 @@ CHECKS: Mapping[str, Callable[[SelfTestData], Iterable[Pair]]] = {
 
 
 def problems(device: torch.device) -> list[str]:
-    """Run all checks on a device and describe each wrong result of this rank; collective.
+    """Run all checks on a device, and describe each wrong result on this rank; collective.
 
     Example:
         >>> import torch
@@ -196,7 +196,7 @@ def problems(device: torch.device) -> list[str]:
 
 
 def _difference(got: torch.Tensor, expected: torch.Tensor, device: torch.device) -> str:
-    """Describe the difference; empty where there is none beyond rounding."""
+    """Describe the difference; empty if it is within rounding."""
     if got.shape != expected.shape or got.device.type != device.type:
         return (
             f"expected {tuple(expected.shape)} on {device.type}, "

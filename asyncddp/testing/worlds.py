@@ -1,4 +1,4 @@
-"""Groups of ranks for test cases: threads of this process, or processes."""
+"""Worlds for test cases: groups of ranks that are threads of this process, or processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Case: TypeAlias = Callable[..., Any]
 
 
 class World(ABC):
-    """Group of ``size`` ranks on which test cases run (base class), each in a fresh context.
+    """Base class of groups of ``size`` ranks for test cases; each case gets a new context.
 
     Attributes:
         transport: Name of the transport.
@@ -49,7 +49,7 @@ class World(ABC):
         limit: float = 120.0,
         **kwargs: Any,
     ) -> list[Outcome]:
-        """Run a case like :meth:`run`, but return every rank's outcome."""
+        """Run a case like :meth:`run`, but return the outcome of every rank."""
         return self._run_case(case, args, kwargs, settings or {}, limit)
 
     @abstractmethod
@@ -62,7 +62,7 @@ class World(ABC):
         """Call ``case(transport, *args, **kwargs)`` on every rank, without a context."""
 
     def close(self) -> None:  # noqa: B027 - threads end with each case
-        """End the ranks."""
+        """Terminate the ranks."""
 
 
 class LoopbackWorld(World):
@@ -104,7 +104,7 @@ class LoopbackWorld(World):
 
 
 class PoolWorld(World):
-    """Group of ``size`` ranks that are processes under a launcher, which stay up until closed.
+    """Group of ``size`` ranks that are processes under a launcher, kept running until closed.
 
     Their ``transport`` is one between processes, such as ``"mpi"``, or ``"c10d"`` without MPI.
 
@@ -133,10 +133,10 @@ class PoolWorld(World):
         return RankFunctionCall(name, args, kwargs, self.transport, path=path, **options)
 
     def close(self) -> None:
-        """End the processes."""
+        """Terminate the processes."""
         self._pool.close()
 
 
 def world_of(transport: str, size: int) -> World:
-    """Create the ranks of a transport: threads for ``"loopback"``, else processes."""
+    """Create the ranks for a transport: threads for ``"loopback"``, otherwise processes."""
     return LoopbackWorld(size) if transport == "loopback" else PoolWorld(transport, size)
