@@ -1,4 +1,4 @@
-"""Files that are whole or not there, their digests, and what ``torch.load`` reads of them."""
+"""Atomic file writes, file digests, and checks that ``torch.load`` can read an object."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file under another name and rename it, so that it is whole or not there."""
+    """Write a file atomically: under a temporary name, then renamed."""
     with written_whole(file) as temporary:
         write(temporary)
         with temporary.open("rb+") as written:
@@ -32,7 +32,7 @@ def write_whole(file: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let the names in a folder outlive a power cut, where the file system can."""
+    """Sync a folder, so that its file names survive a power failure, if supported."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -42,7 +42,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_tensors(content: Any, file: Path) -> None:
-    """Write a file by ``torch.save``, whole or not at all; a full disk is the system's error."""
+    """Write a file by ``torch.save`` atomically; raise OSError if the disk is full."""
 
     def save(part: Path) -> None:
         with part.open("wb") as stream:
@@ -67,7 +67,7 @@ def digest_of(file: Path) -> str:
 
 
 def check_loadable(where: str, value: Any) -> None:
-    """Raise an error that names the entry that ``torch.load(weights_only=True)`` would not read.
+    """Raise an error naming the entry that ``torch.load(weights_only=True)`` would reject.
 
     Args:
         where: What the value is in messages, such as ``"extra"``.

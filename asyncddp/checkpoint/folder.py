@@ -1,4 +1,4 @@
-"""The folder of checkpoints: names of files, the manifest of each checkpoint, and old ones."""
+"""Folder of checkpoints: file names, the manifest of each checkpoint, removal of old ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OURS = re.compile(
 
 @dataclass(frozen=True)
 class SavedManifest:
-    """A checkpoint on this rank's disk whose manifest can be read.
+    """Checkpoint on this rank's disk with a readable manifest.
 
     Attributes:
         folder: The checkpoint's folder.
@@ -46,11 +46,11 @@ class SavedManifest:
 
     @property
     def number(self) -> int:
-        """Number of checkpoints that were saved before it in the folder above."""
+        """Number of checkpoints saved in the parent folder before this one."""
         return int(self.content["number"])
 
     def whole_files(self) -> list[str]:
-        """Return the names of its files that are here with the size that they were saved with."""
+        """Return the names of its files that exist here with the size recorded on saving."""
         found = []
         for name, size in self.content["files"].items():
             with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ class SavedManifest:
 
 
 def check_place(path: Any, model: Any, step: Any) -> None:
-    """Raise an error about an argument of this rank that saving and loading have in common."""
+    """Raise an error for a wrong argument of this rank, for arguments of saving and loading."""
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"argument path: expected a folder's name, got {path!r}")
     if not isinstance(model, torch.nn.Module):
@@ -72,23 +72,23 @@ def check_place(path: Any, model: Any, step: Any) -> None:
 
 
 def step_folder(path: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of a step."""
+    """Return the folder for the checkpoint of a step."""
     return path / f"step_{step:010d}"
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step of a checkpoint's folder by its name; None if it is none."""
+    """Return the step from a checkpoint folder's name; None for other names."""
     matched = _STEP.fullmatch(folder.name)
     return int(matched[1]) if matched else None
 
 
 def file_of(kind: str, rank: int, suffix: str) -> str:
-    """Return the name of a file: that of the average, of rank 0 for all, or of each rank."""
+    """Return a file name: ``kind`` all for a rank's own file, else average or rank0."""
     return f"rank_{rank:05d}{suffix}.pt" if kind == "all" else f"{kind}{suffix}.pt"
 
 
 def list_checkpoints(path: Path) -> tuple[list[SavedManifest], dict[Path, str]]:
-    """Return the checkpoints in a folder, the last saved first, and why others are none.
+    """Return the checkpoints in a folder, newest first, and why other folders are invalid.
 
     Raises:
         OSError: The folder is there and cannot be read, or it is none.
@@ -113,7 +113,7 @@ def list_checkpoints(path: Path) -> tuple[list[SavedManifest], dict[Path, str]]:
 
 
 def _checked(content: Any) -> dict[str, Any]:
-    """Check that a manifest has what loading needs, and is as it was written."""
+    """Check that a manifest has all entries needed for loading, and a correct digest."""
     kinds = {"format": int, "number": int, "step": int, "id": str, "world_size": int}
     kinds |= {"replicas": str, "files": dict}
     if not isinstance(content, dict):
@@ -133,7 +133,7 @@ def _checked(content: Any) -> dict[str, Any]:
 
 
 def _check_files(content: dict[str, Any]) -> None:
-    """Check that a manifest names the files that a checkpoint of its kind and ranks has."""
+    """Check that a manifest names the files expected for its kind and number of ranks."""
     replicas, size, files = content["replicas"], content["world_size"], content["files"]
     shared = "rank0" if replicas == "rank0" else "average"
     suffix = "" if f"{shared}.pt" in files else f".{content['number']}"
@@ -146,19 +146,19 @@ def _check_files(content: dict[str, Any]) -> None:
 
 
 def _digest_of(content: dict[str, Any]) -> str:
-    """Return the digest of a manifest, of all that is in it beside the digest."""
+    """Return the digest of a manifest's contents, excluding the digest itself."""
     rest = {key: value for key, value in content.items() if key != "digest"}
     return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Write a manifest, by which the files that it names become a checkpoint."""
+    """Write a manifest, which turns the files that it names into a checkpoint."""
     text = json.dumps({**content, "digest": _digest_of(content)}, indent=1) + "\n"
     write_whole(folder / MANIFEST, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def remove_old(path: Path, keep: int | None) -> None:
-    """Remove all but the last ``keep`` checkpoints, half-written ones, and files of none."""
+    """Remove all but the last ``keep`` checkpoints, incomplete ones, and stray files."""
     try:
         saved, others = list_checkpoints(path)
         for one in saved if keep is None else saved[:keep]:
@@ -173,7 +173,7 @@ def remove_old(path: Path, keep: int | None) -> None:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint's files, the manifest first, and its folder if nothing else is there."""
+    """Remove a checkpoint's files, manifest first, and then its folder if it is empty."""
     (folder / MANIFEST).unlink(missing_ok=True)
     _remove_files(folder, except_for=set())
     with contextlib.suppress(OSError):

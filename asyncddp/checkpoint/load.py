@@ -1,4 +1,4 @@
-"""``load_checkpoint``: go on from the last checkpoint that all ranks can read."""
+"""``load_checkpoint``: resumes from the last checkpoint that all ranks can read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PIECE = 64 << 20  # bytes of a file that travel at a time
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that :func:`load_checkpoint` has found.
+    """Checkpoint found by :func:`load_checkpoint`.
 
     Attributes:
         step: The step after which it was saved.
@@ -65,7 +65,7 @@ def load_checkpoint(
     step: int | None = None,
     replicas: str | None = None,
 ) -> Checkpoint | None:
-    """Load the last checkpoint of :func:`save_checkpoint` that all ranks can read; collective.
+    """Load the last checkpoint of :func:`save_checkpoint` readable by all ranks; collective.
 
     Where every rank's own was saved, and the number of ranks is the same, each goes on exactly.
     Otherwise all start from the average, or from rank 0's where that was saved. Call it before the
@@ -137,20 +137,20 @@ def _check_arguments(path: Any, model: Any, step: Any, replicas: Any) -> None:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A checkpoint that some rank has, with the whole files that each rank has of it."""
+    """Checkpoint that at least one rank has, with each rank's list of its complete files."""
 
     folder: str
     content: Mapping[str, Any]
     files: Sequence[Sequence[str]]
 
     def is_exact(self, replicas: str | None) -> bool:
-        """Return whether each rank reads a file of its own."""
+        """Return whether each rank reads its own file."""
         same = self.content["world_size"] == current().size
         return same and self.content["replicas"] == "all" and replicas is None
 
 
 def _candidates(path: Path) -> tuple[list[_Candidate], dict[str, str], bool]:
-    """Gather what all ranks have, the last saved first; collective.
+    """Gather the checkpoints of all ranks, newest first; collective.
 
     What is half-written or damaged is named in a warning. Returns also why other folders are no
     checkpoints, by name, and whether one of them is damaged.
@@ -205,7 +205,7 @@ def _newest(
 
 
 def _read(path: Path, one: _Candidate, replicas: str | None) -> dict[str, Any]:
-    """Read each rank's own file, or one for all, and check that it belongs to the checkpoint.
+    """Read each rank's own file or the shared file, and check that it is of the checkpoint.
 
     Collective; raises an error on all ranks, or a ValueError on all, without a message between,
     where the files are not where they are needed.
@@ -233,7 +233,7 @@ def _read(path: Path, one: _Candidate, replicas: str | None) -> dict[str, Any]:
 
 
 def _intact(file: Path, one: _Candidate) -> Path:
-    """Return a file, once it is seen to be as it was written; older manifests have no digests."""
+    """Return a file after checking its size and digest; older manifests have no digests."""
     digest = one.content.get("digests", {}).get(file.name)
     if file.stat().st_size != one.content["files"][file.name]:
         raise ValueError("it has not the size that it was written with")
@@ -243,7 +243,7 @@ def _intact(file: Path, one: _Candidate) -> Path:
 
 
 def _broadcast_bytes(data: bytes, size: int, root: int) -> bytes:
-    """Give all ranks the root's bytes, in pieces; collective."""
+    """Broadcast the root's bytes to all ranks in pieces; collective."""
     if current().size == 1:
         return data
     here, found = current().rank == root, bytearray()
@@ -257,7 +257,7 @@ def _broadcast_bytes(data: bytes, size: int, root: int) -> bytes:
 
 
 def _content(file: Path | io.BytesIO, one: _Candidate) -> dict[str, Any]:
-    """Load a file, and check all of it; ``"rng"`` is this rank's, decoded, or None."""
+    """Load and check a file; ``"rng"`` becomes this rank's decoded random state, or None."""
     try:
         content = dict(torch.load(file, map_location="cpu", weights_only=True))
         saved = content["manifest"]

@@ -1,4 +1,4 @@
-"""State of the random generators of torch, Python and NumPy, as bytes that any file can hold."""
+"""State of the random generators of torch, Python and NumPy, as bytes for any file format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncddp.tensors.byte_views import from_bytes
 
 
 def random_state() -> dict[str, bytes]:
-    """Return the state of this process's generators, and of the GPU in use."""
+    """Return the random state of this process's generators and of the current GPU."""
     name, keys, *rest = np.random.get_state()
     found = {
         "torch": torch.get_rng_state().numpy().tobytes(),
@@ -27,7 +27,7 @@ def random_state() -> dict[str, bytes]:
 
 
 def decoded_random_state(saved: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return what the generators take of a :func:`random_state`, tried on others of their kinds.
+    """Decode a :func:`random_state`, and test it on temporary generators.
 
     What is damaged raises one of ``FILE_ERRORS``.
     """
@@ -48,7 +48,7 @@ def decoded_random_state(saved: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def restore_random_state(decoded: Mapping[str, Any]) -> None:
-    """Give the generators a :func:`decoded_random_state`; that of a GPU where there is one."""
+    """Set the generators to a :func:`decoded_random_state`, including a GPU's if present."""
     torch.set_rng_state(decoded["torch"])
     random.setstate(decoded["python"])
     np.random.set_state(decoded["numpy"])

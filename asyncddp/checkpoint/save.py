@@ -1,4 +1,4 @@
-"""``save_checkpoint``: all ranks' training in files that are whole or not there."""
+"""``save_checkpoint``: saves all ranks' training state in files that are written atomically."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def save_checkpoint(
 def _check_arguments(
     path: Any, model: Any, step: Any, replicas: Any, keep: Any, progress: Any
 ) -> None:
-    """Raise an error about a wrong argument of this rank."""
+    """Raise an error for a wrong argument of this rank."""
     check_place(path, model, step)
     checked_choice("argument replicas", replicas, POLICIES)
     if keep is not None:
@@ -169,7 +169,7 @@ def _described(
     optimizer: torch.optim.Optimizer | None,
     state: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what the manifest says of the run."""
+    """Return the manifest's description of the run."""
     steps, rounds = progress_of(model, optimizer) or (0, None)
     return {
         "step": steps if step is None else step,
@@ -184,7 +184,7 @@ def _described(
 
 
 def _agreed_number(folder: Path) -> tuple[int, str]:
-    """Make a checkpoint's folder; agree on its number and the end of names of files; collective."""
+    """Make a checkpoint's folder; agree on its number and file name suffix; collective."""
 
     def look() -> list[int]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def _agreed_number(folder: Path) -> tuple[int, str]:
 def _contents(
     replicas: str, model: torch.nn.Module, state: dict[str, Any], suffix: str, ranks: int
 ) -> dict[str, dict[str, Any]]:
-    """Return what this rank writes, by name of file; collective.
+    """Return the contents to write on this rank, by file name; collective.
 
     Where not all the run's ranks are here it has no random states.
     """
@@ -224,7 +224,7 @@ def _contents(
 def _write_files(
     folder: Path, contents: Mapping[str, Any], manifest: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Write this rank's files; return sizes and digests of all ranks' by name; collective."""
+    """Write this rank's files; return all ranks' file sizes and digests by name; collective."""
 
     def write() -> dict[str, tuple[int, str]]:
         found = {}
@@ -248,7 +248,7 @@ def _write_files(
 
 
 def _withdraw(folder: Path, names: Mapping[str, Any], *, whole: bool) -> None:
-    """Remove this rank's files of a checkpoint that will not be, perhaps with the whole folder."""
+    """Remove this rank's files of a failed checkpoint, and optionally its whole folder."""
     with contextlib.suppress(OSError):
         for name in names:
             (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The trainable part of a model, in which ranks differ: what they average and save each."""
+"""Trainable part of a model, which differs between ranks: they average and save only this part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing_extensions import override
 
 
 class TrainablePart(torch.nn.Module):
-    """View of a model without its frozen parameters, such as those below adapters of low rank.
+    """View of a model without its frozen parameters, such as the base model of LoRA adapters.
 
     All ranks have these alike, so that they need neither be averaged nor saved by each.
     """

@@ -1,4 +1,4 @@
-"""State of a training run that a checkpoint holds: this rank's own, and that of all averaged."""
+"""State of a training run in a checkpoint: this rank's own, and the average over ranks."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _OF_ONE_RANK = ("parameters", "compressors")
 
 
 class HasState(Protocol):
-    """Something with a state dict, such as a scheduler."""
+    """Interface of objects with a state dict, such as a scheduler."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Continue from a state."""
+        """Restore a state."""
 
 
 @contextmanager
 def saving_ranks(
     model: torch.nn.Module, replicas: str, timeout: float | None, *, wait: bool
 ) -> Iterator[dict[str, Any]]:
-    """Let all ranks save in a ``with`` block, or this one by itself what others have published.
+    """Let all ranks save in a ``with`` block, or only this one, from published replicas.
 
     It gives what the manifest says of the run.
     """
@@ -66,7 +66,7 @@ def saving_ranks(
 def own_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: HasState | None
 ) -> dict[str, Any]:
-    """Return this rank's state dicts, as they are, of what there is."""
+    """Return this rank's state dicts of model, optimizer and scheduler, if given, not copied."""
     found: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         found["optimizer"] = optimizer.state_dict()
@@ -78,7 +78,7 @@ def own_state(
 
 
 def averaging_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what an optimizer's state says of the averaging; empty for a plain one's."""
+    """Return the averaging state inside an optimizer's state; empty for a plain optimizer."""
     found: Any = next((state[key] for key in _METHOD_KEYS if key in state), {})
     return found if isinstance(found, Mapping) else {}
 
@@ -86,7 +86,7 @@ def averaging_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
 def algorithm_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, state: Mapping[str, Any]
 ) -> str | None:
-    """Return the name of the algorithm that trains; None for a plain optimizer, or none."""
+    """Return the name of the training algorithm; None without a distributed wrapper."""
     if isinstance(optimizer, DistributedOptimizer):
         return str(averaging_of(state.get("optimizer", {}))["algorithm"])
     return model.algorithm if isinstance(model, DecentralizedDataParallel) else None
@@ -95,7 +95,7 @@ def algorithm_of(
 def progress_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> tuple[int, int] | None:
-    """Return the numbers of completed steps and rounds; None where nothing of ours counts them."""
+    """Return the numbers of completed steps and rounds; None without a distributed wrapper."""
     counting = optimizer if isinstance(optimizer, DistributedOptimizer) else model
     if isinstance(counting, DistributedOptimizer | DecentralizedDataParallel):
         return counting.steps, counting._averager.round
@@ -103,7 +103,7 @@ def progress_of(
 
 
 def without_own_memory(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state without what a method remembers of one rank's model.
+    """Return an optimizer's state without the method's tensors about one rank's model.
 
     Who loads it begins that anew, from the models that all ranks have loaded.
     """
@@ -115,7 +115,7 @@ def without_own_memory(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def averaged_state(model: torch.nn.Module, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state with averages over ranks, on rank 0; collective, and empty on the others.
+    """Return the state averaged over ranks on rank 0, and an empty one elsewhere; collective.
 
     Of the model parameters and floating-point buffers are averages, as in ``average_model``; of
     the optimizer floating-point tensors that all ranks have. Where the ranks have the same bits
@@ -136,7 +136,7 @@ def averaged_state(model: torch.nn.Module, own: Mapping[str, Any]) -> dict[str, 
 
 
 def averaged_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with averages over ranks, on rank 0; collective.
+    """Return an optimizer's state averaged over ranks, on rank 0; collective.
 
     On the others it is their own; nowhere it has what a method remembers of one rank's model.
     """
@@ -149,7 +149,7 @@ def averaged_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _averaged_tensors(state: Mapping[str, Any]) -> dict[int, torch.Tensor]:
-    """Return averages by the tensor that they replace, on rank 0, and nothing on the others."""
+    """Return averages on rank 0, keyed by the id of the tensor to replace; empty elsewhere."""
     named = {
         f"{keystr(path)} {tuple(value.shape)} {value.dtype}": value
         for path, value in tree_flatten_with_path(state)[0]
@@ -171,7 +171,7 @@ def _averaged_tensors(state: Mapping[str, Any]) -> dict[int, torch.Tensor]:
 
 
 def compact(state: Any, *, copies: bool = False) -> Any:
-    """Return a state with tensors on the host that drag no larger memory into the file.
+    """Copy tensors to the host where needed to keep a larger storage out of the file.
 
     Parameters are views of buckets, and ``torch.save`` writes the whole memory behind a view.
     """
@@ -201,7 +201,7 @@ def check_fit(
     optimizer: torch.optim.Optimizer | None,
     scheduler: HasState | None,
 ) -> None:
-    """Raise an error that says what of a saved state does not fit; nothing is changed."""
+    """Raise an error that names the parts of a saved state that do not fit; change nothing."""
     problems = list(_model_problems(saved["model"], model.state_dict()))
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -234,7 +234,7 @@ def check_fit(
 def _check_algorithm(
     verb: str, averaging: Mapping[str, Any], optimizer: DistributedOptimizer
 ) -> None:
-    """Raise an error where loading would go on by another algorithm; plain states fit all."""
+    """Raise if loading would continue with another algorithm; plain states fit all."""
     before = averaging.get("algorithm")
     after = optimizer.method_after_loading(averaging) if "steps" in averaging else before
     if before != after:
@@ -263,7 +263,7 @@ def load_state(
     optimizer: torch.optim.Optimizer | None,
     scheduler: HasState | None,
 ) -> None:
-    """Give model, optimizer and scheduler their saved states; collective.
+    """Load saved states into model, optimizer and scheduler; collective.
 
     The scheduler is the first, since nothing has checked its state: where it refuses, the others
     are as they were.

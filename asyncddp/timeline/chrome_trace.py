@@ -1,4 +1,4 @@
-"""Types of trace events, and a formatter that turns them into lines of a Chrome trace.
+"""Types of trace events, and their formatter to lines of a Chrome trace.
 
 An event is recorded as a tuple, which is cheap; the writer thread formats it.
 
@@ -18,7 +18,7 @@ Args: TypeAlias = Mapping[str, Any] | None
 
 
 class Span(NamedTuple):
-    """Trace event with a begin and an end in ns, and a category ``cat``."""
+    """Trace event with begin and end times in ns, and a category ``cat``."""
 
     cat: str
     name: str
@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 
 class SingleTimestampEvent(NamedTuple):
-    """Trace event with one time stamp: the begin or end of an activity, or metadata."""
+    """Trace event with one time stamp: begin or end of an activity, or metadata."""
 
     phase: str  # "B", "E" or "M"
     name: str
@@ -55,7 +55,7 @@ _text = lru_cache(4096)(json.dumps)
 
 
 def _object(args: Mapping[str, Any]) -> str:
-    """Format a JSON object; quicker than ``json.dumps`` for the values that occur here."""
+    """Format a JSON object; faster than ``json.dumps`` for the values used here."""
     return "{" + ", ".join([f'"{key}": {_value(value)}' for key, value in args.items()]) + "}"
 
 

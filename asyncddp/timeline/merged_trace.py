@@ -72,12 +72,12 @@ class ClockAlignment:
 
     @property
     def drifting(self) -> bool:
-        """True if the drift exceeds the errors of measurement."""
+        """True if the drift exceeds the measurement errors."""
         moved = abs(self._offsets[-1] - self._offsets[0])
         return self.measured and moved > self._errors[-1] + self._errors[0]
 
     def error(self, first: float, last: float) -> float | None:
-        """Bound the error in µs between two times, with drift outside the measurements, if any."""
+        """Bound the error in µs between two times, including drift outside the measurements."""
         if not self.measured:
             return None
         outside = max(self._times[0] - first, last - self._times[-1], 0.0)
@@ -109,7 +109,7 @@ def align_clocks(files: Sequence[RankTraceInfo]) -> dict[int, ClockAlignment]:
 
 
 class FlowArrowMatcher:
-    """Matches sends with receives in all ranks' traces, to draw each message as an arrow.
+    """Matcher of sends with receives in all ranks' traces, which draws messages as arrows.
 
     Perfetto drops arrows whose ids are not numbers. The end that comes first is held until the
     other is found; the oldest is dropped where more than ``held`` are held. ``kept`` counts the
@@ -122,11 +122,11 @@ class FlowArrowMatcher:
 
     @property
     def dropped(self) -> int:
-        """Number of ends whose other end is in no file."""
+        """Number of arrow ends whose other end is missing from the files."""
         return self._given_up + len(self._waiting)
 
     def matched(self, events: Iterable[JsonEvent]) -> Iterator[JsonEvent]:
-        """Yield the events, without arrows that have one end only."""
+        """Yield the events, without arrows that have only one end."""
         for event in events:
             if event["ph"] not in ("s", "f"):
                 yield event
@@ -168,18 +168,18 @@ class MergedTrace:
 
     @property
     def clock_error(self) -> float | None:
-        """The largest error of any rank's clock in µs; None where one is unknown."""
+        """Largest clock error of any rank in µs; None if any is unknown."""
         errors = [self.clocks[file.rank].error(file.first, file.last) for file in self.files]
         known = [error for error in errors if error is not None]
         return max(known) if len(known) == len(errors) else None
 
     @property
     def drift(self) -> float:
-        """The largest drift of a clock beyond errors of measurement, as a fraction."""
+        """Largest clock drift that exceeds the measurement errors, as a fraction."""
         return max((clock.drift() for clock in self.clocks.values() if clock.drifting), default=0.0)
 
     def events(self, advance: ProgressCallback = no_progress) -> Iterator[JsonEvent]:
-        """Yield all events on rank 0's clock, nearly in order of time."""
+        """Yield all events on rank 0's clock, approximately in order of time."""
         ranks = [file.rank for file in self.files]
         clock = {"clock_error": self.clock_error, "clock_unmeasured": self.unmeasured}
         facts = {"size": self.size, "ranks": ranks, "missing": self.missing, **clock}
@@ -213,7 +213,7 @@ def _metadata(name: str, **args: object) -> JsonEvent:
 def open_traces(
     sources: Iterable[str | Path], advance: ProgressCallback = no_progress
 ) -> MergedTrace:
-    """Read the metadata of a run's trace files, and check that they belong together."""
+    """Read the metadata of a run's trace files, and check that they are of one run."""
     paths = find_trace_files(sources)
     if not paths:
         raise ArgumentError("timelines of no rank were given; give a folder, a prefix, or files.")
@@ -248,7 +248,7 @@ def _check_together(files: Sequence[RankTraceInfo]) -> None:
 
 @contextlib.contextmanager
 def _open_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name only once it is complete."""
+    """Open a file that appears under its name only when it is complete."""
     with written_whole(path) as part, part.open("wb") as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile(path.name, "wb", compresslevel=5, fileobj=raw, mtime=0) as file:
@@ -260,7 +260,7 @@ def _open_atomically(path: Path) -> Iterator[IO[bytes]]:
 def write_merged_trace(
     merge: MergedTrace, path: Path, advance: ProgressCallback = no_progress
 ) -> int:
-    """Write one file, gzipped if its name ends with ``.gz``, and return the number of events."""
+    """Write the merged file, gzipped if named ``*.gz``, and return the number of events."""
     if path.resolve() in {file.path.resolve() for file in merge.files}:
         raise ArgumentError(f"{path} is one of the files to merge; write to another one.")
     events = 0

@@ -1,4 +1,4 @@
-"""Named ranges in torch's profiler and, by NVTX, in NVIDIA's tools."""
+"""Named ranges in torch's profiler and, through NVTX, in NVIDIA's tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records the timeline spans of one thread: averages, operation calls and waits."""
+"""Recording of one thread's timeline spans: averaging, operation calls and waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Mix(NamedTuple):
 
 
 class ThreadTracingState:
-    """Tracing state of a thread: its row in the timeline, innermost wait and number of averages."""
+    """Tracing state of a thread: its timeline row, innermost wait and averaging count."""
 
     def __init__(self, track: int, record: Callable[[Span], None]) -> None:
         self.track, self.record = track, record
@@ -34,7 +34,7 @@ class ThreadTracingState:
     def record_mix(
         self, verb: str, name: str, begin: int, end: int, nbytes: int, peers: tuple[int, ...]
     ) -> None:
-        """Record that the thread averaged a piece; consecutive pieces are merged into one span."""
+        """Record that the thread averaged a piece; merge consecutive pieces into one span."""
         self.mixes += 1
         if self.waiting is not None:
             self.waiting.exclude(begin, end)
@@ -47,7 +47,7 @@ class ThreadTracingState:
         self._last_mix.append(_Mix(verb, name, begin, end, nbytes, peers))
 
     def flush_mix(self) -> None:
-        """Record the last span of averaging; any thread may call it."""
+        """Record the pending averaging span; any thread may call this."""
         if (last := self._pop_mix()) is not None:
             self._record_mix(last)
 
@@ -79,17 +79,17 @@ class WaitSpan:
 
     @property
     def mixes(self) -> int:
-        """Number of pieces that the thread has averaged so far."""
+        """Number of pieces averaged by the thread so far."""
         return self._thread.mixes
 
     def note_missing(self, peers: Iterable[int]) -> None:
-        """Note ranks whose messages are missing; those noted last are taken to arrive last."""
+        """Note ranks with missing messages; the last noted are assumed to arrive last."""
         for peer in peers:
             self._peers.pop(peer, None)
             self._peers[peer] = None
 
     def exclude(self, begin: int, end: int) -> None:
-        """Exclude a time in which the thread averaged from the wait."""
+        """Exclude from the wait a time in which the thread averaged."""
         self._record(begin)
         self._since, self._peers, self._mixed = end, {}, True
 
@@ -123,7 +123,7 @@ class CallSpan:
         self._thread, self._name, self._args, self._range = thread, name, args, profiler_range
 
     def discard(self) -> None:
-        """Discard the span, because the call did nothing."""
+        """Discard the span because the call did nothing."""
         self._args = {}
 
     def __enter__(self) -> CallSpan:

@@ -1,4 +1,4 @@
-"""Finds the ranks' trace files by folder, prefix or name, and reads them event by event.
+"""Search for the ranks' trace files by folder, prefix or name, and reading event by event.
 
 A file is a Chrome trace with one event per line, of which one is held at a time. Where a rank was
 killed, the end is missing and the last line may be incomplete.
@@ -32,12 +32,12 @@ _decode = msgspec.json.Decoder(JsonEvent).decode
 
 
 def no_progress(path: Path, count: int) -> None:
-    """Ignore what was read."""
+    """Ignore progress reports."""
 
 
 @dataclass(frozen=True)
 class RankTraceInfo:
-    """Metadata of one rank's trace file; times without a unit are µs on the rank's own clock."""
+    """Metadata of one rank's trace file; times are in µs on the rank's own clock."""
 
     path: Path
     rank: int
@@ -51,7 +51,7 @@ class RankTraceInfo:
 
 
 def find_trace_files(sources: Iterable[str | Path]) -> list[Path]:
-    """Find the files of folders (``out``), prefixes (``out/bf_``) and names, in order of rank."""
+    """Find trace files by folders (``out``), prefixes (``out/bf_``) and names, in rank order."""
     found: list[Path] = []
     for source in map(Path, sources):
         if source.is_dir():
@@ -62,7 +62,7 @@ def find_trace_files(sources: Iterable[str | Path]) -> list[Path]:
 
 
 def _numbered(folder: Path) -> dict[str, list[Path]]:
-    """List files named ``<prefix><number>.json`` by prefix, each in order of number."""
+    """List files named ``<prefix><number>.json`` by prefix, each list in order of number."""
     named = [(path, _RANK_FILE.fullmatch(path.name)) for path in folder.iterdir()]
     matches = [(path, match) for path, match in named if match is not None]
     found: dict[str, list[Path]] = {}
@@ -110,7 +110,7 @@ def _lines(path: Path, advance: ProgressCallback) -> Iterator[bytes]:
 
 
 def _parse_event(text: bytes) -> JsonEvent | None:
-    """Parse an event; None where the line holds no complete one."""
+    """Parse an event; None if the line holds no complete event."""
     try:
         event = _decode(text)
     except ValueError:
@@ -144,7 +144,7 @@ def is_merged(path: Path) -> bool:
 
 
 def scan_trace(path: Path, advance: ProgressCallback = no_progress) -> RankTraceInfo | None:
-    """Read the metadata of a rank's trace file without parsing all events; None if it is empty."""
+    """Read a rank's trace metadata without parsing all events; None if the file is empty."""
     identity: JsonEvent = {}
     clocks = []
     first, last, empty = float("inf"), float("-inf"), True
@@ -178,7 +178,7 @@ def scan_trace(path: Path, advance: ProgressCallback = no_progress) -> RankTrace
 
 
 def _check_identity(path: Path, identity: JsonEvent) -> None:
-    """Refuse traces of other programs and of later versions of the format."""
+    """Reject traces of other programs and of newer format versions."""
     if not {"rank", "size"} <= identity.keys():
         raise ArgumentError(
             f"{path} is not a rank's timeline: it has no event 'asyncddp.rank'. Give files that "

@@ -1,4 +1,4 @@
-"""Writer thread that appends a rank's trace events to its file while the run goes on."""
+"""Writer thread that appends a rank's trace events to its file during the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINES = 512  # lines in one write
 
 
 class TraceWriter:
-    """Writer of trace events from all threads; a thread of its own writes them to a file.
+    """Writer of trace events from all threads; its own thread writes them to a file.
 
     An event is in the file 0.05 seconds later, so that a rank that is killed leaves a readable
     file. Where the disk is full, one warning says so, and nothing is recorded any more.

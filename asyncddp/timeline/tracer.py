@@ -1,4 +1,4 @@
-"""Tracer of one rank: records computing, sends, waits, averages and spans that users mark."""
+"""Tracer of one rank: records computation, sends, waits, averaging and the user's spans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
 class ClockSample(NamedTuple):
-    r"""Offset of rank 0's clock from this rank's, with the time at which it was measured, in ns.
+    r"""Measured offset of rank 0's clock from this rank's, and the measurement's time, in ns.
 
     A rank asks at :math:`t_1`, and rank 0's answer, its time :math:`t_0`, arrives at :math:`t_2`.
     Then its clock is ahead by
@@ -43,13 +43,13 @@ class ClockSample(NamedTuple):
 
     @classmethod
     def from_round_trip(cls, sent: int, answer: int, received: int) -> ClockSample:
-        """Estimate the offset from the times of a request, its answer and the answer's arrival."""
+        """Estimate the offset from a request's time, its answer, and the answer's arrival."""
         middle = (sent + received) // 2
         return cls(middle, answer - middle, max(1, (received - sent + 1) // 2))
 
 
 class Tracer:
-    """Recorder of trace events of one rank, for any of its threads; never waits and never fails.
+    """Recorder of trace events of one rank, from any thread; it never blocks and never raises.
 
     Without a writer only profilers show them, and with ``nvtx`` NVIDIA's tools.
     """
@@ -72,14 +72,14 @@ class Tracer:
     # events that the packages above record
 
     def record(self, event: Span | SingleTimestampEvent) -> None:
-        """Hand an event to the writer thread."""
+        """Pass an event to the writer thread."""
         if self._writer is not None:
             self._writer.append(event)
 
     def record_span(
         self, cat: str, name: str, begin: int, end: int, args: Args = None, track: int | None = None
     ) -> None:
-        """Record a span of time, on the calling thread's track where none is given."""
+        """Record a time span, by default on the calling thread's track."""
         if track is None:
             track = self.current_thread().track
         self.record(Span(cat, name, track, begin, end, args))
@@ -95,7 +95,7 @@ class Tracer:
         end: int,
         number: int | str,
     ) -> None:
-        """Record a message, of the kind ``"send"``, ``"receive"``, or ``"read"`` where it lay.
+        """Record a message of kind ``"send"``, ``"receive"`` or ``"read"`` (read in place).
 
         ``number`` counts the messages of one name between two ranks, and is equal on both.
         """
@@ -108,11 +108,11 @@ class Tracer:
     def record_mix(
         self, verb: str, name: str, begin: int, end: int, nbytes: int, peers: tuple[int, ...]
     ) -> None:
-        """Record that this thread averaged a piece; consecutive ones are merged into one span."""
+        """Record that this thread averaged a piece; merge consecutive pieces into one span."""
         self.current_thread().record_mix(verb, name, begin, end, nbytes, peers)
 
     def start_wait(self, verb: str, name: str, peers: tuple[int, ...] = ()) -> WaitSpan:
-        """Begin a wait of the calling thread; the caller ends the span that is returned."""
+        """Begin a wait of the calling thread; the caller ends the returned span."""
         return WaitSpan(self.current_thread(), verb, name, peers)
 
     def enqueue_span(self, verb: str, name: str, nbytes: int) -> CallSpan:
@@ -124,13 +124,13 @@ class Tracer:
         return CallSpan(self.current_thread(), title, args, self.profiler_range(title))
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:
-        """Return a context manager that names its block in torch's profiler and NVIDIA's tools."""
+        """Return a context manager that names its block for torch's profiler and NVTX."""
         if self._nvtx or profiler._is_profiler_enabled:
             return ProfilerRange(name, nvtx=self._nvtx)
         return _NO_RANGE
 
     def record_metadata(self, name: str, args: Mapping[str, Any], at: int | None = None) -> None:
-        """Record metadata of the rank, which may hold from a certain time on."""
+        """Record metadata of the rank, optionally valid from a given time on."""
         self.record(SingleTimestampEvent("M", name, 0, at, args))
 
     def record_clock_offset(self, sample: ClockSample) -> None:
@@ -139,19 +139,19 @@ class Tracer:
         self.record_metadata("asyncddp.clock", {"offset": offset, "error": error}, sample.time)
 
     def claim(self, what: str, owner: object) -> bool:
-        """Make an object the only recorder of a kind of event; False where another live one is."""
+        """Make an object the only recorder of a kind of event; False if another has claimed it."""
         with self._lock:
             return self._claims.setdefault(what, owner) is owner
 
     # threads
 
     def current_thread(self) -> ThreadTracingState:
-        """Return the tracer's state of the calling thread."""
+        """Return the tracing state of the calling thread."""
         found = self._threads.get(threading.get_ident())
         return self._register_thread() if found is None else found
 
     def _register_thread(self) -> ThreadTracingState:
-        """Assign a track to a new thread: the main communication track if no live thread has it."""
+        """Assign a track to a new thread; the main communication track if it is free."""
         me = threading.current_thread()
         with self._lock:
             if self._main_thread is None or not self._main_thread.is_alive():
@@ -163,7 +163,7 @@ class Tracer:
         return thread
 
     def mark_progress_thread(self) -> None:
-        """Mark the calling thread as the progress thread, which averages while others compute."""
+        """Mark the calling thread as the progress thread, which averages in background."""
         self._title(tracks.MIXING, "mixing")
         self._threads[threading.get_ident()] = ThreadTracingState(tracks.MIXING, self.record)
 
@@ -183,7 +183,7 @@ class Tracer:
         return True
 
     def end_activity(self, tensor_name: str) -> bool:
-        """End the last activity of this thread, or of another one; return False if none is open."""
+        """End the last activity of this or another thread; return False if none is open."""
         mine = threading.get_ident()
         with self._lock:
             every = [key for key in self._activities if key[1] == tensor_name]
@@ -198,7 +198,7 @@ class Tracer:
 
     @property
     def cost(self) -> float:
-        """CPU seconds that writing one event takes."""
+        """CPU time in seconds to write one event."""
         writer = self._writer
         return writer.seconds / writer.written if writer is not None and writer.written else 0.0
 
@@ -235,7 +235,7 @@ class Tracer:
 
 
 def trace_path(where: str, rank: int) -> Path:
-    """Return the path of a rank's trace file: in ``out/``, by ``run-{rank}.json``, or ``run-…``."""
+    """Return a rank's trace file path for a folder, a ``{rank}`` pattern, or a prefix."""
     if "{rank}" in where:
         return Path(where.replace("{rank}", str(rank)))
     in_folder = where.endswith(os.sep) or Path(where).is_dir()
@@ -243,7 +243,7 @@ def trace_path(where: str, rank: int) -> Path:
 
 
 def create_tracer(config: Config, rank: int, size: int) -> Tracer | None:
-    """Create the tracer that a rank's settings ask for, or return None."""
+    """Create the tracer configured for a rank, or return None."""
     nvtx = config.nvtx and torch.cuda.is_available()
     if config.timeline is None:
         return Tracer(rank, None, nvtx=True) if nvtx else None

@@ -1,1 +1,1 @@
-"""Report of a timeline: where each rank's time goes, and which ranks wait for which."""
+"""Report of a timeline: how each rank spends its time, and which ranks wait for which."""

@@ -14,7 +14,7 @@ Intervals: TypeAlias = NDArray[np.float64]
 
 
 def union(*spans: ArrayLike) -> Intervals:
-    """Unite spans, rows in any order that may overlap or nest, into disjoint intervals."""
+    """Merge spans, given as rows that may overlap or nest, into disjoint intervals."""
     rows = np.concatenate([np.asarray(one, np.float64).reshape(-1, 2) for one in spans])
     rows = rows[rows[:, 1] > rows[:, 0]]
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
@@ -36,7 +36,7 @@ def _length_until(intervals: Intervals, times: NDArray[np.float64]) -> NDArray[n
 
 
 def length_within(intervals: Intervals, windows: ArrayLike) -> NDArray[np.float64]:
-    """Compute the total length of the intervals within each row of windows, which may overlap."""
+    """Compute the total length of the intervals inside each window; windows may overlap."""
     rows = np.asarray(windows, np.float64).reshape(-1, 2)
     return _length_until(intervals, rows[:, 1]) - _length_until(intervals, rows[:, 0])
 

@@ -1,4 +1,4 @@
-r"""Breakdown of one rank's step time: compute, communication that blocks it, and the remainder.
+r"""Breakdown of one rank's step time into compute, exposed communication, and other.
 
 With :math:`B` the times in which the caller is blocked by communication, :math:`C` those of
 forward, backward and optimizer in which it is not, and :math:`T` those in which messages travel or
@@ -23,7 +23,7 @@ _BACKGROUND = ("collective", "mixing", "transfer")
 
 @dataclass(frozen=True)
 class RankBreakdown:
-    """Average time per training step of one rank: compute, exposed communication, other.
+    """Average time per step of one rank, split into compute, exposed communication and other.
 
     Where no steps were recorded, the figures are of the whole recording. Times are milliseconds;
     what the trace does not tell is None.
@@ -46,12 +46,12 @@ class RankBreakdown:
 
     @property
     def own(self) -> float | None:
-        """Time of a step in which communication did not block the rank."""
+        """Time per step without exposed communication."""
         return None if self.step is None else self.step - (self.exposed or 0.0)
 
 
 class _StepIntervals:
-    """Begin and end in µs of each step of a rank, or of the whole recording if it has no steps."""
+    """Begin and end in µs of each step of a rank; without steps, of the whole recording."""
 
     def __init__(self, spans: RankSpans, rank: int, skip: int | None) -> None:
         steps = spans.sorted_steps()
@@ -67,18 +67,18 @@ class _StepIntervals:
             self.rows = steps[skip:]
 
     def time(self, intervals: Intervals) -> float:
-        """Average the length of a set of intervals over the windows, in ms."""
+        """Return the mean length of a set of intervals per step, in ms."""
         return float(length_within(intervals, self.rows).mean()) / 1e3
 
     def bytes(self, flat: array[float]) -> float:
-        """Average the bytes per window, of messages between the first begin and the last end."""
+        """Return the mean number of message bytes per step."""
         times, counts = np.reshape(flat, (-1, 2)).T
         inside = (times >= self.rows[:, 0].min()) & (times < self.rows[:, 1].max())
         return float(counts[inside].sum()) / len(self.rows)
 
 
 def compute_breakdown(timeline: TimelineSpans, rank: int, skip: int | None = None) -> RankBreakdown:
-    """Compute the breakdown of a rank's time without ``skip`` steps of warm-up (None: 0 or 1)."""
+    """Compute a rank's time breakdown without ``skip`` warm-up steps (None: 0 or 1)."""
     spans = timeline.ranks[rank]
     windows = _StepIntervals(spans, rank, skip)
     step = median = low = high = None

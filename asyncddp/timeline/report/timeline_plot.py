@@ -1,4 +1,4 @@
-"""Plot of a timeline report: a time bar per rank, and a strip of a few steps with messages."""
+"""Plot of a timeline report: a time bar per rank, and a few typical steps with messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEADS = 150  # messages up to which arrows have heads
 
 
 def draw_timeline(timeline: TimelineSpans, report: TimelineReport) -> Figure:
-    """Draw where each rank's time goes, and a few steps of usual length with their messages.
+    """Draw how each rank spends its time, and a few steps of typical length with messages.
 
     Where there are many ranks, the steps of the slowest and the most waited for are shown.
     """
@@ -88,7 +88,7 @@ def _legend(axes: Axes) -> None:
 
 
 def find_typical_steps(timeline: TimelineSpans, count: int = STEPS) -> tuple[float, float]:
-    """Find consecutive steps whose length is nearest the median: begin and end in µs.
+    """Find consecutive steps of length nearest to the median; return begin and end in µs.
 
     Without steps, from when 45 to when 55 of a hundred spans have begun.
     """
@@ -107,7 +107,7 @@ def find_typical_steps(timeline: TimelineSpans, count: int = STEPS) -> tuple[flo
 
 
 def _draw_strip(axes: Axes, timeline: TimelineSpans, ranks: Sequence[int]) -> None:
-    """Draw two rows per rank, computation above communication, and arrows between ranks."""
+    """Draw two rows per rank, computation above communication, with arrows between ranks."""
     begin, end = find_typical_steps(timeline)
     window, used = union([(begin, end)]), set()
     for place, rank in enumerate(ranks):

@@ -1,4 +1,4 @@
-"""Report of how ranks spend their time, which rank delays others, and time unaccounted for."""
+"""Report of each rank's time, of which rank delays the others, and of missing information."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncddp.timeline.report.trace_spans import RankSpans, TimelineSpans
 
 @dataclass(frozen=True)
 class TimelineReport:
-    """Breakdown of every rank's time, and how long all others waited for each rank."""
+    """Breakdown of every rank's time, and how long the other ranks waited for each rank."""
 
     size: int
     ranks: tuple[RankBreakdown, ...]
@@ -24,22 +24,22 @@ class TimelineReport:
 
     @property
     def slowest_by_compute(self) -> int | None:
-        """The rank with the longest compute; None where fewer than two are known."""
+        """The rank with the longest compute time; None if fewer than two are known."""
         return _argmax({one.rank: one.compute for one in self.ranks})
 
     @property
     def slowest(self) -> int | None:
-        """The rank whose step takes longest without exposed communication."""
+        """The rank with the longest step time without exposed communication."""
         return _argmax({one.rank: one.own for one in self.ranks})
 
     @property
     def waited_for_most(self) -> int | None:
-        """The rank for which the others wait longest in total."""
+        """The rank that the others wait for longest in total."""
         return self.waited_for[0][0] if self.waited_for and self.waited_for[0][1] > 0 else None
 
     @property
     def holds_up(self) -> int | None:
-        """The rank for which the others wait longest beyond what it waits itself.
+        """The rank that the others wait for longest, minus its own waiting time.
 
         Where everybody waits for somebody who waits, it is this one that all wait for in the end.
         """
@@ -48,12 +48,12 @@ class TimelineReport:
         return most[0] if most is not None and most[1] > 0 else None
 
     def others(self, rank: int, name: str) -> float:
-        """Return the median of an attribute of the breakdowns over all ranks but one."""
+        """Return the median of a breakdown attribute over all ranks except one."""
         values: list[float | None] = [getattr(o, name) for o in self.ranks if o.rank != rank]
         return statistics.median(value for value in values if value is not None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON, without what is unknown."""
+        """Return plain data for JSON, without unknown values."""
         named = {"version": 1, "unit": "milliseconds", **vars(self)}
         named["ranks"] = [_without_unknown(vars(one)) for one in self.ranks]
         for name in ("slowest", "slowest_by_compute", "waited_for_most", "holds_up"):
@@ -71,7 +71,7 @@ def _argmax(values: Mapping[int, float | None]) -> int | None:
 
 
 def build_report(timeline: TimelineSpans, skip: int | None = None) -> TimelineReport:
-    """Compute the report of all ranks, without ``skip`` steps of warm-up on each of them."""
+    """Compute the report of all ranks, without the first ``skip`` (warm-up) steps of each."""
     spans = dict(sorted(timeline.ranks.items()))
     busy = {rank: one for rank, one in spans.items() if one.last >= one.first}
     if not busy:
@@ -84,7 +84,7 @@ def build_report(timeline: TimelineSpans, skip: int | None = None) -> TimelineRe
 
 
 def _waited_for(ranks: Iterable[RankBreakdown]) -> tuple[tuple[int, float], ...]:
-    """Sum how long each rank held up the others, the longest first."""
+    """Sum how long each rank delayed the others, longest first."""
     total: dict[int, float] = {}
     for one in ranks:
         for whom, long in one.waited or ():

@@ -1,4 +1,4 @@
-"""Collection of a merged timeline's spans by rank and kind, for reports; 16 bytes per span."""
+"""Spans of a merged timeline by rank and kind, collected for reports; 16 bytes per span."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _no_times() -> array[float]:
 
 
 class RankSpans:
-    """Begin and end times of one rank's spans by kind, in flat arrays, in µs on rank 0's clock."""
+    """Begin and end times in µs of one rank's spans by kind, in flat arrays, on rank 0's clock."""
 
     def __init__(self) -> None:
         self.steps = _no_times()
@@ -47,16 +47,16 @@ class RankSpans:
         return steps[np.argsort(steps[:, 0], kind="stable")]
 
     def intervals(self, *kinds: str) -> Intervals:
-        """Return the times during which at least one span of these kinds lasted."""
+        """Return the times covered by at least one span of the given kinds."""
         return union(*(as_rows(self.kinds[kind]) for kind in kinds if kind in self.kinds), ())
 
     def call_times(self, verb: str, name: str) -> NDArray[np.float64]:
-        """Return the begin times of the calls of one verb and name, in order."""
+        """Return the begin times of the calls of one operation and name, in order."""
         return np.sort(np.array(self.calls.get((verb, name), ()), dtype=np.float64))
 
 
 class TimelineSpans:
-    """Time spans of all ranks, read from a merged timeline, and its metadata about the run."""
+    """Spans of all ranks, read from a merged timeline, and metadata of the run."""
 
     def __init__(self) -> None:
         self.ranks = defaultdict[int, RankSpans](RankSpans)
@@ -69,7 +69,7 @@ class TimelineSpans:
         """The operations in which all ranks take part."""
 
     def waits_of(self, rank: int) -> dict[int, NDArray[np.float64]]:
-        """Return a rank's waits by the rank that came last."""
+        """Return a rank's waits, grouped by the rank that arrived last."""
         spans = self.ranks[rank]
         found: defaultdict[int, list[NDArray[np.float64]]] = defaultdict(list)
         for (verb, name, peers), flat in spans.waits.items():
@@ -88,7 +88,7 @@ class TimelineSpans:
 def _find_last_callers(
     mine: NDArray[np.float64], others: dict[int, NDArray[np.float64]], waits: NDArray[np.float64]
 ) -> list[int]:
-    """Find the rank that each of a rank's waits in a collective was for.
+    """Find, for each of a rank's waits in a collective, the rank that it waited for.
 
     The k-th call of a name on one rank is the k-th of that name on every other: the wait was for
     the rank that called last, or for ``NOBODY`` if all had called before it began, or if the call
