@@ -1,4 +1,4 @@
-"""Messages of ranks that do not wait: contents, arrival, and averaging.
+"""Message exchange between simulated asynchronous ranks: contents, arrival, and averaging.
 
 Each class is what a communication does on real ranks, with messages that arrive after the time of
 their link: puts, gets, shares of push-sum, and averages in pairs by the very protocol.
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.001  # until a rank that waits gets from late neighbours again
 
 
 class AsynchronousExchange(ABC):
-    """Averaging of ranks that go on at their own pace (base class).
+    """Base class of averaging between simulated ranks that run asynchronously.
 
     Args:
         schedule: The graph of each of a rank's rounds.
@@ -52,34 +52,34 @@ class AsynchronousExchange(ABC):
 
     @abstractmethod
     def begin(self, initial: Sequence[Tensors]) -> None:
-        """Set up what is kept, from what each rank has at first, by bucket."""
+        """Set up the stored tensors, from the initial tensors of each rank, by bucket."""
 
     @abstractmethod
     def publish(self, rank: int, number: int, tensors: Tensors) -> None:
-        """Begin the rank's round ``number`` with what it sends, by bucket."""
+        """Begin the rank's round ``number`` and send its tensors, one per bucket."""
 
     @abstractmethod
     def mix(self, rank: int, number: int) -> Tensors:
-        """Average what was published with what has arrived, by bucket, and end the round."""
+        """Average the published with the received tensors, by bucket, and end the round."""
 
     def late(self, rank: int, number: int, bound: int) -> list[int]:
-        """Return the neighbours of the round that are more than ``bound`` rounds behind."""
+        """Return the neighbours in this round that lag by more than ``bound`` rounds."""
         wanted, clocks = number + 1 - bound, self._clocks[rank]
         return [j for j in self._sources(rank, number) if clocks[j] < wanted]
 
     def _sources(self, rank: int, number: int) -> list[int]:
-        """Return the neighbours of a round that have not left."""
+        """Return the in-neighbours of a round that are still in the run."""
         return [j for j in self._near(rank, number).src_weights if j not in self.departed]
 
     def _near(self, rank: int, number: int) -> Neighbors:
         return self._schedule.neighbors(rank, number)
 
     def _gone(self, number: int) -> list[int]:
-        """Return the ranks that have left with fewer rounds than a rank in round ``number``."""
+        """Return the ranks that left the run after at most ``number`` rounds."""
         return [rank for rank, rounds in self.departed.items() if rounds <= number]
 
     def _tell_others(self, rank: int, number: int, told: Sequence[int]) -> None:
-        """Tell the neighbours of any round, but some, how many rounds this rank has made."""
+        """Tell neighbours of all rounds, except ``told``, this rank's number of rounds."""
         if self.tells_all:
             rounds = range(self._schedule.period or 1)
             every = {peer for k in rounds for peer in self._near(rank, k).dst_ranks}
@@ -96,7 +96,7 @@ def _nbytes(tensors: Tensors) -> int:
 
 
 def _mixed(row: WeightRow, own: Tensors, others: Mapping[int, Tensors]) -> Tensors:
-    """Return the weighted sums of a rank's tensors and those that it has of others."""
+    """Return the weighted sums of a rank's own tensors and the tensors received from others."""
     row = row.without([rank for rank in row.src_weights if rank not in others])
     parts = [[others[rank][k] for rank in row.sources] for k, _ in enumerate(own)]
     return [
@@ -106,7 +106,7 @@ def _mixed(row: WeightRow, own: Tensors, others: Mapping[int, Tensors]) -> Tenso
 
 
 class PutExchange(AsynchronousExchange):
-    """Averages with what neighbours have put last."""
+    """Averages with the tensors that neighbours have put last."""
 
     @override
     def begin(self, initial: Sequence[Tensors]) -> None:
@@ -133,7 +133,7 @@ class PutExchange(AsynchronousExchange):
 
 
 class GetExchange(PutExchange):
-    """Averages with what neighbours had published when a request of this rank came to them.
+    """Averages with the tensors that neighbours had published when this rank's request arrived.
 
     A rank that waits for late neighbours asks those that have answered again each millisecond.
     """
@@ -159,7 +159,7 @@ class GetExchange(PutExchange):
         return found
 
     def _request(self, rank: int, sources: Sequence[int]) -> None:
-        """Get from those of some ranks from which no get is pending."""
+        """Request tensors from the given ranks, unless a request is pending."""
         pending = self._requested[rank]
         wanted = [j for j in sources if j not in pending and j not in self.departed]
         pending.update(wanted)
@@ -178,7 +178,7 @@ class GetExchange(PutExchange):
 
 
 class PushSumExchange(AsynchronousExchange):
-    """Push-sum: shares of tensors and of a weight p, each collected once.
+    """Push-sum: shares of tensors and of a weight p, each received exactly once.
 
     A neighbour that has not collected the last share yet gets no other.
     """
@@ -224,7 +224,7 @@ class PushSumExchange(AsynchronousExchange):
 
 
 class PairExchange(AsynchronousExchange):
-    """Atomic averages in pairs, by :class:`asyncddp.windows.pair_averaging.PairAveraging`."""
+    """Atomic pairwise averages, as by :class:`asyncddp.windows.pair_averaging.PairAveraging`."""
 
     @override
     def begin(self, initial: Sequence[Tensors]) -> None:

@@ -1,4 +1,4 @@
-"""A method at work on ranks that go on at their own pace, event by event."""
+"""Event-driven simulation of one method on asynchronous ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from asyncddp.tensors.allocation import detached_copy, make_tensor
 
 
 class AsynchronousRun:
-    r"""A method on all ranks, each of which makes its steps at its own time.
+    r"""Simulated run of one method, in which each rank makes its steps at its own pace.
 
     A step of rank i begins at :math:`t`, with what it publishes, and ends at :math:`t + c_i`, with
     what has arrived by then; the next one begins at once, unless ``max_staleness`` has it wait.
@@ -92,17 +92,17 @@ class AsynchronousRun:
 
     @property
     def there(self) -> list[int]:
-        """The ranks that have not left."""
+        """The ranks that are still in the run."""
         return [rank for rank, _ in enumerate(self.steps) if rank not in self._exchange.departed]
 
     def advance(self, step: int) -> None:
-        """Go on until the ranks have made so many steps on average, or all that they can."""
+        """Run until the ranks have made ``step`` steps on average, or cannot make more."""
         total = min(step * self._model.ranks, self._limit)
         while sum(self.steps) < total and self.queue.run_next():
             pass
 
     def record(self, step: int) -> None:
-        """Record what is now, of the ranks that are there."""
+        """Record the current measurements of the ranks that are still in the run."""
         there = self.there
         if self._losses:
             self._recorder.add_losses(make_tensor(self._losses, torch.float64))
@@ -120,14 +120,14 @@ class AsynchronousRun:
         return bucket
 
     def _step_scales(self) -> list[float]:
-        """Return by what updates are scaled, so that ranks of different speed count alike."""
+        """Return the update scales that give fast and slow ranks equal influence."""
         seconds = self._compute
         return [step_scale([own / other for other in seconds]) for own in seconds]
 
     # the steps of a rank
 
     def _steps_of(self, rank: int) -> Iterator[float | None]:
-        """Make a rank's steps; yield the seconds that it computes, None until something arrives."""
+        """Make a rank's steps; yield compute seconds, or None to wait for a message."""
         when = self._method.when
         while self.steps[rank] < self._departures.get(rank, self._limit):
             due = self._counters[rank].due()
@@ -153,7 +153,7 @@ class AsynchronousRun:
             self._on_arrival(waiting)
 
     def _go_on(self, rank: int) -> None:
-        """Let a rank go on until it computes, or waits for its neighbours."""
+        """Run a rank until it computes or waits for its neighbours."""
         for seconds in self._ranks[rank]:
             if seconds is None:
                 self._waiting.add(rank)
@@ -175,14 +175,14 @@ class AsynchronousRun:
             self._exchange.publish(rank, self._rounds[rank], sent)
 
     def _compute_gradients(self, rank: int) -> None:
-        """Compute the gradient at the parameters with which the step began."""
+        """Compute the gradient at the parameters from the start of the step."""
         batch = self._batches.of([rank], [self.steps[rank]])
         gradients, loss = self._model.gradients_of(rank, batch)
         self._losses.append(loss)
         self._optimizer.set_gradients(rank, gradients)
 
     def _scale_by_bias(self, rank: int, scale: Scale) -> None:
-        """Multiply or divide a rank's parameters by its push-sum weight, where there is one."""
+        """Multiply or divide a rank's parameters by its push-sum weight, if there is one."""
         if self._exchange.bias is not None:
             self._model.scale(scale, self._exchange.bias(rank), rank)
 
@@ -198,7 +198,7 @@ class AsynchronousRun:
                 flat.sub_(old).mul_(scale).add_(old)
 
     def _mix_if(self, due: bool, rank: int) -> Iterator[None]:
-        """Average with what has arrived, if due, once no neighbour is too far behind."""
+        """If due, average with the received tensors, once no neighbour lags too far."""
         if not due:
             return
         bound, number = self._bound, self._rounds[rank]
@@ -222,7 +222,7 @@ class AsynchronousRun:
 
 
 def runs_asynchronously(settings: MethodSettings, scenario: Scenario, ranks: int) -> bool:
-    """Return whether ranks go on at their own pace, by the scenario and the method.
+    """Return whether scenario and method make ranks run asynchronously.
 
     Raises:
         ArgumentError: They would, and that cannot be simulated with such settings.

@@ -1,4 +1,4 @@
-"""Averaging of all ranks in a round: with neighbours, over all ranks, by push-sum, or none."""
+"""Averaging of all simulated ranks in a round: over neighbours, globally, by push-sum, or none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROUNDS = 64  # of a schedule that are kept
 
 @dataclass
 class Traffic:
-    """Traffic of one round.
+    """Messages of one round: their number and size, and where they arrive.
 
     Attributes:
         nbytes: Bytes of the message to a neighbour, or of what is averaged over all.
@@ -53,7 +53,7 @@ class Traffic:
 
 
 class AveragingScheme(ABC):
-    """Averaging of all ranks, round by round (base class).
+    """Base class of averaging schemes: average all simulated ranks, round by round.
 
     Args:
         method: The method.
@@ -71,28 +71,28 @@ class AveragingScheme(ABC):
         self._number = 0
 
     def begin(self, number: int, active: Mask) -> None:
-        """Begin round ``number`` among the ranks that are there."""
+        """Begin round ``number`` among the active ranks."""
         self._number, self.active = number, active
 
     @property
     def biases(self) -> torch.Tensor | None:
-        """Push-sum weight of each rank, ``(n,)``; None where there is none."""
+        """Push-sum weight of each rank, ``(n,)``; None without push-sum."""
         return None
 
     @abstractmethod
     def average(self, bucket: SimulatedBucket) -> float:
-        """Average one bucket; return the bytes of a message."""
+        """Average one bucket; return the bytes per message."""
 
     def end(self) -> None:  # noqa: B027 - push-sum weights alone are averaged once for all buckets
-        """End the round, when all buckets are averaged."""
+        """End the round, after all buckets are averaged."""
 
     @abstractmethod
     def traffic(self, nbytes: float) -> Traffic:
-        """Return what travels in the round, with messages of so many bytes."""
+        """Return the round's traffic, for messages of ``nbytes`` bytes."""
 
 
 class NeighborAveraging(AveragingScheme):
-    """Weighted averages with the neighbours, by messages or through windows that all wait for.
+    """Weighted averaging with neighbours, by messages or synchronised windows.
 
     A message that is sent again until it arrives changes no average: it takes time and bytes.
 
@@ -114,7 +114,7 @@ class NeighborAveraging(AveragingScheme):
         return MixingRound.of(self._schedule, number)
 
     def _make_round_among(self, number: int, there: bytes) -> MixingRound:
-        """Return a round among those who are there, as within ``join`` on real ranks."""
+        """Return a round among the active ranks, as within ``join`` on real ranks."""
         planned, active = self._round_of(number), np.frombuffer(there, dtype=bool)
         if active.all() or self._method.joined_ranks is JoinedRanks.RELAY:
             return planned
@@ -125,17 +125,17 @@ class NeighborAveraging(AveragingScheme):
 
     @property
     def _gives_shares(self) -> bool:
-        """Return whether columns of W sum to one, in place of rows."""
+        """Return whether the columns of W sum to one, rather than the rows."""
         return self._method.needs.column_stochastic
 
     def _place(self, number: int) -> int:
-        """Return by which number a round of the schedule is known."""
+        """Return the index of a round in the schedule's period."""
         assert self._schedule is not None
         period = self._schedule.period
         return number if period is None else number % period
 
     def round_of(self, number: int) -> MixingRound:
-        """Return the graph of round ``number`` as it was planned."""
+        """Return the graph planned for round ``number``."""
         return self._round_of(self._place(number))
 
     @override
@@ -164,11 +164,11 @@ class NeighborAveraging(AveragingScheme):
         return nbytes + _row_bytes(states)
 
     def _encode(self, codecs: RankCodecs, sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what each rank's share is formed from, and what its receivers decode of it."""
+        """Return the exact tensor of each rank, and its value as decoded by receivers."""
         return sent, codecs.decoded(sent)
 
     def _own_weights(self, mixing: MixingRound) -> Numbers:
-        """Return the weight of what a rank need not decode, ``(n,)``."""
+        """Return the weight of each rank's exact own tensor, ``(n,)``."""
         return mixing.own_weights
 
     @override
@@ -179,7 +179,7 @@ class NeighborAveraging(AveragingScheme):
     def _traffic_of(
         self, arriving: MixingRound, sent: npt.NDArray[np.intp], nbytes: float
     ) -> Traffic:
-        """Return what travels, with what is sent again until it arrives."""
+        """Return the traffic of a round, including retransmissions."""
         copies, sources = sent.astype(np.float64), arriving.sources
         failures = self._scenario.failures(self._number, sources, arriving.targets)
         if failures is not None:
@@ -188,7 +188,7 @@ class NeighborAveraging(AveragingScheme):
 
 
 class PushSumAveraging(NeighborAveraging):
-    """Push-sum: shares of the tensors, and of a weight p, go to the out-neighbours."""
+    """Push-sum: ranks send shares of their tensors and of a weight p to their out-neighbours."""
 
     def __init__(
         self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
@@ -217,7 +217,7 @@ class PushSumAveraging(NeighborAveraging):
 
 
 class GlobalAveraging(AveragingScheme):
-    """Average, or sum, over all ranks that are there.
+    """Average or sum over all ranks that are still in the run.
 
     Those that have left go on answering with zeros, as within ``join`` on real ranks.
     """
@@ -243,27 +243,27 @@ class GlobalAveraging(AveragingScheme):
         return self._traffic_among(np.ones_like(self.active), nbytes)
 
     def _traffic_among(self, senders: Mask, nbytes: float, *, by_leaders: bool = False) -> Traffic:
-        """Return what some ranks send each other, each message as often as can be expected."""
+        """Return the traffic of an allreduce among some ranks, with expected retransmissions."""
         count = int(senders.sum())
         copies = senders.astype(np.float64) * (2 * (count - 1) / count) / (1 - self._scenario.loss)
         return Traffic(nbytes, None, copies, by_leaders=by_leaders, number=self._number)
 
     @property
     def _parts(self) -> int:
-        """Return in how many parts a bucket is encoded."""
+        """Return the number of parts in which a bucket is encoded."""
         return len(self.active)
 
     def _decoded_average(self, codecs: RankCodecs, sent: torch.Tensor) -> torch.Tensor:
-        """Return the average that all ranks decode, ``(d,)``."""
+        """Return the average as decoded by all ranks, ``(d,)``."""
         return codecs.averaged(sent, self.divisor)
 
     @property
     def divisor(self) -> float:
-        """By what the sum over all ranks is divided."""
+        """Divisor of the sum over all ranks."""
         return float(self.active.sum()) if self._method.average else 1.0
 
     def _given(self, stacked: torch.Tensor) -> torch.Tensor:
-        """Return what each rank gives: nothing but zeros where it has left."""
+        """Return the contribution of each rank; zeros for ranks that have left."""
         gone = np.flatnonzero(~self.active).tolist()
         if gone:
             stacked = stacked.clone()
@@ -271,12 +271,12 @@ class GlobalAveraging(AveragingScheme):
         return stacked
 
     def _averaged(self, stacked: torch.Tensor) -> torch.Tensor:
-        """Return the average, or sum, over those who are there, for each rank."""
+        """Return the average or sum over the contributions, one row per rank."""
         return stacked.sum(dim=0).div_(self.divisor).expand(len(stacked), -1)
 
 
 class NoAveraging(AveragingScheme):
-    """Ranks train alone: rounds with W = I where a method needs them, as on real ranks."""
+    """No averaging: ranks train alone; methods that need rounds get W = I, as on real ranks."""
 
     @override
     def average(self, bucket: SimulatedBucket) -> float:

@@ -1,4 +1,4 @@
-"""Time and bytes of ranks that wait for each other, by the cost model of their links."""
+"""Simulated time and bytes sent of synchronous ranks, by the cost model of their links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.topology import Cost, communication_cost, ring
 
 
 class RankClocks:
-    r"""Clock of each rank, where a rank goes on when all that it waits for has arrived.
+    r"""Clock of each simulated rank; a rank continues when all expected messages have arrived.
 
     .. math:: t_i \leftarrow \max\Big(t_i + c_i,\ \max_j \big(s_j + T_{ij} + \delta_j\big)\Big)
 
@@ -44,7 +44,7 @@ class RankClocks:
         self._times: dict[tuple[int, float], tuple[MixingRound, Numbers]] = {}
 
     def advance(self, traffic: Traffic | None, active: Mask, *, hidden: bool) -> None:
-        """Let all ranks that are there make a step.
+        """Advance the clocks of all active ranks by one step.
 
         Args:
             traffic: What they send in it; None for nothing.

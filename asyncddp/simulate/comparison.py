@@ -1,4 +1,4 @@
-"""``compare``: several methods on one problem, and pictures of what came of it."""
+"""``compare``: runs several methods on one problem, and plots their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LINEAR = {"score"}
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """Runs of several methods on one problem.
+    """Simulated runs of several methods on one problem.
 
     Attributes:
         problem: Its name.
@@ -52,7 +52,7 @@ def compare(
     progress: Callable[[str, int], None] | None = None,
     **settings: Any,
 ) -> MethodComparison:
-    """Train the same models on the same batches by several methods, one after the other.
+    """Train the same models on the same batches by several methods, one method at a time.
 
     Args:
         problem: Model, loss and data of each rank.
@@ -108,7 +108,7 @@ def compare(
 
 
 def draw(runs: Sequence[Run], title: str = "") -> Figure:
-    """Draw what was measured over steps, bytes and seconds, a line for each run.
+    """Plot the measurements over steps, bytes and seconds, one line per run.
 
     Args:
         runs: Runs of one problem, at least one.
@@ -147,7 +147,7 @@ def draw(runs: Sequence[Run], title: str = "") -> Figure:
 
 
 def _draw_lines(axes: Axes, runs: Sequence[Run], costs: str, measure: str) -> None:
-    """Draw one measure of all runs over what it costs."""
+    """Plot one measurement of all runs over one kind of cost."""
     for run in runs:
         x, y = getattr(run, costs) / (1e6 if costs == "bytes_sent" else 1), getattr(run, measure)
         shown = np.isfinite(y) if measure in _LINEAR else np.isfinite(y) & (y > 0)

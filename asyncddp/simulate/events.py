@@ -1,4 +1,4 @@
-"""Events in the order of their time, and messages that arrive as such."""
+"""Event queue in simulated time, and a network whose message arrivals are events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.simulate.scenario import Scenario
 
 
 class EventQueue:
-    """Events of virtual time; those of one time in the order in which they were scheduled.
+    """Event queue in simulated time; events at equal times run in the order of scheduling.
 
     Attributes:
         now: Time of the event that happens, in seconds.
@@ -25,11 +25,11 @@ class EventQueue:
         self._numbers = itertools.count()
 
     def schedule(self, time: float, event: Callable[[], None]) -> None:
-        """Let an event happen at a time, which is now at the earliest."""
+        """Schedule an event at a time; past times count as now."""
         heapq.heappush(self._events, (max(time, self.now), next(self._numbers), event))
 
     def run_next(self) -> bool:
-        """Let the next event happen; False if there is none."""
+        """Run the next event; return False if there is none."""
         if not self._events:
             return False
         self.now, _, event = heapq.heappop(self._events)
@@ -60,7 +60,7 @@ class SimulatedNetwork:
     def send(
         self, source: int, targets: Sequence[int], nbytes: float, arrive: Callable[[int], None]
     ) -> list[int]:
-        """Send a message to some ranks at once; return those to whom it is lost for good.
+        """Send a message to some ranks at once; return the ranks to which it is permanently lost.
 
         ``arrive(target)`` is called when it is there. Where it is sent again until it arrives,
         messages between two ranks arrive in the order in which they were sent.
@@ -87,7 +87,7 @@ class SimulatedNetwork:
         return lost
 
     def _count_failures(self, *, forever: bool) -> int:
-        """Draw how often a message is lost; once is enough where it is lost ``forever``."""
+        """Draw how often a message is lost; at most once if it is lost ``forever``."""
         count, loss = 0, self._scenario.loss
         while loss and self._random.random() < loss:
             count += 1

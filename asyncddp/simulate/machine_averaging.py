@@ -1,4 +1,4 @@
-"""Averaging machine by machine: with neighbour machines, or over all of them."""
+"""Hierarchical averaging in simulations: between neighbour machines, or over all machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncddp.tensors.means import first_divisor
 
 
 class MachineAveraging(NeighborAveraging):
-    """Means per machine, and weighted averages of them with the neighbour machines.
+    """Averaging inside each machine, and weighted averaging with neighbour machines.
 
     Each rank sends its share of the mean to the same rank of a neighbour machine, encoded by itself
     where there is a compressor.
@@ -44,7 +44,7 @@ class MachineAveraging(NeighborAveraging):
 
 
 class LeaderAveraging(NeighborAveraging):
-    """Averages of methods that send differences, by the first rank of each machine alone.
+    """Neighbour averaging of difference-sending methods by the first rank of each machine.
 
     It keeps the method's state and encodes what is sent, see
     :class:`asyncddp.algorithms.leader_round.LeaderRound`. Buckets have a row for each machine.
@@ -67,7 +67,7 @@ class LeaderAveraging(NeighborAveraging):
 
 
 class MachineGlobalAveraging(GlobalAveraging):
-    """Average, or sum, over all ranks, with one rank of each machine on the network.
+    """Average or sum over all ranks; only one rank per machine uses the network.
 
     It sums over its machine, and encodes the sum where there is a compressor.
     """
@@ -99,6 +99,6 @@ class MachineGlobalAveraging(GlobalAveraging):
 
 
 def mean_by_machine(stacked: torch.Tensor, local: int) -> torch.Tensor:
-    """Return for each rank the mean over the ranks of its machine, ``(n, d)``."""
+    """Return, for each rank, the mean over the ranks of its machine, ``(n, d)``."""
     means = stacked.view(-1, local, stacked.shape[-1]).mean(dim=1)
     return means.repeat_interleave(local, dim=0)

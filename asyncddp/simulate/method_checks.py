@@ -1,4 +1,4 @@
-"""Which methods, graphs and scenarios can be simulated, and why others cannot."""
+"""Checks that a method, graph and scenario can be simulated; errors explain why not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def built_topology(
     scenario: Scenario,
     ranks: int,
 ) -> GraphOrSchedule | None:
-    """Return what a function or a name gives for the nodes of a method's graph, if it has one.
+    """Build the topology given as a function or a name, for the nodes of a method's graph.
 
     Nodes are ranks, or machines where the method averages between them.
     """
@@ -63,7 +63,7 @@ def built_topology(
 def checked_topology(
     settings: MethodSettings, method: Algorithm, ranks: int, machines: int | None = None
 ) -> GraphOrSchedule:
-    """Return the topology given, or the method's default, if the method works on it.
+    """Return the given topology, or the method's default, after checking that it fits.
 
     It is one of machines where their number is given.
 
@@ -89,7 +89,7 @@ def checked_topology(
 def averaging_of(
     settings: MethodSettings, method: Algorithm, scenario: Scenario, ranks: int
 ) -> type[AveragingScheme]:
-    """Return how a method averages, if that can be simulated.
+    """Return the averaging scheme of a method, if it can be simulated.
 
     Raises:
         ArgumentError: It cannot; the message says why, and what can.
@@ -145,7 +145,7 @@ def _check_machines(scenario: Scenario, ranks: int) -> None:
 
 
 def asynchronous_communication(settings: MethodSettings, method: Algorithm) -> str | None:
-    """Return the communication of a method whose ranks go on at their own pace, None for others."""
+    """Return the communication of an asynchronous method; None for other methods."""
     if method.when is CommunicationTiming.INTERVAL:
         return None  # which is refused
     chosen = communication_for(method, settings.communication)
@@ -158,7 +158,7 @@ def check_asynchronous(
     communication: str,
     scenario: Scenario,
 ) -> None:
-    """Raise an ArgumentError for what cannot be simulated of ranks at their own pace."""
+    """Raise an ArgumentError for settings that asynchronous simulations do not support."""
     _refuse_timing(settings, "update_in_backward", "window_prefix", "autotune")
     settings.compressor_for(method)  # which refuses any
     bound = checked_staleness(settings.max_staleness, method)

@@ -1,4 +1,4 @@
-"""One method at work on the models of all ranks: its buckets, its rounds, and the order of a step.
+"""Synchronous simulation of one method on all ranks: buckets, rounds, and the order of a step.
 
 Each communication timing is an order of the same parts of a step.
 """
@@ -36,7 +36,7 @@ from asyncddp.tensors.buckets import NamedFlatBucket, partition
 
 
 class MethodRun:
-    """A method on all ranks, which make their steps together.
+    """Simulated run of one method, in which all ranks make their steps together.
 
     Args:
         ranks: The ranks.
@@ -77,7 +77,7 @@ class MethodRun:
         self._traffic: Traffic | None = None
 
     def _places(self) -> list[tuple[int, NamedFlatBucket, torch.Tensor]]:
-        """Return number, layout and stacked tensor of each bucket that is averaged."""
+        """Return number, layout and stacked tensor of each averaged bucket."""
         model, method = self.model, self.method
         if method.what is not AveragedQuantity.PARAMETER:
             return gradient_places(model, self._bucket_bytes)
@@ -99,7 +99,7 @@ class MethodRun:
         return SimulatedBucket(self.method, bucket, layout, compressor, first, whole)
 
     def advance(self, step: int) -> None:
-        """Make step number ``step``, from 1 on, of all ranks.
+        """Make step number ``step`` on all ranks; the first step is 1.
 
         Ranks that have left keep their parameters, and nobody hears of them.
         """
@@ -123,18 +123,18 @@ class MethodRun:
         ranks.recorder.add_losses(self._losses[np.flatnonzero(active).tolist()])
 
     def record(self, step: int) -> None:
-        """Record what is now, of the ranks that are there."""
+        """Record the current measurements of the ranks that are still in the run."""
         ranks, there = self._ranks, np.flatnonzero(self._active).tolist()
         seconds, sent = ranks.clocks.now[there].max(), ranks.clocks.bytes_sent[there].mean()
         made = ranks.steps_made(step)
         ranks.recorder.record(step, float(seconds), float(sent), there, made)
 
     def compute_gradients(self) -> None:
-        """Compute the gradients and losses of all ranks, each at its own parameters."""
+        """Compute gradients and losses of all ranks, each at its own parameters."""
         self._losses = self.model.gradients(self._batch)
 
     def update(self) -> None:
-        """Let the method see the gradients, then the optimizer update all parameters."""
+        """Run the method's hook on the gradients, and then the optimizer's step."""
         if self.method.replaces_gradients and not self._idle:
             self._call(self.method.before_update)
         self.optimizer.step()
@@ -145,18 +145,18 @@ class MethodRun:
                 hook(one)
 
     def _each_bucket(self) -> Iterator[AveragedBucket]:
-        """Yield the buckets on which hooks run one after the other."""
+        """Yield the buckets whose hooks run one after the other."""
         return (one for bucket in self.buckets for one in bucket.each)
 
     def average_if_due(self) -> None:
-        """Average all buckets, in a step with which a round ends."""
+        """Average all buckets if a round ends with this step."""
         if self._due and not self._idle:
             with self._copies.averaged():
                 self._average()
             self._copied = False
 
     def _average(self) -> None:
-        """Average all buckets, in one round."""
+        """Average all buckets in one round."""
         averaging = self.averaging
         if isinstance(averaging, NeighborAveraging) and self.method.averages_all(self._rounds):
             averaging = self._over_all
@@ -177,7 +177,7 @@ class MethodRun:
             self._traffic = averaging.traffic(nbytes)
 
     def average_gradients(self) -> None:
-        """Average the gradients, or what the method sends in their place."""
+        """Average the gradients, or the tensors that the method sends instead."""
         if self._idle:
             return
         with torch.no_grad():
@@ -191,13 +191,13 @@ class MethodRun:
             self._average()
 
     def copy_parameters(self) -> None:
-        """Copy the parameters, in the first step after an averaging."""
+        """Copy the parameters in the first step after an averaging."""
         if not self._copied and not self._idle:
             self._copied = True
             self._copies.take()
 
     def scale_by_bias(self, by: Scale) -> None:
-        """Multiply or divide all parameters by their rank's push-sum weight, where there is one."""
+        """Multiply or divide all parameters by their rank's push-sum weight, if there is one."""
         if self.averaging.biases is not None:
             self.model.scale(by, self.averaging.biases)
 
@@ -219,7 +219,7 @@ _HIDDEN = {CommunicationTiming.BEFORE_FORWARD, CommunicationTiming.THROUGH_STEP}
 
 
 def round_counter(settings: MethodSettings, method: Algorithm) -> AccumulationCounter:
-    """Make the counter of steps that real ranks have, which says in which of them they average."""
+    """Make the same step counter as on real ranks, which says when an averaging is due."""
     counter = AccumulationCounter(settings.steps_per_round(method), counts_steps=True)
     if method.communication_interval is not None and method.averages_first_step:
         counter.carried_passes = counter.passes_per_round - 1
@@ -229,7 +229,7 @@ def round_counter(settings: MethodSettings, method: Algorithm) -> AccumulationCo
 def gradient_places(
     model: StackedModel, bucket_bytes: int
 ) -> list[tuple[int, NamedFlatBucket, torch.Tensor]]:
-    """Lay gradients out as on real ranks: in reverse order, with a flag for each parameter."""
+    """Lay out gradients as on real ranks: in reverse order, with a flag per parameter."""
     named = [
         pair
         for layout in model.layouts

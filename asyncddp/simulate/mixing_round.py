@@ -1,4 +1,4 @@
-"""The mixing matrix of one round, as a product with the stacked tensors of all ranks."""
+"""Mixing matrix of one round, applied to the stacked tensors of all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.intp]
 
 
 class MixingRound:
-    r"""Who averages with whom in a round, and with which weights.
+    r"""Mixing matrix of one round: messages between ranks, and their averaging weights.
 
     .. math:: y_i = \sum_j w_{ij} z_j
 
@@ -38,11 +38,11 @@ class MixingRound:
 
     @classmethod
     def of(cls, schedule: Schedule, number: int) -> MixingRound:
-        """Return round ``number`` of a schedule."""
+        """Return the mixing round of a schedule's round ``number``."""
         return cls(matrix_of(schedule, number))
 
     def mix(self, stacked: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sums of stacked tensors, ``(n, …)``, in their dtype."""
+        """Return the weighted sums of stacked tensors, ``(n, …)``, in the same dtype."""
         weights, rows = self._weights(stacked), stacked.flatten(1)
         if weights.layout == torch.sparse_coo:
             product: torch.Tensor = torch.sparse.mm(weights, rows)
@@ -60,12 +60,12 @@ class MixingRound:
 
     @cached_property
     def messages_sent(self) -> Indices:
-        """Messages that each rank sends, ``(n,)``."""
+        """Number of messages that each rank sends, ``(n,)``."""
         return np.bincount(self.sources, minlength=self.matrix.n)
 
     @cached_property
     def weight_rows(self) -> list[WeightRow]:
-        """Weights of each rank, as on real ranks."""
+        """Averaging weights of each rank, in the form that real ranks use."""
         matrix = self.matrix
         received: list[dict[int, float]] = [{} for _ in range(matrix.n)]
         sent: list[dict[int, float]] = [{} for _ in range(matrix.n)]
@@ -78,7 +78,7 @@ class MixingRound:
         return [WeightRow(*weights) for weights in zip(own, received, sent, strict=True)]
 
     def without(self, lost: Mask, *, kept_by_sender: bool = False) -> MixingRound:
-        """Return the round without some messages, whose weights are the receivers' own.
+        """Return the round without lost messages; their weights go to the receivers' own tensors.
 
         Args:
             lost: For each message, whether it is lost.
@@ -99,7 +99,7 @@ class MixingRound:
         return MixingRound(Matrix(matrix.n, matrix.rows[kept], matrix.columns[kept], values[kept]))
 
     def mean_among(self, active: Mask) -> MixingRound:
-        r"""Return the round of a uniform W, in which all take the mean over some ranks.
+        r"""Return a uniform round in which all ranks take the mean over the active ranks.
 
         .. math:: w_{ij} = 1 / |T|\ (j \in T), \qquad w_{ij} = 0\ (j \notin T)
 
@@ -112,7 +112,7 @@ class MixingRound:
         return MixingRound(Matrix(matrix.n, rows, columns, np.full(len(rows), 1 / active.sum())))
 
     def between_machines(self, local: int) -> MixingRound:
-        r"""Return the round of ranks whose machines average as the ranks of this one do.
+        r"""Return the round over all ranks from this one over machines.
 
         .. math:: W \otimes \tfrac1L 1 1^T
 
@@ -140,7 +140,7 @@ class MixingRound:
         return found
 
     def between_leaders(self, local: int) -> MixingRound:
-        """Return who sends to whom where the first rank of each machine does for the others.
+        """Return the messages of a round in which only first ranks of machines communicate.
 
         Those wait for it, as it does for them; what travels inside of machines is not counted.
 
@@ -158,7 +158,7 @@ class MixingRound:
         return found
 
     def push_round(self) -> MixingRound:
-        r"""Return the round of push-sum, in which what a rank keeps and gives are equal shares.
+        r"""Return the push-sum round, in which each rank keeps and sends equal shares.
 
         .. math:: a_{ij} = 1 / (d_j + 1)
 
@@ -169,7 +169,7 @@ class MixingRound:
         return MixingRound(Matrix(matrix.n, matrix.rows, matrix.columns, shares))
 
     def _weights(self, like: torch.Tensor) -> torch.Tensor:
-        """Return W as a tensor of the dtype and device of another, sparse where that is faster."""
+        """Return W in the dtype and on the device of a tensor; sparse if that is faster."""
         if like.dtype not in self._products:
             matrix, n = self.matrix, self.matrix.n
             if n <= _DENSE_RANKS or _DENSE_SHARE * len(matrix.values) >= n * n:

@@ -1,4 +1,4 @@
-"""Problems to simulate: a model, its loss, and the data of each rank."""
+"""Training problems for simulations: a model, its loss, and the data of each rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """Model, loss and data of n ranks, which all minimise their mean loss.
+    """Model, loss and data of n ranks, which minimise the mean loss over all ranks.
 
     Args:
         model: The model with which every rank starts, or a list of n such modules. It is copied.
@@ -93,7 +93,7 @@ def _check_data(data: Sequence[Sequence[torch.Tensor]]) -> None:
 
 
 class StackedBatches:
-    """Batches of all ranks, stacked: batch k of a rank is the same whenever it is asked for.
+    """Stacked batches of all ranks; batch k of a rank is the same on every request.
 
     Args:
         problem: Whose data and batch size.
@@ -114,7 +114,7 @@ class StackedBatches:
         self._orders: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
 
     def of(self, ranks: Sequence[int], numbers: Sequence[int]) -> Batch:
-        """Stack one batch of each of some ranks.
+        """Stack one batch of each given rank.
 
         Args:
             ranks: Which ranks.
@@ -131,7 +131,7 @@ class StackedBatches:
         return tuple(one[chosen] for one in self._samples)
 
     def _row(self, rank: int, number: int) -> npt.NDArray[np.int64]:
-        """Return the samples of a batch: epochs follow each other without a gap."""
+        """Return the sample indices of a batch, which may span two or more epochs."""
         size, length = self._size or 0, self._lengths[rank]
         places = np.arange(number * size, (number + 1) * size)
         epochs = places // length

@@ -1,4 +1,4 @@
-"""Problems with known answers, and a small one on real data, for comparing methods."""
+"""Problems for comparing methods: some with known solutions, and a small one on real data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncddp.tensors.allocation import make_tensor
 
 
 def least_squares(ranks: int, *, seed: int = 0) -> Problem:
-    r"""Make the least squares problem LS(n), of which every rank has other data.
+    r"""Make the least squares problem LS(n), with different data on every rank.
 
     .. math:: f_i(x) = \frac{1}{2 \cdot 50} \lVert A_i x - b_i \rVert^2, \qquad
               b_i = A_i (x_s + \xi_i) + 0.1\, \epsilon_i
@@ -66,7 +66,7 @@ def digits(
     hidden: int = 64,
     seed: int = 0,
 ) -> Problem:
-    """Make the classification of scikit-learn's 1,797 handwritten digits, shared out among ranks.
+    """Make the classification of scikit-learn's 1,797 handwritten digits, divided among ranks.
 
     The model is a network of one hidden layer. A quarter of the images are set aside, by which the
     average model is judged: the score is its accuracy.
@@ -136,7 +136,7 @@ def _shared_out(
     labels_per_rank: int | None,
     seed: int,
 ) -> tuple[list[partition.Indices], str]:
-    """Return the samples of each rank, and how they were shared out, for a title."""
+    """Return the samples of each rank, and a description of the partition for a title."""
     if alpha is not None and labels_per_rank is not None:
         raise ArgumentError(
             f"digits: arguments alpha and labels_per_rank: expected one way to share images out, "

@@ -1,4 +1,4 @@
-"""Compressors of all ranks: each encodes its own row as on real ranks, with state and seeds."""
+"""Simulated compressors of all ranks: each encodes its row with a real rank's state and seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.tensors.dtypes import DTYPES
 
 
 class RankCodecs:
-    """Compressors of one bucket on n ranks.
+    """Compressors of one bucket on n simulated ranks.
 
     Args:
         compressor: The compressor.
@@ -27,14 +27,14 @@ class RankCodecs:
         self.each = [TensorCompressor(compressor, seed) for seed in seeds]
 
     def decoded(self, sent: torch.Tensor) -> torch.Tensor:
-        """Return what receivers decode of what each rank sends, ``(n, d)`` or ``(n, k, d)``."""
+        """Return each rank's tensor as decoded by receivers, ``(n, d)`` or ``(n, k, d)``."""
         found, width = empty(sent.shape, sent.dtype, sent.device), sent.shape[-1]
         for codec, own, decoded in zip(self.each, sent, found, strict=True):
             codec.decode(codec.encode(own.reshape(-1, width)), decoded.view(-1, width))
         return found
 
     def decoded_shares(self, means: torch.Tensor, local: int) -> torch.Tensor:
-        """Return what is decoded of the means of machines, ``(n, d)``, alike on their ranks.
+        """Return the machines' means as decoded, ``(n, d)``, equal on ranks of a machine.
 
         The ranks of a machine encode a share of it each.
 
@@ -54,7 +54,7 @@ class RankCodecs:
     def averaged(
         self, sent: torch.Tensor, divisor: float, among: Sequence[int] | None = None
     ) -> torch.Tensor:
-        r"""Return the sum of all rows over ``divisor``, as an allreduce encodes it, ``(d,)``.
+        r"""Return the sum of all rows over ``divisor``, compressed as in an allreduce, ``(d,)``.
 
         Rank c sums the c-th of n equal parts, and sends it encoded to all; see
         :func:`asyncddp.ops.encoded_exchange.sum_encoded_over_group`.
@@ -80,5 +80,5 @@ class RankCodecs:
 
 
 def _rows(stacked: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """View each row as a matrix of one row."""
+    """View each row as a matrix with one row."""
     return torch.split(stacked, 1)

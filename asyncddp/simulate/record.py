@@ -1,4 +1,4 @@
-"""Record of a simulated run: arrays over steps, and the models in the end."""
+"""Record of a simulated run: measurements over steps, and the final models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Run:
-    r"""A simulated run of one method.
+    r"""Record of a simulated run of one method.
 
     Arrays have one element for each record: the first before the first step, the last after the
     last one. What was not measured is NaN.
@@ -58,7 +58,7 @@ class Run:
     consensus_distance: Numbers = field(repr=False)
 
     def table(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all that was measured, in long form: a row for each record and measure.
+        """Return all measurements in long form: one row per record and measurement.
 
         Returns:
             The columns ``method``, ``step``, ``seconds``, ``bytes_sent``, ``measure`` and
@@ -77,7 +77,7 @@ class Run:
 
 
 def table(runs: Sequence[Run]) -> dict[str, npt.NDArray[Any]]:
-    """Put the tables of several runs together, see :meth:`Run.table`.
+    """Concatenate the tables of several runs; see :meth:`Run.table`.
 
     Args:
         runs: At least one.
@@ -87,7 +87,7 @@ def table(runs: Sequence[Run]) -> dict[str, npt.NDArray[Any]]:
 
 
 class MetricsRecorder:
-    """Collects what a run measures.
+    """Recorder of a run's measurements.
 
     Args:
         problem: The problem, whose optimum and ``evaluate`` are used.
@@ -101,7 +101,7 @@ class MetricsRecorder:
         self._rank_steps: list[Sequence[int]] = []
 
     def add_losses(self, losses: torch.Tensor) -> None:
-        """Note the losses of the ranks in a step."""
+        """Record the losses of the ranks in a step."""
         self._losses.append(float(losses.double().mean()))
 
     def record(
@@ -112,7 +112,7 @@ class MetricsRecorder:
         ranks: Sequence[int],
         rank_steps: Sequence[int],
     ) -> None:
-        """Measure the models of some ranks now."""
+        """Measure the models of the given ranks now."""
         self._rank_steps.append(list(rank_steps))
         rows = self._model.flat_rows()[list(ranks)]
         mean = rows.mean(dim=0)
@@ -129,7 +129,7 @@ class MetricsRecorder:
         self._rows.append((step, seconds, bytes_sent, loss, error, score, distance))
 
     def finish(self, method: str) -> Run:
-        """Return the run."""
+        """Return the record of the run."""
         columns = [np.array(column, dtype=np.float64) for column in zip(*self._rows, strict=True)]
         final = {name: one.detach().clone() for name, one in self._model.parameters.items()}
         steps = columns[0].astype(np.int64), np.array(self._rank_steps, dtype=np.int64)
@@ -138,7 +138,7 @@ class MetricsRecorder:
 
 @dataclass(frozen=True)
 class SimulatedRanks:
-    """Models, optimizer and data of all ranks, and the measures of their training.
+    """Models, optimizer and data of all ranks, with clocks and a recorder of measurements.
 
     Attributes:
         model: The models.
@@ -157,6 +157,6 @@ class SimulatedRanks:
     recorder: MetricsRecorder
 
     def steps_made(self, step: int) -> list[int]:
-        """Return the steps that each rank has made after ``step`` steps of those that stay."""
+        """Return each rank's number of steps after ``step`` steps of the remaining ranks."""
         last = self.scenario.departures
         return [min(step, last.get(rank, step)) for rank in range(self.model.ranks)]

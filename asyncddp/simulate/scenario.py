@@ -1,4 +1,4 @@
-"""Scenarios: ranks of different speed, slow links, late and lost messages, ranks that leave."""
+"""Scenarios: ranks of different speed, slow links, late and lost messages, departing ranks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Scenario:
             _check(f"departures of rank {rank}", step, "a number of steps of at least 0", zero=True)
 
     def check(self, ranks: int) -> None:
-        """Raise an ArgumentError for a rank that is not there, or where all ranks leave."""
+        """Raise an ArgumentError for a rank that does not exist, or if all ranks leave."""
         for name in ("slowdown", "delay", "departures"):
             for rank in getattr(self, name):
                 if not 0 <= rank < ranks:
@@ -106,29 +106,29 @@ class Scenario:
 
     @property
     def network(self) -> Links:
-        """The links."""
+        """The links between ranks."""
         assert isinstance(self.links, Links)
         return self.links
 
     @property
     def ranks_per_machine(self) -> int:
-        """Ranks of a machine."""
+        """Number of ranks per machine."""
         return self.network.ranks_per_machine
 
     def byte_scale(self, nbytes: int) -> float:
-        """Return by what bytes are multiplied, for a model that has so many."""
+        """Return the factor from a model's ``nbytes`` to the size of the model it stands for."""
         return 1.0 if self.model_bytes is None else self.model_bytes / nbytes
 
     def compute_seconds(self, ranks: int) -> Numbers:
-        """Return the time of a step on each rank, ``(n,)``."""
+        """Return the compute time per step of each rank, ``(n,)``."""
         return self.step_seconds * _by_rank(self.slowdown, ranks, 1.0)
 
     def delays(self, ranks: int) -> Numbers:
-        """Return by how much messages of each rank are late, ``(n,)``."""
+        """Return the delay of each rank's messages in seconds, ``(n,)``."""
         return _by_rank(self.delay, ranks, 0.0)
 
     def active(self, ranks: int, step: int) -> Mask:
-        """Return which ranks take part in step number ``step``, from 0."""
+        """Return which ranks take part in step number ``step``; the first step is 0."""
         there = np.ones(ranks, dtype=bool)
         for rank, last in self.departures.items():
             there[rank] = step < last
@@ -136,17 +136,17 @@ class Scenario:
 
     @property
     def loses_messages(self) -> bool:
-        """True if messages are lost for good."""
+        """True if lost messages are not sent again."""
         return self.loss > 0 and self.retransmit_after is None
 
     def lost_messages(self, number: int, sources: npt.NDArray[np.intp]) -> Mask:
-        """Draw which messages of round ``number`` are lost for good, one for each source."""
+        """Draw which messages of round ``number`` are permanently lost, one per source."""
         if not self.loses_messages:
             return np.zeros(len(sources), dtype=bool)
         return np.random.default_rng([self.seed, number]).random(len(sources)) < self.loss
 
     def seconds_again(self, number: int, rounds: int, messages: int) -> float:
-        """Draw how long messages that are sent again hold up the rounds of allreduce ``number``."""
+        """Draw the delay of allreduce ``number`` by retransmissions, in seconds."""
         if not self.loss or self.retransmit_after is None:
             return 0.0
         random = np.random.default_rng([self.seed, number])
@@ -156,7 +156,7 @@ class Scenario:
     def failures(
         self, number: int, sources: npt.NDArray[np.intp], targets: npt.NDArray[np.intp]
     ) -> npt.NDArray[np.int64] | None:
-        """Draw how often each message of a round between machines is sent in vain, if at all."""
+        """Draw how often each message between machines is lost; None if none is sent again."""
         if not self.loss or self.retransmit_after is None:
             return None
         random = np.random.default_rng([self.seed, number])

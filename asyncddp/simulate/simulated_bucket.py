@@ -1,4 +1,4 @@
-r"""Buckets of all ranks, on which a method's hooks run: once for all, or once for each rank.
+r"""Buckets of all simulated ranks, and a method's hooks on them: once for all, or once per rank.
 
 The contract between hooks and simulation
 -----------------------------------------
@@ -42,7 +42,7 @@ _UNDECLARED = "what single neighbours have sent is for methods that declare by_n
 
 
 class SimulatedBucket:
-    """One bucket of all ranks, and the hooks of a method on it.
+    """One bucket of all simulated ranks, with the hooks of a method.
 
     Args:
         method: The method.
@@ -109,7 +109,7 @@ class SimulatedBucket:
         mixing: MixingRound | None,
         kept: Callable[[int, torch.Tensor], torch.Tensor],
     ) -> NeighborTensors:
-        """Return what neighbours have: single ones ``kept(place, tensor)``."""
+        """Return the neighbours' tensors: for single ranks, ``kept(place, tensor)``."""
         if not self.method.by_neighbor:
             return _StackedNeighborTensors(one, mixing)
         sources = () if one.row is None else one.row.sources
@@ -118,7 +118,7 @@ class SimulatedBucket:
         )
 
     def restart(self, mixing: MixingRound | None) -> None:
-        """Let the method begin anew, since others take part from now on.
+        """Restart the method's state, because the set of participating ranks has changed.
 
         Args:
             mixing: Who averages with whom from now on; None if not with neighbours.
@@ -133,17 +133,17 @@ class SimulatedBucket:
             self.method.restart(one, self._neighbors_of(one, mixing, kept))
 
     def begin_round(self, number: int, active: Mask) -> None:
-        """Tell the buckets of a round, and of the ranks that have not left."""
+        """Pass the round's number and the ranks that have left to the buckets."""
         for one in self.each:
             one.round, one.joined = number, self._by_rank and not active[one.rank]
 
     def clear_padding(self) -> None:
-        """Write zeros between parameters, of which compressors would lose something."""
+        """Write zeros into the padding between parameters, which affects compressors."""
         for one in self.each:
             one.clear_padding()
 
     def outgoing(self, mixing: MixingRound | None) -> torch.Tensor:
-        """Return what all ranks send, ``(n, d)``; ``mixing`` if it goes to neighbours."""
+        """Return what all ranks send, ``(n, d)``; give ``mixing`` when sending to neighbours."""
         self._set_weights(mixing)
         sent = [self.method.outgoing(one) for one in self.each]
         differ = mixing is not None and self.method.compression is CompressionUse.DIFFERENCES
@@ -155,14 +155,14 @@ class SimulatedBucket:
 
     @property
     def travelling_states(self) -> Mapping[str, torch.Tensor]:
-        """Tensors that travel along, stacked, by name."""
+        """State tensors sent along with the bucket, stacked, by name."""
         every = [self.method.travelling_state(one) for one in self.each]
         if not self._by_rank:
             return every[0]
         return {name: torch.stack([one[name] for one in every]) for name in every[0]}
 
     def incoming(self, arrived: StackedExchangeResult) -> None:
-        """Update all ranks from what has arrived."""
+        """Update all ranks from the received tensors."""
         if not self._by_rank:
             self.method.incoming(self.bucket, _SimulatedReceived(arrived, slice(None)))
             return
@@ -177,7 +177,7 @@ class SimulatedBucket:
 
 
 def _tensors_of(one: AveragedBucket) -> Mapping[str, torch.Tensor]:
-    """Return what a rank keeps, with its bucket, by name."""
+    """Return a rank's bucket and state tensors by name."""
     return {"": one.flat, **one.state}
 
 
@@ -187,7 +187,7 @@ def _counterpart(
     place: int,
     tensor: torch.Tensor,
 ) -> torch.Tensor:
-    """Return what another rank keeps in the place of one of this rank's tensors."""
+    """Return another rank's tensor that corresponds to one of this rank's tensors."""
     for name, one in own.items():
         if one is tensor:
             return kept[place][name]
@@ -195,13 +195,13 @@ def _counterpart(
 
 
 def _by_row(kept: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return a number as one of each rank; any other tensor as it is."""
+    """Expand a scalar to one value per rank; return other tensors unchanged."""
     return kept if kept.dim() else kept.expand(ranks, 1).clone()
 
 
 @dataclass(frozen=True)
 class StackedExchangeResult:
-    """Result of the exchange of one bucket, on all ranks.
+    """Result of exchanging one bucket, stacked over all ranks.
 
     Attributes:
         decoded: What each rank has sent, as its receivers decode it, ``(n, d)``.
@@ -215,7 +215,7 @@ class StackedExchangeResult:
 
 
 class _SimulatedReceived(Received):
-    """Tensors that one rank has received, out of all that were sent; or all ranks', stacked."""
+    """Tensors received by one rank, selected from all sent tensors; or by all ranks, stacked."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class _SimulatedReceived(Received):
 
 
 class _StackedNeighborTensors(NeighborTensors):
-    """Neighbours' copies of all ranks' stacked tensors."""
+    """Neighbours' copies of tensors, for the stacked tensors of all ranks."""
 
     def __init__(self, bucket: AveragedBucket, mixing: MixingRound | None) -> None:
         super().__init__(bucket, self._of_each)

@@ -1,4 +1,4 @@
-"""The models of all ranks, stacked: one tensor for a parameter of all, and gradients by vmap."""
+"""Stacked models of all ranks: one tensor holds a parameter of all ranks; gradients by vmap."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LARGE_INPUTS = 1 << 12  # elements of a rank's batch
 
 
 class StackedModel:
-    """Models of n ranks, each a row of flat tensors that are laid out as buckets of real ranks.
+    """Models of n ranks, stacked as rows of flat tensors with the bucket layout of real ranks.
 
     Args:
         problem: Model, loss and data.
@@ -99,13 +99,13 @@ class StackedModel:
     def _loss_of(
         self, parameters: Mapping[str, torch.Tensor], buffers: Named, batch: Batch
     ) -> torch.Tensor:
-        """Evaluate the loss of one rank, which may write into the buffers."""
+        """Compute the loss of one rank; the model may write into its buffers."""
         inputs, *targets = batch
         output = functional_call(self._template, {**parameters, **buffers}, (inputs,))
         return self._loss(output, *targets)
 
     def gradients(self, batch: Batch) -> torch.Tensor:
-        """Set the gradients of all ranks, each at its own parameters on its batch.
+        """Compute and set the gradients of all ranks, each at its own parameters and batch.
 
         Args:
             batch: Tensors ``(n, samples, …)``.
@@ -129,7 +129,7 @@ class StackedModel:
         return torch.cat(losses)
 
     def _gradients_of_some(self, places: slice, batch: Batch) -> tuple[Named, torch.Tensor]:
-        """Return the gradients of consecutive ranks, stacked, and their losses."""
+        """Return stacked gradients and losses of consecutive ranks."""
         one = places.stop - places.start == 1
         at = places.start if one else places
         rows = {name: row.detach()[at].requires_grad_() for name, row in self.parameters.items()}
@@ -143,7 +143,7 @@ class StackedModel:
         return dict(zip(rows, found, strict=True)), losses.detach()
 
     def gradients_of(self, rank: int, batch: Batch) -> tuple[Named, float]:
-        """Return the gradients of one rank at its own parameters, by name, and its loss.
+        """Return one rank's gradients by name, at its own parameters, and its loss.
 
         Args:
             rank: The rank.
@@ -162,12 +162,12 @@ class StackedModel:
                 by(flat[ranks], one)
 
     def flat_rows(self) -> torch.Tensor:
-        """Return all parameters in float64, one row a rank, ``(n, d)``, in the model's order."""
+        """Return all parameters in float64 in the model's order, one row per rank, ``(n, d)``."""
         rows = [one.detach().reshape(self.ranks, -1).double() for one in self.parameters.values()]
         return torch.cat(rows, dim=1)
 
     def average_model(self, ranks: Sequence[int]) -> torch.nn.Module:
-        """Return a copy of the model with the average of some ranks; whole numbers of the first."""
+        """Return a copy of the model averaged over some ranks; integers are the first's."""
         chosen = list(ranks)
 
         def mean(stacked: torch.Tensor) -> torch.Tensor:
@@ -183,7 +183,7 @@ class StackedModel:
 
 
 class ParameterCopies:
-    """Copies of the parameters, which a method averages in their place through a step, if it does.
+    """Copies of the parameters from a step's start, averaged in place of them if a method asks.
 
     Attributes:
         averaged_flats: The stacked tensors that are averaged: the copies, or the parameters.
@@ -202,7 +202,7 @@ class ParameterCopies:
 
     @contextlib.contextmanager
     def averaged(self, ranks: int | slice = EVERY_RANK) -> Iterator[None]:
-        """Add by what the block has changed the copies to the parameters."""
+        """Add the changes that the ``with`` block makes to the copies to the parameters."""
         for copied, flat in self._pairs:
             flat[ranks].sub_(copied[ranks])
         yield

@@ -1,4 +1,4 @@
-"""The user's optimizer on the models of all ranks: once for all, or one for each rank."""
+"""The user's optimizer on the stacked models: one for all ranks, or one per rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SchedulerFactory: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
 def optimizer_named(name: str, **options: Any) -> OptimizerFactory:
-    """Return a function that makes an optimizer of ``torch.optim`` by its name.
+    """Return a function that creates the ``torch.optim`` optimizer of the given name.
 
     Args:
         name: Such as ``"SGD"`` or ``"AdamW"``.
@@ -51,7 +51,7 @@ def optimizer_named(name: str, **options: Any) -> OptimizerFactory:
 
 
 class StackedOptimizer:
-    """Optimizer of all ranks' parameters.
+    """Optimizer of all ranks' parameters: one for all ranks, or one per rank.
 
     One that treats each element by itself updates the stacked parameters at once; of any other,
     such as Adafactor or one of the user's own, each rank has its own on its rows.
@@ -97,11 +97,11 @@ class StackedOptimizer:
         self.schedulers = [] if schedule is None else [schedule(one) for one in self.each]
 
     def _rows(self, rank: int) -> list[torch.nn.Parameter]:
-        """Return one rank's parameters, which share the memory of the stacked ones."""
+        """Return one rank's parameters as views of the stacked parameters."""
         return [torch.nn.Parameter(one.detach()[rank]) for one in self._stacked]
 
     def step(self) -> None:
-        """Update all ranks by their gradients."""
+        """Update all ranks with their gradients."""
         for rank, rows in enumerate(self._rank_rows):
             for row, stacked in zip(rows, self._stacked, strict=True):
                 row.grad = None if stacked.grad is None else stacked.grad[rank]
@@ -111,23 +111,23 @@ class StackedOptimizer:
     # where each rank has its own
 
     def rows_of(self, rank: int, names: Iterable[str]) -> list[torch.Tensor]:
-        """Return some parameters of one rank, which share the memory of the stacked ones."""
+        """Return the named parameters of one rank as views of the stacked parameters."""
         rows = dict(zip(self._names, self._rank_rows[rank], strict=True))
         return [rows[name] for name in names]
 
     def set_gradients(self, rank: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Set the gradients of one rank, by name of parameter."""
+        """Set the gradients of one rank, by parameter name."""
         for name, row in zip(self._names, self._rank_rows[rank], strict=True):
             row.grad = gradients[name]
 
     def end_step(self) -> None:
-        """Let the schedulers of the learning rate go on, after a step."""
+        """Step the learning rate schedulers."""
         for scheduler in self.schedulers:
             scheduler.step()
 
 
 class _StackedGroups:
-    """Groups and state of all ranks' optimizers, with stacked parameters in place of the ranks'."""
+    """Parameter groups and state of all ranks' optimizers, presented with stacked parameters."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _StackedGroups:
 
     @property
     def state(self) -> dict[torch.nn.Parameter, _StackedState]:
-        """State that the ranks' optimizers keep of each parameter, once they have made a step."""
+        """State of the ranks' optimizers by stacked parameter, available after a step."""
         return {
             one: _StackedState(
                 [own.state[row] for own, row in zip(self._optimizers, rows, strict=True)]
@@ -152,7 +152,7 @@ class _StackedGroups:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups with their options of now."""
+        """Parameter groups with their current options."""
         return [
             {**group, "params": [self._stacked_of[id(row)] for row in group["params"]]}
             for group in self._optimizers[0].param_groups
@@ -160,13 +160,13 @@ class _StackedGroups:
 
 
 class _StackedState:
-    """State that the ranks' optimizers keep of one parameter, by name."""
+    """State of the ranks' optimizers for one parameter, by name."""
 
     def __init__(self, each: list[dict[str, Any]]) -> None:
         self._each = each
 
     def get(self, key: str) -> Any:
-        """Return the ranks' tensors stacked, in whose memory they lie from now on.
+        """Return the ranks' tensors stacked; they become views of the stacked tensor.
 
         What is no tensor, or of another shape on some rank, is given as the first rank has it.
         """

@@ -1,4 +1,4 @@
-"""``train``: the models of n virtual ranks trained in one process, by a method of the library."""
+"""``train``: trains the models of n virtual ranks in one process by a method of the library."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train(
     progress: Callable[[int], None] | None = None,
     **settings: Any,
 ) -> Run:
-    r"""Train the models of n virtual ranks in this process, all at once.
+    r"""Train the models of n virtual ranks together in this process.
 
     .. math:: X^{k+1} = W^{(k)} \big(X^k - U(G(X^k))\big)
 
@@ -112,7 +112,7 @@ def train(
     warming = method.warms_up(stacked.groups, 0)
 
     def begin(made: int) -> MethodRun | AsynchronousRun:
-        """Begin with the method, or its warm-up, after so many steps."""
+        """Begin with the method, or its warm-up, after ``made`` steps."""
         if warming:
             before = method_settings.before(method)
             return MethodRun(ranks, before, before.create_method())
