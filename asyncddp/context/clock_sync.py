@@ -33,7 +33,7 @@ _FINAL_WAIT = 0.02  # seconds for the last answer
 def measure_clock_offset(
     transport: Transport, recording: Sequence[int], timeout: float
 ) -> ClockSample | None:
-    """Measure this rank's clock offset to rank 0 by round trips, which rank 0 answers; collective.
+    """Measure this rank's clock offset to rank 0, by round trips to rank 0; collective.
 
     ``recording`` are the ranks with a timeline; elsewhere the result is None.
     """
@@ -56,7 +56,7 @@ def measure_clock_offset(
 
 
 class ClockSync:
-    """Repeated measurement of a rank's clock offset, by queries that rank 0 answers.
+    """Periodic measurement of a rank's clock offset, by queries that rank 0 answers.
 
     ``tracer`` records the offsets, from the ``first`` one; both are None without a timeline.
     """
@@ -88,7 +88,7 @@ class ClockSync:
         self._record_best()
 
     def _maybe_query(self) -> None:
-        """Query rank 0 if it is time to; called by the writer thread."""
+        """Query rank 0 if a query is due; called by the writer thread."""
         if time.monotonic_ns() < self._next:
             return
         if self._tries < _MAX_QUERIES:
@@ -105,7 +105,7 @@ class ClockSync:
                 active_messages.send(0, _SERVICE, (time.monotonic_ns(), None))
 
     def _receive(self, peer: int, content: tuple[Any, ...], tensor: torch.Tensor | None) -> None:
-        """Receive a query on rank 0, or an answer elsewhere; called by the engine."""
+        """Handle a query on rank 0, or an answer on other ranks; called by the engine."""
         del tensor
         (asked, answer), heard = content, time.monotonic_ns()
         engine = self._engine()

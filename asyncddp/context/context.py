@@ -1,4 +1,4 @@
-"""Context of one rank (transport, topologies, progress engine), and look-up of the current one."""
+"""Context of one rank (transport, topologies, engine), and access to the current context."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MachineLayout:
 
     @classmethod
     def of(cls, transport: Transport, config: Config) -> MachineLayout:
-        """Gather each rank's machine, and whether it records and sees a GPU; collective."""
+        """Gather each rank's machine, and if it records a timeline and sees a GPU; collective."""
         per, rank, host = config.ranks_per_machine, transport.rank, transport.machine_id()
         machine_id = rank // per if per is not None else host
         mine = (machine_id, host, config.timeline is not None, torch.cuda.device_count() > 0)
@@ -54,7 +54,7 @@ class MachineLayout:
         return next(m for m, ranks in enumerate(self.members) if rank in ranks)
 
     def restricted_to(self, ranks: Sequence[int]) -> MachineLayout:
-        """Return the layout of some of the ranks, which are numbered anew from 0.
+        """Return the layout of a subset of ranks, renumbered from 0.
 
         Example:
             >>> MachineLayout(((0, 1), (2, 3))).restricted_to([1, 2, 3]).members
@@ -67,7 +67,7 @@ class MachineLayout:
 
     @property
     def homogeneous(self) -> bool:
-        """True if all machines have equally many ranks, numbered one machine after the other."""
+        """True if machines have equally many ranks, numbered consecutively by machine."""
         flat = [rank for machine in self.members for rank in machine]
         return len({len(m) for m in self.members}) == 1 and flat == sorted(flat)
 
@@ -137,7 +137,7 @@ class Context:
         self.exit_callbacks: list[Callable[[], None]] = []
 
     def connect_neighbors(self) -> None:
-        """Start to connect with the neighbours of all rounds, where GPU transports need to."""
+        """Start connecting to the neighbours of all rounds, if GPU transports need it."""
         schedule = self.topologies.ranks
         for device_transport in (self.transport.device_transports or {}).values():
             for k in range(schedule.period or 1):
@@ -146,19 +146,19 @@ class Context:
                     device_transport.connect((*near.src_weights, *near.dst_ranks))
 
     def announce_exit(self, reason: str) -> None:
-        """Tell the peers in all groups that this rank submits nothing more."""
+        """Tell the peers in all groups that this rank submits no more operations."""
         self.engine.announce_exit(reason)
         for _, part in self.parts:
             part.announce_exit(reason)
 
     def mark_failed(self, rank: int, reason: str) -> None:
-        """Let operations end that need a rank which has failed, in all groups."""
+        """Record that a rank has failed: operations that need it end in error, in all groups."""
         self.engine.lost_peers.mark_failed(rank, reason)
         self.failures[rank] = reason
         self.tell_parts_of_failures()
 
     def tell_parts_of_failures(self) -> None:
-        """Tell groups of ranks that have failed, also one that was made meanwhile."""
+        """Pass known rank failures on to all groups, including groups created since."""
         for ranks, part in self.parts:
             for rank, reason in list(self.failures.items()):
                 if rank in ranks:
@@ -195,7 +195,7 @@ class Context:
 
 
 class _CurrentContext(threading.local):
-    """Holder of the current context: one per process, or one per thread where ranks are threads."""
+    """Holder of the current context: one per process, or per thread if ranks are threads."""
 
     process: ClassVar[Context | None] = None
     own: Context | None = None  # of the thread, where it has one
@@ -211,7 +211,7 @@ def activate(context: Context | None) -> None:
 
 @contextmanager
 def use(context: Context) -> Iterator[None]:
-    """Make a context this thread's current one within a ``with`` block."""
+    """Make a context this thread's current context within a ``with`` block."""
     before, _current.own = _current.own, context
     try:
         yield
@@ -220,7 +220,7 @@ def use(context: Context) -> Iterator[None]:
 
 
 def current() -> Context:
-    """Return the context of this rank; a process that was forked from it may read it as well.
+    """Return the context of this rank; a process forked from it may read it too.
 
     Raises:
         NotInitializedError: There is none; the message says what to call.
@@ -253,7 +253,7 @@ def in_local_world() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return True if verbs may be called in this process: it is a rank, and no fork of one.
+    """Return True if this process is a rank, and not a fork of one: operations may be called.
 
     Example:
         >>> import asyncddp as bf

@@ -1,4 +1,4 @@
-"""Crash handler: reports an exception that nobody caught on this rank, then ends all ranks."""
+"""Crash handler: reports an uncaught exception of this rank, and then ends all ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REPORT_DELAY = 0.25  # seconds for ranks that fail at the same time to report i
 
 
 class _CrashHandlerState:
-    """State of the crash handler: this process's id, and the context whose ranks a crash aborts."""
+    """State of the crash handler: process id, and the context whose ranks a crash ends."""
 
     context: Context | None = None
     process = 0
@@ -50,7 +50,7 @@ def uninstall_crash_handler() -> None:
 
 @contextlib.contextmanager
 def joining_marker(config: Config) -> Iterator[None]:
-    """Mark for ``asyncddp run`` that this rank waits for all to join, and then that it has."""
+    """Mark in a file for ``asyncddp run`` that this rank is joining, then that it has joined."""
     rank, size = launcher_rank_and_size()
     if config.report_dir is None or size == 1:
         yield
@@ -77,14 +77,14 @@ def _excepthook(
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a Python process that an uncaught exception ends."""
+    """Return the exit code of a Python process that ends by an uncaught exception."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
 def end_run(error: BaseException) -> NoReturn:
-    """Report an error that nobody caught, and end all ranks with its exit code.
+    """Report an uncaught error, and end all ranks with its exit code.
 
     In a process that was forked from a rank it ends that process alone, with Python's traceback.
     Under ``asyncddp run`` it is written into ``rank-<r>.json`` in ``ASYNCDDP_REPORT_DIR``, and the
@@ -121,7 +121,7 @@ def end_run(error: BaseException) -> NoReturn:
 
 
 def _end_fork(error: BaseException) -> NoReturn:
-    """End a process that was forked from a rank, without what the rank does at its end."""
+    """End a process forked from a rank, without running the rank's exit handlers."""
     if not isinstance(error, SystemExit):
         sys.__excepthook__(type(error), error, error.__traceback__)
     sys.stdout.flush()
@@ -130,7 +130,7 @@ def _end_fork(error: BaseException) -> NoReturn:
 
 
 def _is_rank_process(folder: Path, rank: int) -> bool:
-    """Return True if this process registered as the rank, and is not a child of that process."""
+    """Return True if this process registered as the rank, and is no child of the rank."""
     try:
         signed = Path(folder, f"started-{rank}").read_text(encoding="utf8").split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Contexts of groups of ranks: worlds of some ranks inside the world of all."""
+"""Contexts of rank groups: a context for a subset of the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncddp.transport.loopback import LoopbackTransport
 
 
 def split_context(context: Context, ranks: Sequence[int]) -> Context | None:
-    """Make the context of a group of ranks, which are numbered from 0 in it; collective.
+    """Create the context of a rank group, whose members are numbered from 0; collective.
 
     All ranks of ``context`` call it, between the same two collectives. Inside
     ``use(split_context(...))`` the group is the world: verbs, wrappers and windows work as they do
@@ -49,7 +49,7 @@ def split_context(context: Context, ranks: Sequence[int]) -> Context | None:
 
 @contextmanager
 def alone(context: Context) -> Iterator[None]:
-    """Let this rank be the whole world in a ``with`` block; the others need not know of it.
+    """Make this rank a world of its own in a ``with`` block, without involving other ranks.
 
     Example:
         >>> import asyncddp as bf

@@ -97,7 +97,7 @@ def init(
 
 
 def shutdown() -> None:
-    """Leave the world; harmless when there is none. ``init()`` may be called again afterwards.
+    """Leave the world; harmless without one. ``init()`` may be called again afterwards.
 
     Inside :func:`local_world` it does nothing: the world ends with its ``with`` block.
 
@@ -121,7 +121,7 @@ def shutdown() -> None:
 
 
 def _leave(context: Context) -> None:
-    """Leave the world at the end of the script, so that no peer waits for this rank."""
+    """Leave the world at the end of the script, so that no peer keeps waiting for this rank."""
     try:
         context.close("its script has ended")
     except PeerError as error:

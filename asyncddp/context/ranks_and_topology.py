@@ -32,7 +32,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return this rank's number among those of its machine.
+    """Return this rank's number among the ranks of its machine.
 
     Example:
         >>> import asyncddp as bf
@@ -80,7 +80,7 @@ def machine_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Return True if all machines have equally many ranks, numbered one machine after the other.
+    """Return True if machines have equally many ranks, numbered consecutively by machine.
 
     Example:
         >>> import asyncddp as bf
@@ -92,7 +92,7 @@ def is_homogeneous() -> bool:
 
 
 def set_topology(topology: TopologyLike | None = None) -> None:
-    """Set the graph or schedule between ranks, on this rank; all ranks must set the same.
+    """Set this rank's graph or schedule between ranks; all ranks must set the same.
 
     Args:
         topology: The graph or schedule, a function of the number of ranks that makes it, or its
@@ -113,7 +113,7 @@ def set_topology(topology: TopologyLike | None = None) -> None:
 
 
 def load_topology() -> Topology:
-    """Return the graph or schedule between ranks that is in use.
+    """Return the current graph or schedule between ranks.
 
     Example:
         >>> import asyncddp as bf, topology
@@ -125,7 +125,7 @@ def load_topology() -> Topology:
 
 
 def set_machine_topology(topology: TopologyLike | None = None) -> None:
-    """Set the graph or schedule between machines, on this rank; all ranks must set the same.
+    """Set this rank's graph or schedule between machines; all ranks must set the same.
 
     Args:
         topology: The graph or schedule, a function of the number of machines that makes it, or its
@@ -147,7 +147,7 @@ def set_machine_topology(topology: TopologyLike | None = None) -> None:
 
 
 def load_machine_topology() -> Topology | None:
-    """Return the graph or schedule between machines that is in use; None before one is set.
+    """Return the current graph or schedule between machines; None before one is set.
 
     Example:
         >>> import asyncddp as bf
@@ -159,7 +159,7 @@ def load_machine_topology() -> Topology | None:
 
 
 def in_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """Return the ranks from which this one receives in that round of the topology, ascending.
+    """Return the ranks that this rank receives from in a round of the topology, ascending.
 
     Example:
         >>> import asyncddp as bf
@@ -172,7 +172,7 @@ def in_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's 
 
 
 def out_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """Return the ranks to which this one sends in that round of the topology, ascending.
+    """Return the ranks that this rank sends to in a round of the topology, ascending.
 
     Example:
         >>> import asyncddp as bf
@@ -185,7 +185,7 @@ def out_neighbor_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's
 
 
 def in_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """Return the machines from which this one receives; empty before a machine topology is set.
+    """Return the machines that this one receives from; empty without a machine topology.
 
     Example:
         >>> import asyncddp as bf
@@ -200,7 +200,7 @@ def in_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the 
 
 
 def out_neighbor_machine_ranks(round: int = 0) -> list[int]:  # noqa: A002 - the field's word
-    """Return the machines to which this one sends; empty before a machine topology is set.
+    """Return the machines that this one sends to; empty without a machine topology.
 
     Example:
         >>> import asyncddp as bf

@@ -1,4 +1,4 @@
-"""Communication graphs that a rank uses, static or varying: between ranks and between machines."""
+"""Topologies in use on one rank: static or time-varying, between ranks and between machines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Topologies:
         self._machine_schedule: topology.Schedule | None = None
 
     def set(self, given: TopologyLike | None) -> None:
-        """Set the topology between ranks; None takes ``exponential_two``."""
+        """Set the topology between ranks; None selects ``exponential_two``."""
         if self.pinned and (given is None or given is not self._given):
             names = ", ".join(map(repr, sorted(self.pinned)))
             raise topology.TopologyError(
@@ -52,20 +52,20 @@ class Topologies:
 
     @property
     def given(self) -> Topology:
-        """The topology between ranks, as it was set."""
+        """Topology between ranks, in the form in which it was set."""
         if self._given is None:
             self._given = topology.exponential_two(self._size)
         return self._given
 
     def set_machine(self, given: TopologyLike | None) -> None:
-        """Set the topology between machines; None takes ``exponential_two``."""
+        """Set the topology between machines; None selects ``exponential_two``."""
         chosen = topology_for("exponential_two" if given is None else given, self._machines)
         self._machine_schedule = self._checked_schedule(chosen, self._machines, "machines")
         self.machine_given = chosen
 
     @property
     def machines(self) -> topology.Schedule:
-        """The topology between machines, as a schedule."""
+        """Topology between machines, as a schedule."""
         if self._machine_schedule is None:
             raise ArgumentError(
                 "no topology between machines is set: call set_machine_topology(...), for example "

@@ -15,7 +15,7 @@ logger = logging.getLogger("asyncddp")
 
 @cache
 def warn_timeline_off_once() -> None:
-    """Log, once in a process, that the timeline is off."""
+    """Log, once per process, that the timeline is off."""
     logger.error(
         "the timeline is off, so that no activity is noted; set ASYNCDDP_TIMELINE, or start with "
         "asyncddp run --timeline DIR"
@@ -30,7 +30,7 @@ def _tracer() -> Tracer | None:
 
 
 def timeline_start_activity(tensor_name: str, activity_name: str) -> bool:
-    """Record that an activity begins; activities of one thread and row nest.
+    """Record the begin of an activity; activities of one thread and row nest.
 
     Args:
         tensor_name: The row that it is shown in.
@@ -54,7 +54,7 @@ def timeline_start_activity(tensor_name: str, activity_name: str) -> bool:
 
 
 def timeline_end_activity(tensor_name: str) -> bool:
-    """Record that the last activity of a row ends, which :func:`timeline_start_activity` began.
+    """Record the end of a row's last activity, begun by :func:`timeline_start_activity`.
 
     Args:
         tensor_name: The row.
@@ -68,7 +68,7 @@ def timeline_end_activity(tensor_name: str) -> bool:
 
 @contextmanager
 def timeline_context(tensor_name: str, activity_name: str) -> Iterator[None]:
-    """Record the block as one activity; see :func:`timeline_start_activity`.
+    """Record the ``with`` block as one activity; see :func:`timeline_start_activity`.
 
     Args:
         tensor_name: The row that it is shown in.

@@ -1,4 +1,4 @@
-"""Opening of the world that a launcher has announced, and checks that the transport found it."""
+"""Startup of the world announced by a launcher, with a check that the transport sees all ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def open_world(config: Config) -> Transport:
 
 
 def select_default_transport() -> str:
-    """Select the transport where the user names none: that of the launcher of this process.
+    """Select the transport if the user names none: by the launcher of this process.
 
     It is that of MPI under a launcher of MPI, and ``c10d`` under one of torch.distributed, or where
     the user has initialised a process group of several ranks. A process by itself takes MPI if a
@@ -81,7 +81,7 @@ def select_default_transport() -> str:
 
 
 def check_size(size: int) -> None:
-    """Raise if a launcher has started several ranks, but MPI's ``size`` is another number."""
+    """Raise if the number of ranks started by the launcher differs from MPI's ``size``."""
     launcher, torch = mpi_launcher(), TorchEnvironment()
     if launcher is not None and size == 1 < launcher.size:
         raise EnvironmentProblem(
@@ -100,7 +100,7 @@ def check_size(size: int) -> None:
 
 
 def check_joined(size: int) -> None:
-    """Raise if a transport without MPI found one rank where a launcher of MPI started several."""
+    """Raise if a transport without MPI found one rank, but an MPI launcher started several."""
     launcher = mpi_launcher()
     if launcher is not None and size == 1 < launcher.size and not TorchEnvironment().is_elastic:
         raise EnvironmentProblem(

@@ -1,4 +1,4 @@
-"""Launchers: the variables by which each announces ranks to the processes that it starts."""
+"""Environment variables through which launchers tell processes their rank and world size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REMEDY = (
 
 
 class LauncherEnvironment:
-    """Environment of a process that one kind of launcher may have started.
+    """Base class of readers of the environment that one kind of launcher sets for ranks.
 
     Attributes:
         command: What starts its ranks, for messages.
@@ -37,34 +37,34 @@ class LauncherEnvironment:
         self.environ = environ
 
     def number(self, fact: str) -> int | None:
-        """Return the number that is announced under one of torch's names, or None."""
+        """Return the number in the launcher's variable for one of torch's names, or None."""
         text = self.environ.get(self.variables.get(fact, ""), "")
         return int(text) if text.isdecimal() else None
 
     @property
     def detected(self) -> bool:
-        """True if this launcher has announced rank and size."""
+        """True if this launcher has set rank and size."""
         return self.number("RANK") is not None and self.number("WORLD_SIZE") is not None
 
     @property
     def rank(self) -> int:
-        """Rank of this process; 0 if none is announced."""
+        """Rank of this process; 0 if the launcher has set none."""
         return self.number("RANK") or 0
 
     @property
     def size(self) -> int:
-        """Number of ranks; 1 if none is announced."""
+        """Number of ranks; 1 if the launcher has set none."""
         size = self.number("WORLD_SIZE")
         return 1 if size is None else size
 
     @property
     def master(self) -> str | None:
-        """Name or address of rank 0's machine, if ``MASTER_ADDR`` says it."""
+        """Name or address of rank 0's machine, from ``MASTER_ADDR``; None if unset."""
         return self.environ.get("MASTER_ADDR")
 
     @property
     def address(self) -> str:
-        """Name or address of the first machine, as far as this launcher says, or of this one."""
+        """Name or address of the first machine, if known; else of this machine."""
         return self.master or socket.gethostname()
 
     @property
@@ -73,12 +73,12 @@ class LauncherEnvironment:
         return self.number("LOCAL_WORLD_SIZE") == self.size
 
     def __str__(self) -> str:
-        """Say what the launcher has announced, for messages."""
+        """Describe the rank and size set by the launcher, for messages."""
         return f"{self.command} has started this process as rank {self.rank} of {self.size}"
 
 
 class OpenMPIEnvironment(LauncherEnvironment):
-    """``mpirun`` of Open MPI."""
+    """Environment of a rank started by Open MPI's ``mpirun``."""
 
     command = "mpirun"
     variables: ClassVar[Mapping[str, str]] = {
@@ -91,7 +91,7 @@ class OpenMPIEnvironment(LauncherEnvironment):
 
 
 class HydraEnvironment(LauncherEnvironment):
-    """``mpiexec`` of MPICH and Intel MPI, which speaks PMI."""
+    """Environment of a rank started by ``mpiexec`` of MPICH or Intel MPI, which use PMI."""
 
     command = "mpiexec"
     variables: ClassVar[Mapping[str, str]] = {
@@ -103,14 +103,14 @@ class HydraEnvironment(LauncherEnvironment):
 
 
 class PMIxEnvironment(LauncherEnvironment):
-    """Another launcher that speaks PMIx, which announces no size."""
+    """Environment of a rank started by another PMIx launcher, which sets no size."""
 
     command = "a launcher of PMIx"
     variables: ClassVar[Mapping[str, str]] = {"RANK": "PMIX_RANK"}
 
 
 class SlurmEnvironment(LauncherEnvironment):
-    """``srun`` of Slurm."""
+    """Environment of a rank started by Slurm's ``srun``."""
 
     command = "srun"
     variables: ClassVar[Mapping[str, str]] = {
@@ -122,19 +122,19 @@ class SlurmEnvironment(LauncherEnvironment):
 
     @property
     def address(self) -> str:
-        """The first host of the allocation: ``node07`` of ``node[07-12,15]``."""
+        """First host of the allocation: ``node07`` of ``node[07-12,15]``."""
         given = self.environ.get("SLURM_JOB_NODELIST", "")
         match = re.match(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", given)
         return "".join(part or "" for part in match.groups()) if match else super().address
 
     @property
     def on_one_machine(self) -> bool:
-        """True if all tasks of the step are on this node; ``2(x3)`` stands for three nodes."""
+        """True if all tasks of the step are on this node; ``2(x3)`` means three nodes."""
         return self.environ.get("SLURM_STEP_TASKS_PER_NODE") == str(self.size)
 
 
 class TorchEnvironment(LauncherEnvironment):
-    """``torchrun``, ``accelerate launch`` and others that set torch.distributed's variables."""
+    """Environment of a rank started by ``torchrun`` or a launcher with the same variables."""
 
     variables: ClassVar[Mapping[str, str]] = {name: name for name in TORCH_VARIABLES}
     run_variables = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -147,22 +147,22 @@ class TorchEnvironment(LauncherEnvironment):
 
     @property
     def is_elastic(self) -> bool:
-        """True if torchrun has started this process, maybe under another launcher's daemon."""
+        """True if torchrun has started this process, even under another launcher."""
         return "TORCHELASTIC_RUN_ID" in self.environ
 
     @property
     def port(self) -> int:
-        """Port of the store by which ranks meet, by default torch's."""
+        """Port of the rendezvous store; the default is torch's."""
         return int(self.environ.get("MASTER_PORT", "29500"))
 
     @property
     def serves_store(self) -> bool:
-        """True if the launcher serves the store; else rank 0 does."""
+        """True if the launcher serves the store; otherwise rank 0 does."""
         return self.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     @property
     def attempt(self) -> str:
-        """Number of this start of the ranks, after failures."""
+        """Restart count of the ranks after failures."""
         return self.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
@@ -172,13 +172,13 @@ LAUNCHERS = (*MPI_LAUNCHERS, TorchEnvironment)
 
 
 def mpi_launcher(environ: Mapping[str, str] = os.environ) -> LauncherEnvironment | None:
-    """Return the launcher of MPI that has announced rank and size to this process, if any has."""
+    """Return the MPI launcher that has set rank and size for this process, if any."""
     every = (kind(environ) for kind in MPI_LAUNCHERS)
     return next((launcher for launcher in every if launcher.detected), None)
 
 
 def launcher_rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return rank and size from the launcher's environment; ``(0, 1)`` if there is no launcher.
+    """Return rank and size from the launcher's environment; ``(0, 1)`` without a launcher.
 
     Example:
         >>> launcher_rank_and_size({"PMI_RANK": "1", "PMI_SIZE": "4"})
@@ -192,7 +192,7 @@ def launcher_rank_and_size(environ: Mapping[str, str] = os.environ) -> tuple[int
 
 
 def torch_world(environ: Mapping[str, str] = os.environ) -> TorchEnvironment | None:
-    """Return the world of torch.distributed that a launcher announces; None if none does.
+    """Return the torch.distributed world described by the environment; None if there is none.
 
     Raises:
         EnvironmentProblem: It announces several ranks, but not all that is needed to join them.
@@ -233,7 +233,7 @@ def torch_world(environ: Mapping[str, str] = os.environ) -> TorchEnvironment | N
 
 
 def announced(fact: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what a launcher announces under one of torch's names; None if none does.
+    """Return a launcher's value for one of torch's variable names; None if unset.
 
     Example:
         >>> announced("LOCAL_RANK", {"SLURM_LOCALID": "3"})
@@ -244,12 +244,12 @@ def announced(fact: str, environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def run_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Return a name that all ranks of this machine share, and no other run has."""
+    """Return a name of this run, equal on all ranks of this machine and unique among runs."""
     return environ.get("PMIX_NAMESPACE") or f"parent-{os.getppid()}"
 
 
 def set_torch_variables(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set torch.distributed's RANK and its kin from a launcher's variables, unless one is set.
+    """Set RANK and torch's other variables from a launcher's, unless any of them is set.
 
     Example:
         >>> environ = {"PMI_RANK": "1", "PMI_SIZE": "4"}
@@ -264,7 +264,7 @@ def set_torch_variables(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def ranks_of_one_machine(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of ranks if the launcher has started all on this machine, else None.
+    """Return the number of ranks if all are on this machine, else None.
 
     It is 1 without a launcher, and None where some ranks are or may be on other machines.
 
@@ -281,7 +281,7 @@ def ranks_of_one_machine(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def without_launchers(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Copy an environment without what launchers around this process announce to it.
+    """Copy an environment without the rank variables of surrounding launchers.
 
     Example:
         >>> without_launchers({"PMI_RANK": "1", "PMI_SIZE": "4", "MASTER_ADDR": "node7"})
@@ -293,5 +293,5 @@ def without_launchers(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def announcement_of(kind: type[LauncherEnvironment]) -> tuple[str, ...]:
-    """Return all variables by which a launcher announces a rank and its run."""
+    """Return all environment variables in which a launcher describes a rank and its run."""
     return (*kind.variables.values(), *kind.run_variables)

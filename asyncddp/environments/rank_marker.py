@@ -1,4 +1,4 @@
-"""Marker in a rank's environment, by which processes that it starts are told from the rank itself.
+"""Environment variable that distinguishes child processes of a rank from the rank itself.
 
 They inherit what its launcher has announced, and would join the world as that rank once more. What
 a launcher between has announced anew is theirs.
@@ -23,18 +23,18 @@ def _announced(environ: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
 
 
 def mark_rank(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Mark this process as the rank that its launcher has announced."""
+    """Mark this process as the rank described by its launcher's variables."""
     told = [text for names in _ANNOUNCEMENTS for text in _announced(environ, names)]
     environ[_MARKER] = ";".join((str(os.getpid()), *told))
 
 
 def unmark_rank(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Remove the marker: this process has left the world, and its children may join it."""
+    """Remove the marker: this process has left the world, and child processes may join it."""
     environ.pop(_MARKER, None)
 
 
 def _forget_parent_rank(environ: MutableMapping[str, str]) -> bool:
-    """Drop what is inherited from a rank, and return whether nothing was announced since."""
+    """Drop variables inherited from a rank; return whether no launcher has set new ones."""
     inherited = environ.pop(_MARKER, "").split(";")[1:]
     is_new = False
     for names in _ANNOUNCEMENTS:
@@ -46,14 +46,14 @@ def _forget_parent_rank(environ: MutableMapping[str, str]) -> bool:
 
 
 def environment_of_children(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return an environment for other processes, which take no place of this rank."""
+    """Return an environment for child processes, which must not act as this rank."""
     own = dict(environ)
     _forget_parent_rank(own)
     return own
 
 
 def refuse_child_of_rank(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Raise if this process was started by a rank, and no launcher has made it another one."""
+    """Raise if a rank started this process, and no launcher has given it a rank of its own."""
     pid = environ.get(_MARKER, "").partition(";")[0]
     if pid in ("", str(os.getpid())) or not Path("/proc", pid).exists():
         return
