@@ -20,7 +20,7 @@ from asyncddp.optim.adam_variant import (
 
 
 class AccumAdam(AdamVariant):
-    r"""Adam that steps at every gradient, but updates its moments by means of K gradients.
+    r"""Adam that steps at every gradient, but updates its moments with means of K gradients.
 
     With g the gradient of step t, :math:`g \leftarrow g + \lambda x`, and k = ⌈t / K⌉:
 
@@ -112,7 +112,7 @@ class AccumAdam(AdamVariant):
 
 
 class AccumAdamW(AccumAdam):
-    r"""``AdamW`` that, as :class:`AccumAdam`, updates its moments once per K gradients.
+    r"""``AdamW`` that updates its moments once per K gradients, like :class:`AccumAdam`.
 
     Each step begins with :math:`x \leftarrow (1 - \gamma \lambda) x`, in place of
     :math:`g \leftarrow g + \lambda x`. With K = 1 it is ``torch.optim.AdamW`` bit for bit.

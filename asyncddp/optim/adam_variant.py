@@ -1,4 +1,4 @@
-"""``AdamVariant``: what optimizers that deviate from Adam have in common with it."""
+"""``AdamVariant``: base class of optimizers derived from Adam, with the code that they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEAN, SQUARE = "exp_avg", "exp_avg_sq"
 
 
 class AdamVariant(torch.optim.Optimizer):
-    """Base class: arguments, state and the final update; a subclass says how moments change.
+    """Base class of Adam-like optimizers; subclasses define how the moments are updated.
 
     The state of a parameter is made at its first gradient: ``step``, and a tensor of zeros for each
     of ``_moments``.
@@ -47,7 +47,7 @@ class AdamVariant(torch.optim.Optimizer):
         super().__init__(params, {**usual, **options})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step.
+        """Make one optimizer step.
 
         Args:
             closure: Evaluates the model and gives the loss; called once, before the step.
@@ -76,18 +76,18 @@ class AdamVariant(torch.optim.Optimizer):
         parameters: list[torch.Tensor],
         gradients: list[torch.Tensor],
     ) -> None:
-        """Make the step of a group; ``gradients`` are real views of the parameters'."""
+        """Update the parameters of a group; ``gradients`` are real views."""
         raise NotImplementedError
 
     def _counted(self, parameters: Sequence[torch.Tensor]) -> list[int]:
-        """Add one to the step of each parameter, and return the steps."""
+        """Increment the step count of each parameter, and return the counts."""
         states = [self._state_of(parameter) for parameter in parameters]
         for state in states:
             state["step"] += 1
         return [int(state["step"]) for state in states]
 
     def _held(self, parameters: Sequence[torch.Tensor], key: str) -> list[torch.Tensor]:
-        """Return one moment of each parameter, as real numbers."""
+        """Return one moment of each parameter, as real views."""
         return [real_view(self._state_of(parameter)[key]) for parameter in parameters]
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -119,7 +119,7 @@ def update_moments(
     gradients: list[torch.Tensor],
     betas: tuple[float, float],
 ) -> None:
-    """Make Adam's update of m and v, in place."""
+    """Update Adam's moments m and v in place."""
     torch._foreach_lerp_(means, gradients, 1 - betas[0])
     torch._foreach_mul_(squares, betas[1])
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - betas[1])
@@ -133,7 +133,7 @@ def descend(
     mean_counts: Sequence[int],
     square_counts: Sequence[int],
 ) -> None:
-    r"""Apply the update of Adam to ``values``, in place.
+    r"""Apply Adam's update to ``values``, in place.
 
     .. math:: x \leftarrow x - \gamma \frac{m / (1 - \beta_1^s)}
         {\sqrt{v} / \sqrt{1 - \beta_2^{s'}} + \epsilon}

@@ -1,4 +1,4 @@
-"""Switching of a distributed optimizer's algorithm between two steps, at once or by a schedule."""
+"""Switching of a distributed optimizer's algorithm between steps, on demand or by a schedule."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def schedule_entries(
 
 
 class AlgorithmSwitcher:
-    """Switcher of one distributed optimizer: the method in use, and those that follow.
+    """Switcher of a distributed optimizer's method, with the schedule of later methods.
 
     Attributes:
         steps: Steps that the wrapper has completed.
@@ -84,7 +84,7 @@ class AlgorithmSwitcher:
     def _checked_schedule(
         self, settings: MethodSettings, schedule: SwitchSchedule | None
     ) -> dict[int, MethodSettings]:
-        """Check the argument switch_at, and return the settings by step."""
+        """Check the argument switch_at, and return the settings keyed by step."""
         found: dict[int, MethodSettings] = {}
         entries = {} if schedule is None else schedule_entries(*_SWITCH_AT, schedule)
         for step, (algorithm, arguments) in entries.items():
@@ -100,7 +100,7 @@ class AlgorithmSwitcher:
         return found
 
     def _begin(self, settings: MethodSettings, *, since: int, broadcast: bool = False) -> None:
-        """Build the phase of a method that has been in use since a step, or of its warm-up."""
+        """Build the phase of a method, or of its warm-up, for a method in use since a step."""
         self.settings, self._since = settings, since
         self._method = method = settings.create_method()
         method.check_optimizer(self._optimizer)
@@ -119,7 +119,7 @@ class AlgorithmSwitcher:
         claim_parameters(self.phase.parameters(), self.phase)
 
     def rebuild(self, settings: MethodSettings) -> None:
-        """Go on by other settings of the same method; collective, between two steps.
+        """Continue with other settings of the same method; collective, between two steps.
 
         Replicas, counters, the method's state and weights set by hand stay, and so does the state
         of compressors whose buckets have the parameters that they had.
@@ -138,11 +138,11 @@ class AlgorithmSwitcher:
         return self._method.warms_up(self._optimizer, self.steps - self._since)
 
     def start_at(self, steps: int) -> None:
-        """Begin to count from a number of steps that were made before."""
+        """Set the step count to a number of steps made before."""
         self.steps = self._since = steps
 
     def end_step(self) -> None:
-        """Count a step, and switch where the schedule or the end of a warm-up says so."""
+        """Count a step, and switch if the schedule or the end of a warm-up requires it."""
         self.steps += 1
         self.rounds_warning.count(self.steps, self.averager.round)
         following = self._schedule.get(self.steps)
@@ -153,14 +153,14 @@ class AlgorithmSwitcher:
             self._end_warmup()
 
     def _end_warmup(self) -> None:
-        """Replace the warm-up's phase by the method's own; all ranks hold one model."""
+        """Replace the warm-up's phase by the method's own; all ranks hold equal models."""
         self._refuse_in_join(f"the warm-up of {self._method.name} ends")
         self.end_phase()
         self._begin(self.settings, since=self._since)
         self.rounds_warning.begin(self.phase.config, self.steps)
 
     def switch(self, settings: MethodSettings, replicas: str) -> None:
-        """Check that all ranks ask for the same switch, and make it; collective."""
+        """Check that all ranks request the same switch, and perform it; collective."""
         self._refuse_in_join("switch_to was called")
         method = self.averager.algorithm
         require_equal_switch(self._context, self._optimizer, method, settings, replicas, self.steps)
@@ -168,7 +168,7 @@ class AlgorithmSwitcher:
         self._by_hand = True
 
     def _replace(self, settings: MethodSettings, replicas: str) -> None:
-        """End the method in use, make the replicas agree, and begin another."""
+        """End the current method, unify the replicas, and begin another method."""
         self._refuse_in_join(f"a switch to {settings.method_name} is due")
         before = self.averager
         self.end_phase()
@@ -192,14 +192,14 @@ class AlgorithmSwitcher:
             )
 
     def end_phase(self) -> None:
-        """End what is under way, free the windows and remove the hooks; collective."""
+        """End running operations, free the windows and remove the hooks; collective."""
         self.phase.close()
         self.phase.detach()
 
     # checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step, what is in use since when, and the method's state."""
+        """Return the step, the current method, its first step, and its state."""
         return {
             "steps": self.steps,
             "since": self._since,
@@ -208,7 +208,7 @@ class AlgorithmSwitcher:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave; collective where another method was in use.
+        """Restore a state; collective if another method was in use.
 
         The wrapped optimizer has its state already. Without ``"steps"`` that is all there is.
         Without ``"parameters"`` the method begins anew from the models, on all ranks alike.
@@ -235,11 +235,11 @@ class AlgorithmSwitcher:
         self.averager.load_state_dict(saved)
 
     def method_after_loading(self, saved: Mapping[str, Any]) -> str:
-        """Return the name of the method that would go on from a state."""
+        """Return the name of the method to be used after loading a state."""
         return self._settings_of(saved).method_name
 
     def _settings_of(self, saved: Mapping[str, Any]) -> MethodSettings:
-        """Return the settings that go on from a state: by schedule, or those chosen by hand."""
+        """Return the settings to use after loading a state: scheduled or set by hand."""
         algorithm = saved["algorithm"]
         due = [step for step in self._schedule if step <= saved["steps"]]
         scheduled = self._schedule[max(due)] if due else self._first
@@ -255,7 +255,7 @@ def require_equal_switch(
     replicas: str,
     steps: int,
 ) -> None:
-    """Raise an error on all ranks unless all ask for the same switch, and it can be made.
+    """Raise an error on all ranks unless all request the same, valid switch.
 
     Collective, also where this rank's arguments are wrong, so that the others learn of it.
     """
@@ -293,7 +293,7 @@ def _refuse_search(settings: MethodSettings) -> None:
 def inherited(
     settings: MethodSettings, algorithm: str | type[Algorithm], arguments: Mapping[str, Any]
 ) -> MethodSettings:
-    """Return settings for another algorithm, with the bucket size of those in use."""
+    """Return settings for another algorithm, with the bucket size of the current settings."""
     return MethodSettings.of(
         algorithm, {"bucket_size_in_mb": settings.bucket_size_in_mb, **arguments}
     )

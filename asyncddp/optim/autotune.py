@@ -1,4 +1,4 @@
-"""``Autotune``: what a search for the fastest settings of a method tries, and for how long."""
+"""``Autotune``: settings of the search for the fastest settings of a method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST_TRIALS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Autotune:
-    """Settings of autotuning: the search for the settings by which a method's steps are fastest.
+    """Settings of autotuning, the search for the settings with the fastest steps.
 
     Training itself is measured, from the first step on: every few steps all ranks go on by other
     settings, and after the last trial by the fastest. No step is lost. The search is successive
@@ -111,7 +111,7 @@ class Autotune:
 
 
 def checked_autotune(given: Any) -> Autotune | None:
-    """Check the argument autotune: True, False or None, or settings of a search."""
+    """Check the argument autotune: True, False, None, or settings of a search."""
     if given is None or given is False:
         return None
     if given is True:

@@ -1,4 +1,4 @@
-"""Candidates of a search: settings that give the same results, and those that were asked for."""
+"""Candidate settings of a search: settings with equal results, and those that the user listed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HALVINGS = 4
 
 
 def setting_of(settings: MethodSettings) -> Setting:
-    """Describe what a search may change."""
+    """Return the settings that a search may change."""
     given = {name: getattr(settings, name) for name in SEARCHED}
     return {k: repr(v) if isinstance(v, Compressor) else v for k, v in given.items()}
 
@@ -38,7 +38,7 @@ def setting_of(settings: MethodSettings) -> Setting:
 def candidates_of(
     settings: MethodSettings, method: Algorithm, context: Context, parameters: list[torch.Tensor]
 ) -> list[MethodSettings]:
-    """Return the settings to try; the first ones are those in use.
+    """Return the candidate settings; the first are the current settings.
 
     Those that lay out messages alike appear once, and those for which ``max_trials`` does not
     suffice are left out.
@@ -94,7 +94,7 @@ def _refuse_own_pace(method: Algorithm) -> None:
 
 
 def _depends_on_buckets(method: Algorithm, compressor: Compressor | None) -> bool:
-    """Return whether results may depend on which parameters share a bucket."""
+    """Return whether results may depend on the grouping of parameters into buckets."""
     return not (method.plain and (compressor is None or isinstance(compressor, Cast)))
 
 
@@ -157,7 +157,7 @@ def _overlaps(settings: MethodSettings, autotune: Autotune, method: Algorithm) -
 
 
 def _thinned(found: list[MethodSettings], max_trials: int) -> list[MethodSettings]:
-    """Keep as many as ``max_trials`` suffice for: the first, and others evenly spaced."""
+    """Keep as many candidates as ``max_trials`` allows: the first, and evenly spaced others."""
     count = len(found)
     while trials_of(count) > max_trials:
         count -= 1

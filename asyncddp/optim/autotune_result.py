@@ -1,4 +1,4 @@
-"""Result of a search for the fastest settings: what was tried, on what, its file and report."""
+"""Result of a search for the fastest settings: measurements, conditions, file and report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Method, model, ranks and hardware of a search: others have other results.
+    """Conditions of a search (method, model, ranks, hardware); results hold only for them.
 
     Attributes:
         method: The algorithm with its options and settings that the search leaves as they are.
@@ -43,7 +43,7 @@ class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
 
     def differences(self, other: MeasuredOn) -> str:
-        """Say in what another one differs, such as ``transport: mpi in place of loopback``."""
+        """Describe how other conditions differ, such as ``transport: mpi in place of loopback``."""
         pairs = (
             (name, getattr(self, name), getattr(other, name)) for name in self.__struct_fields__
         )
@@ -53,7 +53,7 @@ class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TriedSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Setting that was tried, and what each measurement gave.
+    """Candidate setting and its measurements.
 
     Attributes:
         setting: Arguments of ``DistributedOptimizer``.
@@ -65,7 +65,7 @@ class TriedSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AutotuneResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Result of a search.
+    """Result of a search for the fastest settings.
 
     Attributes:
         setting: The arguments of ``DistributedOptimizer`` that it has chosen.
@@ -83,7 +83,7 @@ class AutotuneResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """Place of a rank's search, and the result that its file has."""
+    """Conditions of a rank's search, and the result read from its file."""
 
     place: MeasuredOn
     result: AutotuneResult | None
@@ -97,7 +97,7 @@ def versions() -> dict[str, str]:
 def describe_place(
     context: Context, method: str, topology: str, named: Iterable[tuple[str, torch.Tensor]]
 ) -> MeasuredOn:
-    """Describe what a search on this world and these parameters is made on."""
+    """Describe the conditions of a search in this world, for these parameters."""
     parameters = list(named)
     facts = [f"{name} {tuple(one.shape)} {one.dtype}" for name, one in parameters]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
@@ -116,7 +116,7 @@ def describe_place(
 def agree_on_place(
     context: Context, place: MeasuredOn, path: str | PathLike[str] | None
 ) -> tuple[MeasuredOn, AutotuneResult | None]:
-    """Return rank 0's place, and the result in its file, None if it has none; collective.
+    """Return rank 0's conditions, and the result in its file or None; collective.
 
     Raises:
         ArgumentError: On all ranks, if rank 0 cannot use the file.
@@ -131,7 +131,7 @@ def agree_on_place(
 
 
 def _read(path: str | PathLike[str]) -> AutotuneResult | None:
-    """Read a result from a file; None if there is none, but could be."""
+    """Read a result from a file; None if the file does not exist."""
     file = Path(path)
     try:
         content = file.read_bytes() if file.exists() else None
@@ -155,7 +155,7 @@ def _read(path: str | PathLike[str]) -> AutotuneResult | None:
 
 
 def write_result(path: str | PathLike[str], result: AutotuneResult) -> None:
-    """Write a result to a file, whole or not at all; a warning says where that fails."""
+    """Write a result to a file atomically; log a warning if that fails."""
     file = Path(path)
     part = file.with_name(file.name + ".part")
     try:
@@ -166,7 +166,7 @@ def write_result(path: str | PathLike[str], result: AutotuneResult) -> None:
 
 
 def brief(setting: Setting) -> str:
-    """Write a setting in one line.
+    """Format a setting in one line.
 
     Example:
         >>> brief({"bucket_size_in_mb": 0.5, "communication": None, "update_in_backward": False})
@@ -177,7 +177,7 @@ def brief(setting: Setting) -> str:
 
 
 def text_of(tried: list[TriedSetting], chosen: int | None, title: str) -> str:
-    """Write a table of what was tried, the chosen one first, then those that were kept longest."""
+    """Format the measurements as a table: the chosen setting first, then the last to be dropped."""
     shown = [
         name
         for name in tried[0].setting
@@ -197,7 +197,7 @@ def text_of(tried: list[TriedSetting], chosen: int | None, title: str) -> str:
 
 
 def _ratio(one: TriedSetting, chosen: TriedSetting) -> float | None:
-    """Compare what was measured of two settings in the same sweeps."""
+    """Return the ratio of two settings' step times in the same sweeps."""
     return fmean(own) / fmean(chosen.seconds[: len(own)]) if (own := one.seconds) else None
 
 

@@ -1,4 +1,4 @@
-"""Autotuner: measures a distributed optimizer's steps by other settings, and keeps the fastest."""
+"""Autotuner: measures a distributed optimizer's steps with candidate settings, keeps the best."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PARTS = 2  # measurements of a trial
 
 
 class Autotuner:
-    """Search for the settings by which the steps of one distributed optimizer are fastest.
+    """Search for the settings with the fastest steps of one distributed optimizer.
 
     ``DistributedOptimizer(..., autotune=True)`` makes one, as its attribute ``autotune``. After
     each measurement all ranks share what they have measured, and come to the same decision by it.
@@ -78,7 +78,7 @@ class Autotuner:
         return averager.topology_in_use(averager.topology)
 
     def _begin(self) -> None:
-        """Take the result of the file, if there is one that fits; else begin to search."""
+        """Take the result from the file if it fits; otherwise begin to search."""
         if self._context.size == 1 or self._switcher.averager.communication.how is None:
             self._end(0, "nothing is sent, so that there is nothing to try")
             return
@@ -99,7 +99,7 @@ class Autotuner:
             )
 
     def _misfit(self, found: AutotuneResult) -> str:
-        """Say why a result cannot be used here; empty if it can."""
+        """Explain why a saved result cannot be used here; empty if it can."""
         if reason := self._place.differences(found.measured_on):
             return reason
         if [one.setting for one in found.tried] != self._settings:
@@ -110,7 +110,7 @@ class Autotuner:
     # the search
 
     def end_step(self) -> None:
-        """Note that a step has ended; collective where that ends a measurement."""
+        """Record the end of a step; collective if it ends a measurement."""
         if self.done or self._switcher.warming_up:
             return
         self._skip -= 1
@@ -120,7 +120,7 @@ class Autotuner:
                 self._end_measurement()
 
     def _mark(self) -> None:
-        """Mark the end of a step, which is the beginning of the next one that is measured."""
+        """Mark the end of a step, which is the start of the next measured step."""
         if not self._timer.started:
             self._period = self._steps_that_repeat()
             each = _PARTS * self._period
@@ -128,14 +128,14 @@ class Autotuner:
         self._timer.mark()
 
     def _steps_that_repeat(self) -> int:
-        """Return after how many steps averagings, and the neighbours that they take, repeat."""
+        """Return the period, in steps, of averaging and of its neighbours."""
         steps, given = self._switcher.phase.accumulation.passes_per_round, self._topology
         rounds = None if given is None else as_schedule(given).period
         together = steps * (rounds or 1)
         return together if together <= self._autotune.steps_per_trial else steps
 
     def _end_measurement(self) -> None:
-        """Share what was measured, and go on by the settings that come next."""
+        """Exchange the measurements, and continue with the next candidate."""
         period, steps = self._period, self._timer.durations()
         sums = [sum(steps[k : k + period]) for k in range(0, len(steps), period)]
         with use(self._context):
@@ -157,7 +157,7 @@ class Autotuner:
             self._measure(following, anew=following != before)
 
     def _measure(self, index: int, *, anew: bool) -> None:
-        """Begin to measure a candidate; ``anew`` if steps were made by other settings before."""
+        """Begin to measure a candidate; ``anew`` if other settings were in use before."""
         self._install(index)
         self._timer.clear()
         self._skip = self._autotune.warmup_steps if anew else 0
@@ -165,7 +165,7 @@ class Autotuner:
             self._mark()
 
     def _install(self, index: int) -> None:
-        """Let the optimizer go on by the settings of a candidate; collective."""
+        """Make the optimizer use a candidate's settings; collective."""
         if index != self._index:
             self._switcher.rebuild(self._candidates[index])
             self._index, self._installed = index, self._switcher.settings
@@ -182,7 +182,7 @@ class Autotuner:
         return [TriedSetting(setting, list(seconds)) for setting, seconds in pairs]
 
     def _publish(self) -> None:
-        """Save the result and show it, on rank 0."""
+        """Save and print the result on rank 0."""
         if self._context.rank != 0 or self.result is None:
             return
         if self._autotune.path is not None:
@@ -195,7 +195,7 @@ class Autotuner:
             logger.info("autotune: " + message, *args)
 
     def report(self) -> str:
-        """Return a table of what was tried, the chosen settings first."""
+        """Return a table of the tried settings, the chosen one first."""
         tried = self._tried()
         if self.result is None:
             made = self._search.measurements / _PARTS
@@ -206,7 +206,7 @@ class Autotuner:
     # checkpoints
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the search so far, as plain values; None once another algorithm is in use."""
+        """Return the search state as plain values; None if another algorithm is in use."""
         if self._switcher.settings is not self._installed:
             return None
         return {
@@ -218,7 +218,7 @@ class Autotuner:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue the search of :meth:`state_dict`, or take its choice; collective.
+        """Continue a saved search, or adopt its chosen settings; collective.
 
         A search on other ranks, machines, models or among other candidates counts for nothing.
         """

@@ -1,4 +1,4 @@
-"""Averages the ranks' models, and measures their consensus distance from that average."""
+"""Averages of the ranks' models, and their consensus distance from the average."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
 
 
 class ModelAverage(AbstractContextManager[M]):
-    """Context manager of :func:`asyncddp.average_model`: lends the average to the model.
+    """Context manager of :func:`asyncddp.average_model`: puts the average into the model.
 
     Attributes:
         ages: The age of each replica in the average, by rank, this one's among them; empty before
@@ -196,7 +196,7 @@ def average_model(
 
 
 def check_timeout(verb: str, timeout: Any, *, wait: bool) -> None:
-    """Require seconds above 0, or None, and None where all ranks wait for each other."""
+    """Require a positive timeout or None, and None if all ranks wait for each other."""
     if timeout is None:
         return
     if wait:
@@ -208,7 +208,7 @@ def check_timeout(verb: str, timeout: Any, *, wait: bool) -> None:
 
 
 def _publishing_averagers(parameters: Sequence[torch.Tensor]) -> list[ModelAverager]:
-    """Return what publishes these parameters; an ArgumentError where that is nobody."""
+    """Return the averagers that publish these parameters; raise if there are none."""
     averagers, problem = averagers_of(parameters), "no wrapper of this model publishes it"
     for averager in averagers:
         problem = ""
@@ -227,7 +227,7 @@ def _publishing_averagers(parameters: Sequence[torch.Tensor]) -> list[ModelAvera
 
 @contextmanager
 def lend_average(model: M, *, buffers: bool, parameters: bool = True) -> Iterator[M]:
-    """Do what :func:`average_model` does, unchecked, and for buffers alone where it is asked."""
+    """Do the work of :func:`average_model`, without checks; optionally for buffers only."""
     with _restored(model):
         average_module(model, buffers=buffers, parameters=parameters)
         yield model
@@ -235,7 +235,7 @@ def lend_average(model: M, *, buffers: bool, parameters: bool = True) -> Iterato
 
 @contextmanager
 def _restored(model: torch.nn.Module) -> Iterator[None]:
-    """Give a model, at the end of a ``with`` block, the parameters and buffers it had before.
+    """Restore a model's parameters and buffers at the end of a ``with`` block.
 
     Forward passes inside start no round.
     """

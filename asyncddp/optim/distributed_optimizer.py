@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: wraps an optimizer so that its steps average with other ranks."""
+"""``DistributedOptimizer``: wraps an optimizer so that its steps also average with other ranks."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
 
     @property
     def communication(self) -> str:
-        """Name of the communication; may be set before any round, on all ranks."""
+        """Name of the communication; may be set before the first round, on all ranks."""
         return self._averager.communication.name
 
     @communication.setter
@@ -220,17 +220,17 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
 
     @property
     def round(self) -> int:
-        """Number of averagings completed, which is the index of the schedule's next round."""
+        """Number of completed averagings: the index of the schedule's next round."""
         return self._averager.round
 
     @property
     def steps(self) -> int:
-        """Number of steps completed, with all algorithms."""
+        """Number of completed steps, over all algorithms used."""
         return self._switcher.steps
 
     @property
     def bytes_sent(self) -> int:
-        """Number of payload bytes that this rank has sent to peers.
+        """Number of payload bytes sent by this rank to peers.
 
         A bucket counts once for each neighbour it is sent to; an allreduce of s bytes among n
         counts 2 (n - 1) / n s, what a ring sends, and halves are summed as float32.
@@ -239,7 +239,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
 
     @uncompiled
     def step(self, closure: Closure | None = None) -> Any:
-        """Make one step of the wrapped optimizer, and average when it is time to.
+        """Make one step of the wrapped optimizer, and average if a round is due.
 
         Args:
             closure: Evaluates the model and gives the loss; the parameters average after the
@@ -266,14 +266,14 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         return result
 
     def _end_step(self) -> None:
-        """Count a step, and do what is due between two."""
+        """Count a step, and do the work that is due between two steps."""
         self._training_tracer.end_step()
         self._switcher.end_step()
         if self._autotuner is not None:
             self._autotuner.end_step()
 
     def synchronize(self) -> None:
-        """Average the gradients that are not averaged yet, before they are clipped or unscaled.
+        """Finish averaging the gradients, before they are clipped or unscaled.
 
         With ``gradient_allreduce`` gradients are averaged when the J-th backward pass returns, with
         ``num_steps_per_communication=J``. Where fewer passes were made, such as at the end of an

@@ -1,4 +1,4 @@
-"""Checks DistributedOptimizer's arguments, and describes those that all ranks must agree on."""
+"""Checks of DistributedOptimizer's arguments, and the settings that must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncddp.errors import ArgumentError
 
 
 class WeightOverrideDescriptor:
-    """Descriptor of a DistributedOptimizer attribute by which users set averaging weights."""
+    """Descriptor of DistributedOptimizer attributes that set averaging weights."""
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -28,7 +28,7 @@ class WeightOverrideDescriptor:
 
 
 def checked_optimizer(optimizer: Any, wrapper: type) -> torch.optim.Optimizer:
-    """Check that an argument is an optimizer that is not wrapped yet by ``wrapper``."""
+    """Check that an argument is an optimizer not yet wrapped by ``wrapper``."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(
             "argument optimizer: expected a torch.optim.Optimizer, got "
@@ -42,7 +42,7 @@ def checked_optimizer(optimizer: Any, wrapper: type) -> torch.optim.Optimizer:
 
 
 def checked_models(model: Any) -> list[torch.nn.Module]:
-    """Return one or several modules as a list."""
+    """Return the argument's one or several modules as a list."""
     single = isinstance(model, torch.nn.Module) or not isinstance(model, Iterable)
     models = [model] if single else list(model)
     for one in models or [None]:
@@ -55,7 +55,7 @@ def checked_models(model: Any) -> list[torch.nn.Module]:
 
 
 def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
-    """Check that max_staleness is an integer of at least 0, or None for the algorithm's own."""
+    """Check that max_staleness is an integer of at least 0, or None for the algorithm's default."""
     if bound is None:
         return algorithm.max_staleness
     steps = checked_integer("argument max_staleness", bound, 0, "None or a whole number")
@@ -64,7 +64,7 @@ def checked_staleness(bound: Any, algorithm: Algorithm) -> int | None:
 
 
 def checked_scale_steps(given: Any, algorithm: Algorithm) -> bool:
-    """Resolve scale_steps: True or False as given, or the algorithm's default for None."""
+    """Resolve scale_steps: True or False as given; None selects the algorithm's default."""
     if given is None:
         return bool(algorithm.scales_steps)
     if not isinstance(given, bool):
@@ -83,7 +83,7 @@ _LEAST_BUFFER = 0.25
 
 
 def checked_communication_buffer(megabytes: Any, averager: ModelAverager) -> int | None:
-    """Convert the size of the buffer from MiB to bytes; None stays None."""
+    """Convert the buffer size from MiB to bytes; keep None."""
     if megabytes is None:
         return None
     if not isinstance(megabytes, (int, float)) or not megabytes >= _LEAST_BUFFER:
@@ -109,7 +109,7 @@ def checked_flag(name: str, given: Any) -> bool:
 
 
 def checked_prefix(prefix: Any, algorithm: Algorithm) -> str | None:
-    """Check that window_prefix is None or a name, and the algorithm one-sided."""
+    """Check that window_prefix is None or a name, and that the algorithm is one-sided if named."""
     if prefix is None:
         return None
     if not isinstance(prefix, str) or not prefix:

@@ -1,4 +1,4 @@
-"""Subclasses of DistributedOptimizer; each fixes one algorithm or one way to communicate."""
+"""Subclasses of DistributedOptimizer that each fix one algorithm or one communication."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """Options of :class:`asyncddp.DistributedOptimizer` that its subclasses pass on to it."""
+    """Options of :class:`asyncddp.DistributedOptimizer` accepted by its subclasses."""
 
     topology: GraphOrSchedule | None
     bucket_size_in_mb: float
@@ -31,7 +31,7 @@ class OptimizerOptions(TypedDict, total=False):
 
 
 class _FixedAlgorithmOptimizer(DistributedOptimizer):
-    """Base class of optimizer wrappers; each subclass names its averaging algorithm."""
+    """Base class of optimizer wrappers that each fix one averaging algorithm."""
 
     _algorithm: ClassVar[str]
 
@@ -54,7 +54,7 @@ class _FixedAlgorithmOptimizer(DistributedOptimizer):
 
 
 class DistributedAdaptWithCombineOptimizer(_FixedAlgorithmOptimizer):
-    """Optimizer wrapper that averages, in any way chosen, during forward and backward.
+    """Optimizer wrapper for adapt-with-combine: averages parameters during forward/backward.
 
     It is :class:`DistributedOptimizer` with ``algorithm="adapt_with_combine"``.
     """
@@ -72,7 +72,7 @@ class DistributedAdaptThenCombineOptimizer(_FixedAlgorithmOptimizer):
 
 
 class _PresetOptimizer(DistributedOptimizer):
-    """Base class of optimizer wrappers whose algorithm and communication are class attributes."""
+    """Base class of optimizer wrappers with algorithm and communication as class attributes."""
 
     _algorithm: ClassVar[str] = "adapt_with_combine"
     _communication: ClassVar[str | None] = None
@@ -149,7 +149,7 @@ class DistributedAllreduceOptimizer(_PresetOptimizer):
 
 
 class DistributedWinPutOptimizer(_PresetOptimizer):
-    """Optimizer wrapper that averages parameters through puts into neighbours' windows.
+    """Optimizer wrapper that averages parameters put into neighbours' windows.
 
     It is :class:`DistributedOptimizer` with ``algorithm="win_put"``.
     """

@@ -1,4 +1,4 @@
-"""``fuse_optimizer``: steps that treat parameters which follow each other in memory as one."""
+"""``fuse_optimizer``: optimizer steps that update parameters adjacent in memory as one tensor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fuse_optimizer(
     *,
     elementwise: bool = False,
 ) -> OptimizerType:
-    """Add a method ``fuse_step()`` to an optimizer: ``step()`` in few operations on large tensors.
+    """Add ``fuse_step()`` to an optimizer: a ``step()`` with few operations on large tensors.
 
     Parameters of a group whose weights, gradients and moments follow each other in memory are
     updated as one tensor. ``state_dict()`` stays per parameter, and both kinds of steps may
@@ -102,7 +102,7 @@ def fuse_optimizer(
 
 
 class _FusedStep:
-    """The method ``fuse_step`` of an optimizer."""
+    """Implementation of ``fuse_step``: a step over a few flat tensors."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _FusedStep:
         self._runs: list[GroupRuns] = []
 
     def __call__(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step; ``closure`` evaluates the model and gives the loss."""
+        """Make one step; ``closure`` evaluates the model and returns the loss."""
         if not isinstance(self._entry, TransparentOptimizerWrapper):
             return self._run(closure)
         with self._entry.replaced_update(self._run):
@@ -144,13 +144,13 @@ class _FusedStep:
         return sum(len(group["params"]) for group in self._optimizer.param_groups)
 
     def _is_complete(self) -> bool:
-        """Move parameters back that were moved; False where some do not fit, or are new."""
+        """Move relocated parameters back; return False if some do not fit or are new."""
         known = self._count == self._parameter_count()
         return known and all(flat.weights.reattach() for flat in self._flat)
 
     @contextmanager
     def _flat_parameters(self) -> Iterator[None]:
-        """Put flat tensors in the place of the runs' members in the block."""
+        """Replace the parameters of runs by flat tensors within the ``with`` block."""
         states: States = self._optimizer.state
         groups = self._optimizer.param_groups
         before = [group["params"] for group in groups]
@@ -181,7 +181,7 @@ class _FusedStep:
 
 
 class _FlatMemory:
-    """Flat memory of parameters of one group, dtype and device."""
+    """Flat memory for parameters of the same group, dtype and device."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         named = [(f"parameter {place}", one) for place, one in enumerate(parameters)]
@@ -190,7 +190,7 @@ class _FlatMemory:
         self._gradients = FlatBucket([parameter.data for parameter in parameters])
 
     def gather_gradients(self) -> None:
-        """Move gradients that do not follow each other as the weights do."""
+        """Move gradients into flat memory, unless they are laid out like the weights."""
         apart, views = [], []
         for parameter, view in zip(self.weights.parameters, self._gradients.views, strict=True):
             gradient = parameter.grad
@@ -204,7 +204,7 @@ class _FlatMemory:
             torch._foreach_copy_(views, apart)
 
     def gather_moments(self, states: States) -> None:
-        """Move moments that do not follow each other as the weights do."""
+        """Move moments into flat memory, unless they are laid out like the weights."""
         parameters = self.weights.parameters
         moments = [moments_of(parameter, states) for parameter in parameters]
         for key in dict.fromkeys(key for found in moments for key in found):
@@ -218,7 +218,7 @@ class _FlatMemory:
 
 
 def _are_parallel(parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether the tensors lie at the same distances as the parameters."""
+    """Return whether the tensors lie at the same distances as the parameters do."""
     return all(
         distance(tensors[0], tensor) == distance(parameters[0], parameter)
         for parameter, tensor in zip(parameters, tensors, strict=True)
@@ -226,7 +226,7 @@ def _are_parallel(parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Te
 
 
 def _fitting(group: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the parameters of a group that can be updated together."""
+    """Return the parameters of a group that one operation can update together."""
     return [
         parameter
         for parameter in group["params"]

@@ -22,7 +22,7 @@ from asyncddp.optim.state_broadcast import broadcast_optimizer_state
 
 @contextmanager
 def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Iterator[None]:
-    r"""Let ranks have different numbers of batches: none waits for a rank that is done.
+    r"""Let ranks have different numbers of batches: no rank waits for one that has finished.
 
     With T the ranks that still train, neighbours mix with
 
@@ -94,7 +94,7 @@ def join(*optimizers: DistributedOptimizer, broadcast_last: bool = False) -> Ite
 
 
 class _JoinableOptimizer:
-    """Distributed optimizer within a ``join`` block, whose steps there are counted."""
+    """Distributed optimizer within a ``join`` block, which counts its steps."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self.optimizer = optimizer
@@ -160,7 +160,7 @@ def _check_supports_join(optimizer: DistributedOptimizer) -> None:
 
 
 def _shadow_active_ranks(members: list[_JoinableOptimizer], coordinator: JoinCoordinator) -> None:
-    """Take part in the active ranks' operations until all ranks have joined."""
+    """Take part in the operations of active ranks until all ranks have finished."""
     for member in members:
         member.phase.conclude()
         member.averager.windows.conclude()
@@ -176,7 +176,7 @@ def _shadow_active_ranks(members: list[_JoinableOptimizer], coordinator: JoinCoo
 
 
 def _take_all_back(averager: ModelAverager) -> None:
-    """Let the method begin anew with all ranks, where some were done earlier."""
+    """Restart the method's state with all ranks, if some had finished earlier."""
     if averager.communication.supports_join and not averager.communication.asynchronous:
         row = averager.communication.row_of_round(averager, averager.round)
         averager.restart_if_changed(None, row)
@@ -185,7 +185,7 @@ def _take_all_back(averager: ModelAverager) -> None:
 def _synchronize_at_end(
     members: list[_JoinableOptimizer], coordinator: JoinCoordinator, *, broadcast_last: bool
 ) -> None:
-    """Copy counters, and where needed the model, from the ranks that trained last to all."""
+    """Copy counters, and if needed the model, from the last active ranks to all."""
     steps = sum(member.steps for member in members)
     carried = [member.phase.accumulation.carried_passes for member in members]
     completed = [member.optimizer._switcher.steps for member in members]

@@ -1,4 +1,4 @@
-"""Settings of a training method: what a wrapper is told of it, and the phase that comes of it."""
+"""Settings of a training method, and the construction of the training phase that uses them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from asyncddp.topology.builders import TopologyLike
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """Settings of a training method, by the names of ``DistributedOptimizer``'s arguments.
+    """Settings of a training method, named as the arguments of ``DistributedOptimizer``.
 
     Attributes:
         options: Options of the method itself.
@@ -70,14 +70,14 @@ class MethodSettings:
 
     @classmethod
     def of(cls, algorithm: str | type[Algorithm], arguments: Mapping[str, Any]) -> Self:
-        """Sort keyword arguments into the wrapper's and the method's own."""
+        """Split keyword arguments into the wrapper's settings and the method's options."""
         names = {one.name for one in fields(cls)} - {"algorithm", "options"}
         known = {name: value for name, value in arguments.items() if name in names}
         own = {name: value for name, value in arguments.items() if name not in names}
         return cls(algorithm, options=own, **known)
 
     def is_plain(self, algorithm: str) -> bool:
-        """Return whether it is that algorithm, with defaults for all that changes its steps."""
+        """Return whether it is the algorithm with defaults for all that affects its steps."""
         plain = MethodSettings(
             algorithm,
             topology=self.topology,
@@ -88,7 +88,7 @@ class MethodSettings:
         return self == plain
 
     def arguments(self) -> dict[str, Any]:
-        """Return keyword arguments for ``DistributedOptimizer``."""
+        """Return the settings as keyword arguments for ``DistributedOptimizer``."""
         names = [one.name for one in fields(self) if one.name != "options"]
         return {**{name: getattr(self, name) for name in names}, **self.options}
 
@@ -133,7 +133,7 @@ class MethodSettings:
         )
 
     def before(self, method: Algorithm) -> MethodSettings:
-        """Return the settings by which a method's warm-up trains."""
+        """Return the settings for a method's warm-up."""
         return replace(
             self,
             algorithm=method.warmup_algorithm,
@@ -145,7 +145,7 @@ class MethodSettings:
         )
 
     def describe(self, without: Collection[str] = ()) -> str:
-        """Describe the settings that differ from their defaults, but for the topology and some."""
+        """Describe non-default settings, without the topology and the given names."""
         given = [
             f"{one.name}={getattr(self, one.name)!r}"
             for one in fields(self)
@@ -183,7 +183,7 @@ class MethodSettings:
         *,
         broadcast: bool = False,
     ) -> CommunicationPhase:
-        """Check all settings against each other and the other ranks', and build the phase.
+        """Check all settings for consistency on all ranks, and build the phase.
 
         Collective.
 
@@ -229,7 +229,7 @@ class MethodSettings:
     def rebuild_phase(
         self, phase: CommunicationPhase, before: MethodSettings, wrapper: str
     ) -> CommunicationPhase:
-        """Build a phase that goes on with the averager and the counters of one that has ended.
+        """Build a phase that takes over averager and counters of an ended phase.
 
         Collective. Settings of the same method, which may differ in bucket size, communication,
         compression and ``update_in_backward``; what they share stays as the user has set it since.
@@ -253,7 +253,7 @@ class MethodSettings:
         return rebuilt
 
     def compressor_for(self, method: Algorithm) -> Compressor | None:
-        """Return the compressor of the buckets, None for none.
+        """Return the compressor of the buckets, or None.
 
         Raises:
             UnknownNameError: No compressor has that name.
@@ -267,7 +267,7 @@ class MethodSettings:
         )
 
     def check(self, context: Context, optimizer: torch.optim.Optimizer) -> Algorithm:
-        """Raise what :meth:`build_phase` would raise on this rank; return the method."""
+        """Run this rank's checks of :meth:`build_phase`; return the method."""
         method = self.create_method()
         method.check_optimizer(optimizer)
         checked_prefix(self.window_prefix, method)
@@ -278,7 +278,7 @@ class MethodSettings:
         return method
 
     def steps_per_round(self, method: Algorithm) -> int:
-        """Return the number of steps from one averaging to the next.
+        """Return the number of steps per averaging round.
 
         Raises:
             ArgumentError: The number is none, or given twice.
@@ -301,7 +301,7 @@ class MethodSettings:
 def set_gradient_meaning(
     method: Algorithm, optimizer: torch.optim.Optimizer, *, averages: bool
 ) -> None:
-    """Tell an optimizer that can take momentum from gradients whether it finds any there.
+    """Tell an optimizer that accepts momentum as gradients whether it gets momentum.
 
     Args:
         method: The method in use.

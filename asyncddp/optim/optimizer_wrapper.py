@@ -1,4 +1,4 @@
-"""Base classes of DistributedOptimizer: access to the wrapped optimizer and to its windows."""
+"""Base classes of DistributedOptimizer, for access to the wrapped optimizer and to its windows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
 
     def _patch_step_function(self) -> None:
-        """Let ``step`` run this object's own hooks; torch's global ones run once, as it updates."""
+        """Make ``step`` run this object's own hooks, and torch's global hooks once."""
         kind: Any = type(self)
         if not getattr(kind.step, "hooked", False):
             kind.step = _with_own_hooks(kind.step)
@@ -60,7 +60,7 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
 
     @contextmanager
     def replaced_update(self, update: Callable[..., Any]) -> Iterator[None]:
-        """Have steps in a ``with`` block update parameters in another way."""
+        """Replace the parameter update of steps within a ``with`` block."""
         self._update = update
         try:
             yield
@@ -93,10 +93,10 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
         return update(evaluate)
 
     def _before_update(self) -> None:
-        """Handle that the wrapped optimizer is about to use the gradients."""
+        """Hook: the wrapped optimizer is about to use the gradients."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute that only the wrapped optimizer has, such as its ``train()``.
+        """Return an attribute of the wrapped optimizer, such as its ``train()``.
 
         Methods that make a part of a step, such as ``first_step()``, raise a UsageError instead.
         """
@@ -129,7 +129,7 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
 
 
 def _with_own_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step around which the hooks run that were registered on its optimizer alone."""
+    """Return a step function that runs the hooks registered on its optimizer only."""
 
     @functools.wraps(step)
     def hooked(*args: Any, **kwargs: Any) -> Any:
@@ -146,14 +146,14 @@ def _with_own_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class WindowMethodsMixin(NeighborProgressMixin):
-    """Mixin of DistributedOptimizer: barriers, bounded staleness and freeing of its windows.
+    """Mixin of DistributedOptimizer for windows: barriers, bounded staleness and freeing.
 
     With algorithms that use no windows it has no effect.
     """
 
     @property
     def force_barrier(self) -> bool:
-        """True if all ranks synchronise before and after each averaging, so that none is async.
+        """True if ranks synchronise before and after each averaging, so none is asynchronous.
 
         False at first; may be set before any round, on all ranks.
         """
@@ -165,7 +165,7 @@ class WindowMethodsMixin(NeighborProgressMixin):
 
     @property
     def max_staleness(self) -> int | None:
-        """Number of steps that a neighbour may lag before this rank waits; None for any."""
+        """Number of steps that a neighbour may lag before this rank waits; None: no limit."""
         return self._averager.max_staleness
 
     def unregister_windows(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs of parameters that follow each other in memory, each viewed as one flat tensor."""
+"""Runs of parameters adjacent in memory, each viewed as one flat tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ States: TypeAlias = MutableMapping[torch.Tensor, dict[str, Any]]
 
 
 def moments_of(parameter: torch.Tensor, states: States) -> dict[str, torch.Tensor]:
-    """Return the state tensors that have an element for each of the parameter's."""
+    """Return the state tensors with the parameter's shape."""
     return {
         key: value
         for key, value in states.get(parameter, {}).items()
@@ -27,7 +27,7 @@ def moments_of(parameter: torch.Tensor, states: States) -> dict[str, torch.Tenso
 
 
 def distance(first: torch.Tensor, second: torch.Tensor) -> int | None:
-    """Return how many elements the second tensor is behind the first; None if in other memory."""
+    """Return the offset in elements from the first tensor to the second; None across storages."""
     if first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr():
         return None
     return int(second.storage_offset()) - int(first.storage_offset())
@@ -36,7 +36,7 @@ def distance(first: torch.Tensor, second: torch.Tensor) -> int | None:
 def find_runs(
     parameters: Iterable[torch.Tensor], states: States, alignment: int
 ) -> list[list[torch.Tensor]]:
-    """Divide parameters with gradients into runs, whose elements follow each other everywhere.
+    """Divide parameters with gradients into runs whose tensors are adjacent in memory.
 
     In a run weights, gradients and each kind of moment lie in the same order at the same distances,
     and all other state is equal. A parameter that is no part of a longer run is one by itself.
@@ -64,13 +64,13 @@ def find_runs(
 
 
 def _is_small(first: torch.Tensor, last: torch.Tensor) -> bool:
-    """Return whether a run from the first parameter to the last is not too large."""
+    """Return whether a run from the first to the last parameter is within the size limit."""
     size = last.data_ptr() + last.numel() * last.element_size() - first.data_ptr()
     return not first.is_cpu or size <= _CPU_LIMIT
 
 
 def _traits(parameter: torch.Tensor, states: States) -> tuple[Any, ...] | None:
-    """Return what members of a run have in common; None for a parameter that fits in none."""
+    """Return the properties that must be equal within a run; None for unsuitable parameters."""
     gradient, moments = parameter.grad, moments_of(parameter, states)
     if gradient is None or gradient.layout != torch.strided or parameter.dim() == 0:
         return None  # without dimensions, a number of the state cannot be told from a moment
@@ -99,7 +99,7 @@ def _follows(first: torch.Tensor, second: torch.Tensor, states: States, alignmen
 
 
 class FlatRun:
-    """A run as one flat tensor with a gradient and a state, which share the members' memory.
+    """Consecutive parameters as one flat tensor; its gradient and state share their memory.
 
     It can be stepped again as long as :meth:`is_current`.
 
@@ -130,7 +130,7 @@ class FlatRun:
         return first.as_strided((self._span,), (1,))
 
     def is_current(self, states: States) -> bool:
-        """Return whether weights, gradients and state lie where they were, with equal numbers."""
+        """Return whether weights, gradients and state are unmoved, and their scalars equal."""
         for member, where, written in zip(
             self.members, self._addresses, self._written, strict=True
         ):
@@ -144,12 +144,12 @@ class FlatRun:
         return all(bool((numbers == numbers[0]).all()) for numbers in self._numbers.values())
 
     def lend(self, states: States) -> None:
-        """Enter the state of ``flat``, for a step."""
+        """Add the state of ``flat`` to the optimizer's states, for one step."""
         if self.state:
             states[self.flat] = self.state
 
     def write_back(self, states: States) -> None:
-        """Take the state of ``flat`` out, and give each member its part of it."""
+        """Remove the state of ``flat``, and return to each member its part."""
         left = states.pop(self.flat, None)
         if left is None:
             self._written = self._written or [{} for _ in self.members]
@@ -169,7 +169,7 @@ class FlatRun:
             self.state, self._given = left, dict(left)
 
     def _divided(self, key: str, value: Any) -> Sequence[Any]:
-        """Return the members' parts of a value; numbers become views of one tensor."""
+        """Split a value into the members' parts; scalars become views of one tensor."""
         if not isinstance(value, torch.Tensor):
             return [value] * len(self.members)
         if value.shape == self.flat.shape:
@@ -189,7 +189,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 class GroupRuns:
-    """Runs of the parameters of a group that have gradients, kept from step to step.
+    """Runs of a group's parameters with gradients, reused from step to step.
 
     Attributes:
         runs: Those of more than one parameter.
@@ -203,7 +203,7 @@ class GroupRuns:
         self.alone = [run[0] for run in runs if len(run) == 1]
 
     def is_current(self, parameters: list[torch.Tensor], states: States) -> bool:
-        """Return whether they are still the runs of these parameters."""
+        """Return whether the runs still match these parameters."""
         return (
             len(parameters) == len(self._parameters)
             and all(map(operator.is_, parameters, self._parameters))

@@ -1,4 +1,4 @@
-"""Synchronisation of parameters over all ranks: broadcast from a root, or average."""
+"""Synchronisation of parameters across ranks: broadcast from a root, or average."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Parameters: TypeAlias = (
 
 
 def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
-    r"""Give all ranks the root's parameters, in place.
+    r"""Copy the root's parameters to all ranks, in place.
 
     .. math:: x_i \leftarrow x_\mathrm{root}
 
@@ -100,7 +100,7 @@ _replicas: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def keep_replica(model: torch.nn.Module) -> None:
-    """Let wrappers made from now on leave the ranks' models apart, until something changes them."""
+    """Exempt the model's tensors from wrappers' initial broadcast, until they change."""
     for tensor in tensors_of(model).values():
         if _can_travel(tensor):
             _replicas[tensor] = tensor._version
@@ -109,7 +109,7 @@ def keep_replica(model: torch.nn.Module) -> None:
 def starting_tensors(
     models: Sequence[torch.nn.Module], parameters: Iterable[torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return, by name, what a wrapper that is made gives to all ranks as rank 0 has it.
+    """Return, by name, the tensors that a new wrapper broadcasts from rank 0.
 
     Those are the parameters, of all the models' if None, and the models' dense buffers, but for
     what a checkpoint has just given to each rank as its own.
@@ -134,7 +134,7 @@ def _can_travel(tensor: torch.Tensor) -> bool:
 
 
 def broadcast_start(tensors: Iterable[torch.Tensor]) -> None:
-    """Give all ranks rank 0's tensors, whatever their dtypes and strides; collective."""
+    """Broadcast rank 0's tensors, whatever their dtypes and strides; collective."""
     every = list(tensors)
     if every:
         wait_for_reads(every)
@@ -142,7 +142,7 @@ def broadcast_start(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _sent(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a tensor that can be sent and written, without expanded dimensions."""
+    """Return a view of a tensor without expanded dimensions, which can be sent and written."""
     for dimension, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dimension] > 1:
             tensor = tensor.narrow(dimension, 0, 1)
@@ -150,7 +150,7 @@ def _sent(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _named(caller: str, params: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors by name, each once, in an order that is equal on all ranks."""
+    """Return the tensors by name, without duplicates, in the same order on all ranks."""
     if isinstance(params, torch.nn.Module):
         return tensors_of(params)
     entries = params.items() if isinstance(params, Mapping) else params

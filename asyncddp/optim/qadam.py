@@ -1,4 +1,4 @@
-"""``QAdamOptimizer``: Adam whose second moment is frozen, so that momentum can be compressed."""
+"""``QAdamOptimizer``: Adam with a frozen second moment, so that momentum can be compressed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from asyncddp.tensors.allocation import zeros_like
 
 
 class QAdamOptimizer(AdamVariant):
-    r"""Adam in a warm-up of W - 1 steps; afterwards v stays as it is, and m is communicated.
+    r"""Adam for W - 1 warm-up steps; afterwards v is frozen, and m is communicated.
 
     Let s be the number of a parameter's step, counted from 1. While s < W, with g the gradient,
     :math:`g \leftarrow g + \lambda x`, :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`,
@@ -118,7 +118,7 @@ class QAdamOptimizer(AdamVariant):
         )
 
     def warming_up(self, parameter: torch.Tensor) -> bool:
-        """Return whether the next step takes the parameter's gradient as a gradient.
+        """Return whether the next step uses the parameter's gradient as a gradient.
 
         Args:
             parameter: One of the parameters of this optimizer.
@@ -130,7 +130,7 @@ class QAdamOptimizer(AdamVariant):
         return self._steps(parameter) + 1 < warmup
 
     def next_momentum(self, parameter: torch.Tensor) -> torch.Tensor:
-        r"""Return :math:`\beta_1 m + (1 - \beta_1) g`, which ranks average in the second stage.
+        r"""Return :math:`\beta_1 m + (1 - \beta_1) g`, to be averaged in the second stage.
 
         Args:
             parameter: One of the parameters of this optimizer; a grad that is None counts as zero.
@@ -189,7 +189,7 @@ class QAdamOptimizer(AdamVariant):
         )
 
     def _steps(self, parameter: torch.Tensor) -> int:
-        """Return the number of steps that a parameter has made."""
+        """Return a parameter's number of steps."""
         state = self.state.get(parameter)
         return int(state["step"]) if state else 0
 

@@ -1,4 +1,4 @@
-"""Agreement of replicas: what becomes of the ranks' different models where a method ends."""
+"""Unification of the ranks' different models at the end of a method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICIES = ("average", "rank0", "keep")
 
 
 def unify_replicas(models: Sequence[torch.nn.Module], policy: str) -> None:
-    r"""Make the ranks' models equal, by the policy; collective.
+    r"""Make the ranks' models equal according to a policy; collective.
 
     ``"average"`` replaces floating-point parameters and buffers by their averages over ranks,
     variances by those of all data, and takes all else from rank 0; ``"rank0"`` takes all from rank
@@ -45,7 +45,7 @@ def unify_replicas(models: Sequence[torch.nn.Module], policy: str) -> None:
 
 
 def unify_state(optimizer: torch.optim.Optimizer, policy: str) -> None:
-    """Make the ranks' optimizers equal in their state, by the policy; collective.
+    """Make the ranks' optimizer states equal according to a policy; collective.
 
     ``"average"`` replaces floating-point tensors by their averages, and takes others from rank 0.
     """
@@ -70,7 +70,7 @@ def _parameters(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def tensors_differ(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether two ranks differ in a bit of these tensors; collective."""
+    """Return whether these tensors differ in any bit between ranks; collective."""
     digest = sha256()
     for tensor in tensors:
         digest.update(as_bytes(on_host(tensor)).numpy().data)

@@ -1,4 +1,4 @@
-"""Warning of a method that averages rarely, and has hardly averaged by the end of a run."""
+"""Warning that a method with a long averaging interval has hardly averaged by the end of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STRONG = 0.9
 
 
 class RoundsWarning:
-    """Counts a method's steps and rounds, of which :meth:`tell` warns once on rank 0.
+    """Counter of steps and rounds; :meth:`tell` warns once on rank 0 of too few rounds.
 
     It warns where the whole model was never averaged, and where it was so fewer than ten times by a
     method whose rounds have a momentum of 0.9 or more.
@@ -23,7 +23,7 @@ class RoundsWarning:
         self._watched = False
 
     def begin(self, config: PhaseConfig, since: int) -> None:
-        """Count for a method that is in use since so many steps of its wrapper."""
+        """Start counting for a method in use since step ``since`` of its wrapper."""
         averager, method = config.averager, config.averager.algorithm
         averages = averager.communication.how is not None and not averager.single_rank
         self._watched = averages and config.passes_per_round > 1 and averager.context.rank == 0
@@ -38,11 +38,11 @@ class RoundsWarning:
         self._momentum = 0.0 if self._option is None else getattr(method, self._option)
 
     def count(self, steps: int, rounds: int) -> None:
-        """Take note of how many steps and rounds were made in all."""
+        """Record the total numbers of steps and rounds."""
         self._steps, self._rounds = steps - self._since, rounds
 
     def tell(self) -> None:
-        """Warn, if there is something to warn of and this was not done before."""
+        """Warn if there were too few rounds, unless already warned."""
         averages = self._rounds // self._fragments if self._watched and self._steps else _FEW
         if averages >= _FEW or (averages and self._momentum < _STRONG):
             return

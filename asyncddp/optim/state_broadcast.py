@@ -19,7 +19,7 @@ from asyncddp.tensors.allocation import empty
 
 @dataclass(frozen=True)
 class _TensorPlaceholder:
-    """Placeholder of a tensor in a pickled structure; the tensor itself is broadcast separately."""
+    """Placeholder for a tensor in a pickled structure; the tensor is broadcast separately."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -31,7 +31,7 @@ _RANK_LOCAL_KEYS = ("params", "param_names")
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Give all ranks the root's optimizer state and options.
+    """Broadcast the root's optimizer state and options to all ranks.
 
     Works for any optimizer, with whatever nesting, tensors, numbers and None it keeps; numbers
     arrive exactly. No step is made and no parameter moves. State that the root does not have is
@@ -83,7 +83,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return an optimizer's parameters by group and by name, or else by index in the group."""
+    """Return an optimizer's parameters by group and name, or by index without names."""
     named: dict[str, torch.Tensor] = {}
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or range(len(group["params"]))
@@ -115,7 +115,7 @@ def _placeholder(value: Any) -> Any:
 def _receive_tensors(
     structure: Any, own_value: Any, root_rank: int, optimizer: torch.optim.Optimizer
 ) -> Any:
-    """Fill a structure with the root's tensors, received into this rank's own where they fit."""
+    """Fill a structure with the root's tensors, reusing this rank's tensors if they fit."""
     own = dict(tree_flatten_with_path(own_value)[0])
 
     def receive(path: KeyPath, entry: Any) -> Any:

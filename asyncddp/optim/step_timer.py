@@ -1,4 +1,4 @@
-"""Timer of training steps: by the host's clock, or by events in the GPU's stream."""
+"""Timer of training steps, by the host's clock or by CUDA events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class StepTimer:
-    """Timer of consecutive steps on one device; no step waits for the GPU because of it.
+    """Timer of consecutive steps on one device, which never makes a step wait for the GPU.
 
     Args:
         device: Where the parameters are.
@@ -28,7 +28,7 @@ class StepTimer:
 
     @property
     def started(self) -> bool:
-        """True if there is a mark."""
+        """True if a step has been marked."""
         return bool(self._marks)
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class StepTimer:
         return max(0, len(self._marks) - 1)
 
     def mark(self) -> None:
-        """Note that a step has ended and the next one begins."""
+        """Mark the end of a step and the start of the next."""
         if self._device.type != "cuda":
             self._marks.append(time.perf_counter())
             return
@@ -45,7 +45,7 @@ class StepTimer:
         self._marks.append(event)
 
     def durations(self) -> list[float]:
-        """Return the seconds of each step, once the GPU has come to the end of the last."""
+        """Wait for the GPU to finish the last step; return the seconds of each step."""
         pairs = list(zip(self._marks, self._marks[1:], strict=False))
         if self._device.type != "cuda":
             return [end - start for start, end in pairs]

@@ -1,4 +1,4 @@
-"""Successive halving: which of several candidates to measure next, and which is the fastest."""
+"""Successive halving: selects the next candidate to measure, and finally the fastest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import fmean
 
 
 def trials_of(candidates: int) -> int:
-    """Return the number of trials that a search among so many candidates makes.
+    """Return the number of trials in a search among so many candidates.
 
     Example:
         >>> [trials_of(n) for n in (1, 2, 3, 6)]
@@ -17,7 +17,7 @@ def trials_of(candidates: int) -> int:
 
 
 class SuccessiveHalving:
-    r"""Search for the fastest of m candidates: measures all, then the better half, and so on.
+    r"""Search for the fastest of m candidates: measures all, then the faster half, and so on.
 
     With :math:`S_0` all candidates and :math:`t_c` the mean of what was measured of c,
 
@@ -66,11 +66,11 @@ class SuccessiveHalving:
 
     @property
     def measurements(self) -> int:
-        """Measurements made so far, of which a trial has two."""
+        """Number of measurements made so far; each trial has two."""
         return sum(map(len, self.seconds))
 
     def record(self, seconds: float) -> None:
-        """Note what was measured of the current candidate, and go on to the next."""
+        """Record a measurement of the current candidate, and advance to the next."""
         self.seconds[self._queue.pop(0)].append(seconds)
         if not self._queue:
             ranked = sorted(self._left, key=self._mean)
@@ -81,7 +81,7 @@ class SuccessiveHalving:
         return fmean(self.seconds[candidate])
 
     def replay(self, seconds: Sequence[Sequence[float]]) -> None:
-        """Record once more what a search of as many candidates has measured, its ``seconds``."""
+        """Record again the ``seconds`` that a search of as many candidates has measured."""
         left = [list(one) for one in seconds]
         while self.current is not None and left[self.current]:
             self.record(left[self.current].pop(0))

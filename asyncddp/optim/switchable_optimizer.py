@@ -25,7 +25,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
 
     @property
     def autotune(self) -> Autotuner | None:
-        """The search for the fastest settings, with its ``result``; None if none was asked for."""
+        """Search for the fastest settings, with its ``result``; None without autotuning."""
         return self._autotuner
 
     @property
@@ -42,7 +42,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         replicas: str = "average",
         **arguments: Any,
     ) -> None:
-        r"""Train by another algorithm from the next step on; collective, between two steps.
+        r"""Train with another algorithm from the next step on; collective, between two steps.
 
         What is under way ends first, and the ranks' models are made equal. The optimizer with its
         state stays; buckets, hooks and windows are made anew.
@@ -85,7 +85,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         self._switcher.switch(settings, replicas)
 
     def abort(self) -> None:
-        """End averaging that goes on by the clock, once all ranks have called it; collective.
+        """Stop averaging at fixed time intervals, once all ranks have called it; collective.
 
         So does ``async_model_average`` with ``sync_interval_ms``: rounds go on until the last rank
         calls it, and all leave after the same one. Then no message is under way, and parameters
@@ -97,12 +97,12 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         self._phase.abort()
 
     def resume(self) -> None:
-        """Let averaging by the clock go on after :meth:`abort`; all ranks call it."""
+        """Resume averaging at fixed time intervals after :meth:`abort`; all ranks call it."""
         self._phase.resume()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients accumulate in the block: its backward passes are not counted.
+        """Accumulate gradients in the ``with`` block: its backward passes are not counted.
 
         So the pass that follows, with its step, is one, however many were made before.
         """
@@ -115,7 +115,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
             counter.forget()
 
     def close(self) -> None:
-        """End what is under way, free the windows and remove all hooks; collective.
+        """End running operations, free the windows and remove all hooks; collective.
 
         The state can be saved after it, and the model trained by another wrapper.
 
@@ -129,7 +129,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Rounds that this wrapper has completed, and backward passes since the last one."""
+        """Numbers of completed rounds, and of backward passes since the last round."""
         return {"round": self._averager.round, "passes": self._phase.accumulation.carried_passes}
 
     @counters.setter
@@ -139,7 +139,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
 
     @property
     def averaging_state(self) -> dict[str, Any]:
-        """State of the averaging: counters, the algorithm in use, and what that remembers."""
+        """State of the averaging: counters, current algorithm and the algorithm's state."""
         self._phase.settle()
         state = {**self.counters, **self._switcher.state_dict()}
         search = None if self._autotuner is None else self._autotuner.state_dict()
@@ -153,7 +153,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         self.counters = {"round": 0, "passes": self._phase.config.first_carried_passes, **saved}
 
     def method_after_loading(self, averaging_state: Mapping[str, Any]) -> str:
-        """Return the name of the method that would go on from an :attr:`averaging_state`."""
+        """Return the name of the method used after loading an :attr:`averaging_state`."""
         return self._switcher.method_after_loading(averaging_state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state; one of a plain optimizer starts the counters anew.
+        """Restore a state; a plain optimizer's state resets the counters.
 
         All ranks have to load, since methods are built anew where another one was in use then.
         With one-sided methods what neighbours have published before is forgotten, and push-sum goes

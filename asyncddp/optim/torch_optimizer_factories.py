@@ -1,4 +1,4 @@
-"""Functions that create optimizers and schedulers, to pass to ``DecentralizedDataParallel``."""
+"""Functions that create optimizers and schedulers, for ``DecentralizedDataParallel``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def optim_fn_adam(
     weight_decay: float = 1 / 32768,
     eps: float = 1e-8,
 ) -> torch.optim.Adam:
-    """Make ``torch.optim.Adam``, whose weight decay spares biases and norms.
+    """Create ``torch.optim.Adam`` without weight decay on biases and norms.
 
     Parameters of one dimension or none, and those whose names end in "bias", get no weight decay;
     all others do. (The helpers of these names in BlueFog's fork and in Decent-DP have it the other
@@ -60,7 +60,7 @@ def optim_fn_adamw(
     weight_decay: float = 0.1,
     eps: float = 1e-8,
 ) -> torch.optim.AdamW:
-    """Make ``torch.optim.AdamW``; all else is as for :func:`optim_fn_adam`."""
+    """Create ``torch.optim.AdamW``; otherwise like :func:`optim_fn_adam`."""
     groups = _groups("optim_fn_adamw", params, weight_decay)
     return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps)
 
@@ -74,7 +74,7 @@ def optim_fn_accum_adam(
     weight_decay: float = 1 / 32768,
     accum_iter: int = 4,
 ) -> AccumAdam:
-    """Make :class:`AccumAdam` of ``accum_iter``; all else is as for :func:`optim_fn_adam`."""
+    """Create :class:`AccumAdam` with ``accum_iter``; otherwise like :func:`optim_fn_adam`."""
     groups = _groups("optim_fn_accum_adam", params, weight_decay)
     return AccumAdam(groups, lr=lr, betas=(beta1, beta2), eps=eps, accum_iter=accum_iter)
 
@@ -88,7 +88,7 @@ def optim_fn_accum_adamw(
     weight_decay: float = 0.1,
     accum_iter: int = 4,
 ) -> AccumAdamW:
-    """Make :class:`AccumAdamW` of ``accum_iter``; all else is as for :func:`optim_fn_adam`."""
+    """Create :class:`AccumAdamW` with ``accum_iter``; otherwise like :func:`optim_fn_adam`."""
     groups = _groups("optim_fn_accum_adamw", params, weight_decay)
     return AccumAdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, accum_iter=accum_iter)
 
@@ -100,7 +100,7 @@ def lr_scheduler_fn_cosine_with_warmup(
     cosine_eta_min: float = 1e-6,
     warmup_decay: float = 0.01,
 ) -> LambdaLR:
-    r"""Make a scheduler: a straight line up, then half a cosine down.
+    r"""Create a scheduler with linear warm-up, followed by half a cosine down.
 
     .. math::
         \gamma_t = \begin{cases}
@@ -169,7 +169,7 @@ def lr_scheduler_fn_cosine_with_warmup(
 def _groups(
     caller: str, params: Iterable[tuple[str, torch.Tensor]], weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Divide parameters into groups with and without weight decay; empty ones are left out."""
+    """Split parameters into groups with and without weight decay; drop empty groups."""
     decaying: list[torch.Tensor] = []
     spared: list[torch.Tensor] = []
     for entry in [params] if isinstance(params, torch.Tensor) else params:
