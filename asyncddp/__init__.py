@@ -21,7 +21,7 @@ except ModuleNotFoundError:  # a folder that nobody has installed
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Keep the garbage collector still; a pass through torch's objects takes longer than loading.
+    """Disable the garbage collector while loading: it would scan all of torch's objects.
 
     Loading makes no garbage. ``import torch`` leaves the collector so near its next full pass,
     0.1 s, that whatever is loaded next would set it off.

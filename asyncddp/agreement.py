@@ -1,4 +1,4 @@
-"""Agreement of ranks: facts that must be equal on all of them, compared on each with one result."""
+"""Agreement checks: facts that must be equal on all ranks are compared, with one result for all."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SHOWN = 5  # names of a message
 
 
 class Gather(Protocol):
-    """Function that gathers a record from every rank; collective."""
+    """Interface of functions that gather one record of a given type from every rank; collective."""
 
     def __call__(self, mine: T, kind: type[T], /) -> Sequence[T]:
-        """Return the records of a type of all ranks, in rank order."""
+        """Return the records of all ranks, in rank order."""
 
 
 def agree(gather: Gather, facts: Facts, claim: str, remedy: str = "") -> None:
-    """Raise a MismatchError on all ranks unless all have the same facts; collective.
+    """Raise a MismatchError on all ranks unless their facts are equal; collective.
 
     Digests travel first, so that it costs little to find out that all is equal. ``claim`` says who
     needs what, such as "training needs the same model on all ranks".
@@ -45,7 +45,7 @@ def compare(every: Sequence[Facts], claim: str, remedy: str = "") -> None:
 
 
 def _difference(first: Facts, other: Facts, rank: int) -> str:
-    """Describe how the facts of a rank differ from those of rank 0; empty if they do not."""
+    """Describe how a rank's facts differ from rank 0's; empty if they are equal."""
     if not (isinstance(first, Mapping) and isinstance(other, Mapping)):
         pairs = zip_longest(first, other, fillvalue="nothing more")
         unlike = next((pair for pair in pairs if pair[0] != pair[1]), None)

@@ -50,13 +50,13 @@ def read_variable(
 
 
 def set_defaults(variables: Mapping[str, str]) -> None:
-    """Set environment variables of this process that are not set yet."""
+    """Set environment variables of this process, except for those already set."""
     os.environ.update({name: text for name, text in variables.items() if name not in os.environ})
 
 
 @contextlib.contextmanager
 def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside a ``with`` block, and put them back afterwards."""
+    """Set environment variables inside a ``with`` block, and restore them afterwards."""
     before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
@@ -68,7 +68,7 @@ def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def tune_open_mpi(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set Open MPI's TCP options that are not set yet; effective only before MPI starts.
+    """Set defaults for Open MPI's TCP options; effective only before MPI starts.
 
     Example:
         >>> environ = {"OMPI_MCA_pml_ob1_send_pipeline_depth": "3"}
@@ -81,7 +81,7 @@ def tune_open_mpi(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def tune_cuda(transports: str | None, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have CUDA make a hardware queue for each stream, where NCCL may carry messages between GPUs.
+    """Make CUDA use one hardware queue per stream, if NCCL may carry messages between GPUs.
 
     Effective only before CUDA starts, which a CUDA-aware MPI has it do as it starts itself. What is
     set stays. ``transports`` are those of ``ASYNCDDP_DEVICE_TRANSPORTS``.
@@ -98,7 +98,7 @@ def tune_cuda(transports: str | None, environ: MutableMapping[str, str] = os.env
 
 
 def keepalive_times(seconds: float) -> tuple[int, int, int]:
-    """Return after how many seconds TCP probes an idle connection, how often, how many times.
+    """Return the TCP keepalive settings: idle seconds, probe interval, number of probes.
 
     Example:
         >>> keepalive_times(30.0)
@@ -108,7 +108,7 @@ def keepalive_times(seconds: float) -> tuple[int, int, int]:
 
 
 def open_mpi_keepalive(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables by which Open MPI's launcher, 5 or 4, notices in time that a host is lost.
+    """Return variables that make Open MPI's launcher detect a lost host in time.
 
     Example:
         >>> open_mpi_keepalive({})["PRTE_MCA_oob_tcp_keepalive_time"]
@@ -131,7 +131,7 @@ def _positive(text: str) -> float:
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers that are large enough, for :func:`read_variable`."""
+    """Return a parser of integers with a lower bound, for :func:`read_variable`."""
 
     def parse(text: str) -> int:
         with contextlib.suppress(ValueError):
@@ -201,7 +201,7 @@ class Config:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Config:
-        """Read the settings from environment variables; arguments that are given go first.
+        """Read the settings from environment variables; given arguments take precedence.
 
         Raises:
             ArgumentError: A variable has a value that cannot be read; the message names it.

@@ -1,4 +1,4 @@
-"""Deadline of one wait: when to warn, when to give up, and the texts of both messages."""
+"""Deadline of one wait: times of the warning and of giving up, and the texts of both messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class Deadline:
-    """Deadline of one wait: when to warn and when to give up, by the configured timeouts.
+    """Deadline of one wait: the times of warning and giving up, from the configured timeouts.
 
     A ``timeout`` of the wait's own, in seconds, replaces the configured one.
     """
@@ -25,7 +25,7 @@ class Deadline:
         self.renew(self._begun)
 
     def renew(self, now: float) -> None:
-        """Count the wait from ``now`` on, since what is waited for has made progress."""
+        """Restart the wait at ``now``, because the awaited operation has made progress."""
         self.started, self.due = now, now + self._patience
 
     def waited(self) -> float:
@@ -33,15 +33,15 @@ class Deadline:
         return time.monotonic() - self.started
 
     def has_passed(self, waited: float) -> bool:
-        """Tell whether a wait of so many seconds is too long."""
+        """Return whether a wait of ``waited`` seconds has exceeded the timeout."""
         return waited > self._timeout
 
     def warns(self, waited: float) -> bool:
-        """Tell whether a warning is due after a wait of so many seconds; there is only one."""
+        """Return whether a warning is due after a wait of ``waited`` seconds; it is given once."""
         return waited > self._config.warn_after and not self._warned
 
     def mark_warned(self) -> None:
-        """Note that the warning has been given."""
+        """Record that the warning has been given."""
         self._warned, self._patience = True, self._timeout
         self.due = self.started + self._patience
 
@@ -51,7 +51,7 @@ class Deadline:
         logger.warning("%s has been waiting for %.0f s; %s", subject, waited, missing)
 
     def error(self, subject: str, waited: float, missing: str) -> WaitTimeoutError:
-        """Build the error of a wait whose deadline has passed."""
+        """Build the error for a wait whose deadline has passed."""
         if self._is_own:
             return WaitTimeoutError(f"{subject} was not done in {self._timeout:g} s; {missing}")
         return WaitTimeoutError(

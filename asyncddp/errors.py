@@ -1,4 +1,4 @@
-"""Exception classes of the library, in one tree below ``AsyncDDPError``.
+"""Exception classes of the library, all derived from ``AsyncDDPError``.
 
 ::
 
@@ -26,32 +26,32 @@ from asyncddp.printable_text import printable
 
 
 class AsyncDDPError(Exception):
-    """Base class of all exceptions of the library; texts of other ranks cannot steer terminals."""
+    """Base class of the library's exceptions; messages have control characters escaped."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class UsageError(AsyncDDPError):
-    """A mistake of the caller, found on this rank before anything was sent."""
+    """Mistake of the caller, detected on this rank before anything was sent."""
 
 
 class NotInitializedError(UsageError, RuntimeError):
-    """An operation was called before ``init()`` or after ``shutdown()``."""
+    """Error: an operation was called before ``init()`` or after ``shutdown()``."""
 
 
 class ArgumentError(UsageError, ValueError):
-    """An argument has a wrong value."""
+    """Error: an argument has an invalid value."""
 
 
 class UnknownNameError(ArgumentError, KeyError):
-    """No plug-in of the kind asked for has the given name."""
+    """Error: no plug-in of the requested kind has the given name."""
 
     __str__ = Exception.__str__
 
 
 class DtypeError(UsageError, TypeError):
-    """A tensor has a dtype that the operation does not support."""
+    """Error: a tensor has a dtype that the operation does not support."""
 
 
 class PeerError(AsyncDDPError, RuntimeError):
@@ -66,27 +66,27 @@ class PeerError(AsyncDDPError, RuntimeError):
 
 
 class MismatchError(PeerError):
-    """Two ranks called different operations, dtypes, shapes or neighbours under one name."""
+    """Error: ranks called different operations, dtypes, shapes or neighbours under one name."""
 
 
 class DeadlockError(MismatchError):
-    """Ranks wait for each other in a cycle: operations were called in conflicting orders."""
+    """Error: ranks wait for each other in a cycle, after calls in conflicting orders."""
 
 
 class NonFiniteError(PeerError, ArithmeticError):
-    """A rank would have encoded NaN or infinities; nothing was sent, and no state was changed."""
+    """Error: a rank was about to compress NaN or infinities; nothing was sent or changed."""
 
 
 class WaitTimeoutError(PeerError, TimeoutError):
-    """A peer did not answer by the deadline."""
+    """Error: a peer did not respond by the deadline."""
 
 
 class PeerLeftError(PeerError):
-    """A peer has ended its script, failed, or was killed while this rank needed it."""
+    """Error: a peer has ended its script, failed, or was killed while this rank needed it."""
 
 
 class RankError(AsyncDDPError):
-    """A rank of ``local_world()`` raised an exception, which is the ``__cause__`` of this one.
+    """Error raised by a rank of ``local_world()``, which is the ``__cause__`` of this one.
 
     Attributes:
         rank: The rank that failed first.

@@ -1,4 +1,4 @@
-"""Install commands of optional packages, and the error that quotes them if one is missing.
+"""Install commands of optional packages, and the error that quotes them if a package is missing.
 
 The commands name packages of the package index, not extras of this library, so that they work for
 a clone, a wheel and an installation from the index alike.
@@ -48,7 +48,7 @@ def install_command(*needed: str) -> str:
 
 @contextlib.contextmanager
 def needed_package(need: str, *extras: str) -> Iterator[None]:
-    """Raise an ImportError of the block as an EnvironmentProblem with the install command."""
+    """Convert an ImportError in the block to an EnvironmentProblem with the install command."""
     try:
         yield
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Text that is safe to show: what terminals obey is escaped, whoever has sent it."""
+"""Escaping of control characters in text, so that it cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 class _EscapingFilter(logging.Filter):
-    """Escapes what the library logs, which may hold texts of other ranks."""
+    """Log filter that escapes control characters, because records may quote other ranks."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()

@@ -1,4 +1,4 @@
-"""Formats and parses lists of ranks in messages, as ranges such as "0–3", shortened if long."""
+"""Formatting and parsing of rank lists in messages, as ranges such as "0–3", shortened if long."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def list_ranks(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Parse a text of :func:`list_ranks` that was not cut short.
+    """Parse a complete (not shortened) text of :func:`list_ranks`.
 
     Example:
         >>> parse_ranks("ranks 0–3, 5")

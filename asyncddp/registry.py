@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name nearest to an unknown one, as a sentence; empty where none is near.
+    """Suggest the known name most similar to an unknown one, as a sentence; empty if none is.
 
     Example:
         >>> nearest("neighbour_allreduce", ["allreduce", "neighbor_allreduce"])
@@ -49,7 +49,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         self._read: tuple[list[str], dict[str, str]] | None = None
 
     def _known(self, *, again: bool = False) -> dict[str, str]:
-        """Return the built-in entries and those of other distributions; built-in ones win.
+        """Return built-in and other distributions' entries; built-in ones take precedence.
 
         The other distributions' are read again where ``sys.path`` has changed.
         """
@@ -64,7 +64,7 @@ class PluginRegistry(Mapping[str, T], Generic[T]):
         return cast("T", loaded)
 
     def location_of(self, name: str) -> str:
-        """Return where a plug-in is defined, ``"package.module:attribute"``, without importing it.
+        """Return a plug-in's location, ``"package.module:attribute"``, without importing it.
 
         Raises:
             UnknownNameError: There is none of that name.

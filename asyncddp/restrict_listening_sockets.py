@@ -1,4 +1,4 @@
-"""Finds listening TCP sockets of a process, and binds them to the loopback device (Linux).
+"""Restriction of a process's listening TCP sockets to the loopback device (Linux).
 
 Open MPI's launcher and its TCP module listen on all interfaces, whichever one names. Where all
 ranks are on one machine no other machine has to reach them: a socket that is bound to the loopback
@@ -24,19 +24,19 @@ _SEGMENT_BYTES = 18 << 20  # bytes of /dev/shm that Open MPI's shared memory wan
 
 
 def listeners(process: int | None = None) -> list[TCPSocket]:
-    """List the TCP sockets on which a process of this user listens, by default this process."""
+    """List the listening TCP sockets of a process of this user, by default of this process."""
     return [found for found in tcp_sockets(process) if found.peer_port is None]
 
 
 def inodes() -> frozenset[int]:
-    """Return the inodes of this process's listening sockets; empty where that is not known."""
+    """Return the inodes of this process's listening sockets; empty if unknown."""
     with contextlib.suppress(OSError):
         return frozenset(listener.inode for listener in listeners())
     return frozenset()
 
 
 def confine(process: int | None = None, known: frozenset[int] = frozenset()) -> set[int]:
-    """Bind a process's listening sockets to the loopback device, out of other machines' reach.
+    """Bind a process's listening sockets to the loopback device, unreachable from other machines.
 
     Sockets of known inodes are left alone; the inodes of those that were bound are returned. It
     raises an OSError for another user's process, and on kernels older than Linux 5.7.
@@ -52,7 +52,7 @@ def confine(process: int | None = None, known: frozenset[int] = frozenset()) -> 
 
 
 def confine_while_it_runs(process: int) -> None:
-    """Start a thread that confines a child's listening sockets until the child ends."""
+    """Start a thread that confines a child's listening sockets until the child exits."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux, or an old one
         arguments = process, os.pidfd_open(process)
         threading.Thread(

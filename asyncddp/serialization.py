@@ -1,4 +1,4 @@
-"""Serialization of messages between ranks as MessagePack, with a type check when decoding."""
+"""Serialization of messages between ranks as MessagePack, with type checks when decoding."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def pack(value: Any) -> bytes:
-    """Encode numbers, strings, bytes, None, and tuples, lists, mappings and records of them."""
+    """Encode numbers, strings, bytes and None, and tuples, lists, mappings and records of these."""
     return msgspec.msgpack.encode(value)
 
 
 def unpack(data: bytes | bytearray | memoryview, kind: type[T], what: str) -> T:
-    """Decode the bytes of :func:`pack`; ``what`` names value and sender in the PeerError."""
+    """Decode bytes from :func:`pack`; ``what`` names value and sender in the PeerError."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

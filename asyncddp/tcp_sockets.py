@@ -1,4 +1,4 @@
-"""TCP sockets of a process, and copies of them on which options can be set (Linux).
+"""Listing of a process's TCP sockets, and duplicates of them for setting options (Linux).
 
 Open MPI offers no access to its sockets. On other systems there are none to be found.
 """
@@ -37,13 +37,13 @@ class TCPSocket:
 
     @property
     def is_loopback(self) -> bool:
-        """True if the socket is bound to a loopback address, which no other machine can reach."""
+        """True if the socket is bound to a loopback address, unreachable from other machines."""
         mapped = getattr(self.address, "ipv4_mapped", None)
         return bool((mapped or self.address).is_loopback)
 
 
 def tcp_sockets(process: int | None = None) -> list[TCPSocket]:
-    """List the sockets of a process of this user that listen or are connected.
+    """List the listening and connected TCP sockets of a process of this user.
 
     Args:
         process: By default this process.
@@ -70,12 +70,12 @@ def tcp_sockets(process: int | None = None) -> list[TCPSocket]:
 
 
 def copy_of(found: TCPSocket, process: int | None = None) -> socket.socket:
-    """Duplicate a socket of a process; the copy has to be closed."""
+    """Duplicate a socket of a process; the caller must close the duplicate."""
     return socket.socket(fileno=_duplicate(process, found.descriptor))
 
 
 def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
-    """Parse ``0100007F:1F90``, whose 32-bit words are in the byte order of the processor."""
+    """Parse ``0100007F:1F90``; its 32-bit words are in the processor's byte order."""
     host, _, port = text.partition(":")
     words = [int(host[start : start + 8], 16) for start in range(0, len(host), 8)]
     packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)

@@ -49,7 +49,7 @@ class LocalWorld:
             raise late[0]
 
     def activate(self) -> LocalView:
-        """Let notebook cells that begin with ``%%px`` run on these ranks, for good; IPython only.
+        """Make ``%%px`` notebook cells run on these ranks from now on; requires IPython.
 
         Each rank has its own names, which last from cell to cell. What they print begins with the
         rank, the value of the last line is shown for each, and an error is shown once. The world
@@ -68,7 +68,7 @@ class LocalWorld:
         return activate(self)
 
     def renew(self) -> None:
-        """Restart the world after an error; topologies stay as they were."""
+        """Restart the world after an error; topologies are kept."""
         before = self.contexts
         for context in before:
             context.engine.fail_all("its world was begun anew; make it again")
@@ -144,7 +144,7 @@ def local_world(size: int, **settings: Any) -> LocalWorld:
 def _in_threads(
     size: int, call: Callable[[int], Any], failed: Callable[[int, BaseException], None]
 ) -> list[Any]:
-    """Run ``call(rank)`` for all ranks at once; raise the first error with its rank."""
+    """Run ``call(rank)`` for all ranks concurrently; raise the first error with its rank."""
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
     ended = [threading.Event() for _ in range(size)]
@@ -185,7 +185,7 @@ def _in_threads(
 
 
 def _join(threads: Sequence[threading.Thread], ended: Sequence[threading.Event]) -> None:
-    """Wait for threads; a ``Thread.join`` that Ctrl-C ends would count a living one as dead."""
+    """Join threads; after Ctrl-C, ``Thread.join`` would report a running thread as ended."""
     for thread, event in zip(threads, ended, strict=True):
         while thread.is_alive():
             event.wait(_POLL_INTERVAL)

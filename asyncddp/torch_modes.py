@@ -1,4 +1,4 @@
-"""Communication under torch's inference mode and ``torch.compile``; ``torch.func`` is refused."""
+"""Support for torch's inference mode and ``torch.compile``; ``torch.func`` is rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ transforming: Callable[[], object | None] = _functorch.peek_interpreter_stack
 
 
 def normal_mode() -> AbstractContextManager[object]:
-    """Leave ``torch.inference_mode`` while entered, so that tensors made there are ordinary ones.
+    """Leave ``torch.inference_mode`` in the ``with`` block, so that it makes normal tensors.
 
     A tensor that is made in inference mode is refused by everything in place outside of it, and so
     must not be kept for later calls.
@@ -37,7 +37,7 @@ def normal_mode() -> AbstractContextManager[object]:
 
 @contextmanager
 def untracked_views() -> Iterator[None]:
-    """Make views that are none to autograd: tensors of their own which share memory with another.
+    """Make views that autograd does not track: tensors that share memory with another.
 
     Each has a version counter of its own and may be changed in place, whatever autograd makes of
     that. Views are also made faster so.
@@ -53,14 +53,14 @@ def untracked_views() -> Iterator[None]:
 
 
 def inference_mode(*, enabled: bool) -> AbstractContextManager[object]:
-    """Enter or leave ``torch.inference_mode``; almost free where the mode is as asked already."""
+    """Enter or leave ``torch.inference_mode``; almost free if the mode does not change."""
     if torch.is_inference_mode_enabled() == enabled:
         return _NULL_CONTEXT
     return torch.inference_mode(enabled)
 
 
 def refuse_transforms(verb: str) -> None:
-    """Raise an error within a ``torch.func`` transform, whose tensors have no memory to send."""
+    """Raise an error inside a ``torch.func`` transform: its tensors have no memory to send."""
     if transforming() is not None:
         raise ArgumentError(
             f"{verb}: called within a function that torch.func transforms (vmap, grad, jvp, ...); "

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever ends the process that writes them."""
+"""Atomic file writes: a file is complete or absent, even if the writing process is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def written_whole(file: Path) -> Iterator[Path]:
-    """Give the block another name to write a file by, which is the file's once the block ends."""
+    """Yield a temporary name; the file written there gets its final name after the block."""
     part = file.with_name(f"{file.name}.{os.urandom(4).hex()}.part")
     try:
         yield part
