@@ -1,4 +1,4 @@
-"""Transports: MPI, shared memory, loopback and CUDA ones behind one base class, and registries.
+"""Transports (MPI, shared memory, loopback, CUDA) with a common base class, and their registries.
 
 Here belongs how bytes travel; ``mpi4py`` and ``cupy`` are imported here and nowhere else. The
 engine calls it, and ``context`` chooses. A transport declares its scope and condition, never blocks

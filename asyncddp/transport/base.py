@@ -28,7 +28,7 @@ from asyncddp.transport.startup_deadline import StartupDeadline
 
 
 class Request(Protocol):
-    """Handle of a nonblocking send, receive or collective, to test for completion or abandon."""
+    """Interface of a nonblocking send, receive or collective, to test for completion or abandon."""
 
     def done(self) -> bool:
         """Test, without blocking, for completion; a PeerError if the operation has failed."""
@@ -172,7 +172,7 @@ class Transport(ABC):
         return {}
 
     def watch(self, timeout: float) -> object:
-        """Advance all requests, also those that nobody waits for; called often.
+        """Advance all requests, including those that no thread waits for; called often.
 
         Work on a device that all ranks have posted, and of which nothing has ended for ``timeout``
         seconds, is aborted, where the transport can.
@@ -196,7 +196,7 @@ class Transport(ABC):
         """Start receiving exactly as many bytes as ``out`` has, into ``out``."""
 
     def probe(self, tag: int) -> int | None:
-        """Return a rank that has sent with this tag what is not received yet; None without one."""
+        """Return a rank with an unreceived message of this tag; None if there is none."""
         raise EnvironmentProblem(f"transport {self.name} cannot receive from any rank")
 
     @abstractmethod
@@ -221,7 +221,7 @@ class Transport(ABC):
 
     @abstractmethod
     def ibroadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        """Start replacing ``tensor`` by the root rank's."""
+        """Start a broadcast of ``tensor`` from the root rank, in place."""
 
     @abstractmethod
     def iallgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
@@ -236,7 +236,7 @@ class Transport(ABC):
         """Make a transport among the ranks of equal color, ordered by (key, rank); collective."""
 
     def split_members(self, ranks: Sequence[int], tag: int) -> Transport:
-        """Make a transport among these ranks, in this order; collective over these ranks alone.
+        """Make a transport among these ranks, in this order; collective over only these ranks.
 
         ``tag`` (0 <= tag < 32768) keeps calls apart that some ranks make at the same time.
         """
@@ -248,13 +248,13 @@ class Transport(ABC):
 
     @abstractmethod
     def backoff(self, attempt: int, *, background: bool = False) -> None:
-        """Yield the CPU core between two polls, for longer the more attempts found nothing.
+        """Pause between two polls; longer after more polls that found nothing.
 
         A ``background`` thread runs beside a computation, which has priority.
         """
 
     def wait_briefly(self, condition: Callable[[], bool], *, pure: bool = False) -> bool:
-        """Wait a moment for a condition of shared memory, or a message; tell whether it holds.
+        """Wait briefly for a shared-memory condition or a message; tell whether it holds.
 
         Peers that notify this rank do not wake it before a ``pure`` condition holds.
         """
@@ -265,7 +265,7 @@ class Transport(ABC):
         """Release the transport's resources; harmless when called twice."""
 
     def break_collectives(self) -> None:
-        """Refuse further collectives, after one was given up."""
+        """Refuse further collectives, because one was abandoned."""
         self.broken = COLLECTIVE_GIVEN_UP
 
     def require_collectives(self) -> None:
@@ -288,7 +288,7 @@ class Transport(ABC):
             attempt += 1
 
     def send(self, data: torch.Tensor, peer: int, tag: int, timeout: float) -> None:
-        """Send ``data`` to a peer and wait until it may be changed again."""
+        """Send ``data`` to a peer, and wait until ``data`` may be modified again."""
         self.finish(self.isend(data, peer, tag), timeout, f"send to rank {peer}, tag {tag},")
 
     def receive(self, out: torch.Tensor, peer: int, tag: int, timeout: float) -> None:

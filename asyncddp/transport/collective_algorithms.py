@@ -25,15 +25,15 @@ from asyncddp.transport.base import Request, is_short
 
 
 class PointToPointRequest(Request, Protocol):
-    """Request that can be tested while others make progress."""
+    """Interface of requests that can be tested without making progress."""
 
     def test(self) -> bool:
-        """Test for the end; raises what the transfer has failed with."""
+        """Test for completion; raise the error of a failed transfer."""
         ...
 
 
 class PointToPoint(Protocol):
-    """Sends and receives of a transport, with tags that its collectives alone use."""
+    """Interface of a transport's sends and receives, with tags reserved for collectives."""
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> PointToPointRequest:
         """Start to send a contiguous tensor."""
@@ -51,7 +51,7 @@ FEW_RANKS = 16
 
 @dataclass(frozen=True)
 class CollectiveExchange:
-    """Sends and receives of one collective among ``members``, under a tag of its own.
+    """Sends and receives of one collective among ``members``, under its own tag.
 
     Ranks are places among the members here, of which this rank has place ``rank``.
     """
@@ -76,16 +76,16 @@ class CollectiveExchange:
 
     @property
     def few(self) -> bool:
-        """Tell whether the members are so few that each sends to each other directly."""
+        """True if so few members take part that each sends to every other directly."""
         return self.size <= FEW_RANKS
 
     def others(self) -> list[int]:
-        """List the other ranks, the next one first."""
+        """List the other ranks, starting after this one."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
 
 def barrier(exchange: CollectiveExchange) -> Steps:
-    """Dissemination barrier: log2(n) rounds of empty messages to ever farther ranks."""
+    """Dissemination barrier: log2(n) rounds of empty messages over doubling distances."""
     nothing, distance = empty((0,), torch.uint8), 1
     while distance < exchange.size:
         yield [
@@ -96,7 +96,7 @@ def barrier(exchange: CollectiveExchange) -> Steps:
 
 
 def broadcast(exchange: CollectiveExchange, tensor: torch.Tensor, root: int) -> Steps:
-    """Broadcast along a binomial tree below the root."""
+    """Broadcast along a binomial tree rooted at the root."""
     size, place = exchange.size, (exchange.rank - root) % exchange.size
     bit = 1
     while bit < size and not place & bit:
@@ -114,7 +114,7 @@ def broadcast(exchange: CollectiveExchange, tensor: torch.Tensor, root: int) -> 
 def allgather(
     exchange: CollectiveExchange, parts: Sequence[torch.Tensor], *, directly: bool
 ) -> Steps:
-    """Give each rank all parts, of which rank r has ``parts[r]`` in place."""
+    """Gather all parts on every rank; rank r starts with ``parts[r]`` in place."""
     rank, size = exchange.rank, exchange.size
     if directly:
         yield [
@@ -135,7 +135,7 @@ def reduce_scatter(
     out: torch.Tensor,
     divisor: float | None = None,
 ) -> Steps:
-    """Sum part r of all ranks on rank r, into ``out``; ``parts`` stay as they are."""
+    """Sum part r of all ranks on rank r, into ``out``; ``parts`` are not modified."""
     scale, rest = split_divisor(divisor)
     rounding = divisor is not None and rounds(out.dtype)
     total = empty(out.shape, torch.float64) if rounding else out
@@ -153,7 +153,7 @@ def reduce_scatter(
 def _reduce_directly(
     exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor, scale: float
 ) -> Steps:
-    """Sum what the others send of this rank's part, each addition while the next one arrives."""
+    """Sum the other ranks' terms of this rank's part while further terms arrive."""
     own = parts[exchange.rank]
     terms = {peer: empty(own.shape, own.dtype) for peer in exchange.others()}
     receives = [exchange.receive(term, peer) for peer, term in terms.items()]
@@ -168,7 +168,7 @@ def _reduce_directly(
 def _reduce_in_ring(
     exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor, scale: float
 ) -> Steps:
-    """Add this rank's term to the sum of each part that comes by."""
+    """Pass partial sums around the ring; each rank adds its own term."""
     rank, size = exchange.rank, exchange.size
     given = parts[(rank - 1) % size]
     if scale != 1:
@@ -207,7 +207,7 @@ def sum_between_machines(
     sums: Sequence[torch.Tensor],
     divisor: float | None,
 ) -> Steps:
-    """Sum this rank's part with its counterparts', and give it to the ranks of its machine.
+    """Sum this rank's part across machines, and gather all parts inside its machine.
 
     ``machine_sum`` ends once ``part`` is the sum over this machine; ``sums`` get all its ranks'.
     """

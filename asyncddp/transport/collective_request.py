@@ -1,4 +1,4 @@
-"""Request of a collective made of sends and receives, which advances in every round of progress."""
+"""Request of a collective made of sends and receives, advanced in every round of progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WINDOW = 4  # pieces under way at once: one is added while others are in flight
 
 
 class RunningCollectives:
-    """Collectives of a transport that are under way, all of which advance together.
+    """Collectives of a transport that are in progress, advanced together.
 
     Args:
         progress: Makes a round of progress, in which :meth:`advance` is called.
@@ -31,13 +31,13 @@ class RunningCollectives:
         self.requests: list[CollectiveRequest] = []
 
     def advance(self) -> None:
-        """Go on with every collective as far as that is possible."""
+        """Advance every collective as far as possible."""
         for request in list(self.requests):
             request.advance()
 
 
 class CollectiveRequest:
-    """Request of one collective, piece by piece; ``pieces`` are started in order.
+    """Request of one collective in ``pieces``, which are started in order.
 
     It advances with the others, also while this rank waits for something else. ``finish`` is called
     once all pieces have ended.
@@ -58,7 +58,7 @@ class CollectiveRequest:
         self.advance()
 
     def done(self) -> bool:
-        """Make progress, and test for the end."""
+        """Make progress, and test for completion."""
         if not self._ended:
             self._running.progress()
         if self._error is not None:
@@ -66,7 +66,7 @@ class CollectiveRequest:
         return self._ended
 
     def advance(self) -> None:
-        """Go on as far as that is possible."""
+        """Advance as far as possible."""
         try:
             self._advance_pieces()
         except TRANSFER_ERRORS as error:
@@ -83,7 +83,7 @@ class CollectiveRequest:
             self._end(None)
 
     def _step(self, steps: Steps, waiting: list[PointToPointRequest]) -> None:
-        """Go on with a piece as far as that is possible, and keep it unless it has ended.
+        """Advance a piece as far as possible, and keep it unless it has completed.
 
         Of what it waits for the first that has not ended is tested, again and again, and no more.
         """

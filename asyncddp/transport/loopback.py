@@ -1,4 +1,4 @@
-"""Loopback transport: the ranks are threads of one process, and messages stay in its memory."""
+"""Loopback transport for ranks that are threads of one process, with messages in its memory."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class LoopbackTransport(Transport):
 
     @property
     def ring_group(self) -> SharedMemoryGroup | None:
-        """All ranks, for small tensors: others are copied once, straight to the receiver."""
+        """All ranks, for small tensors; larger ones are copied straight to the receiver."""
         return self._group.window_group
 
     @property
     def window_group(self) -> SharedMemoryGroup | None:
-        """All ranks, since they are threads of one process."""
+        """All ranks, because they are threads of one process."""
         return self._group.window_group
 
     @classmethod
@@ -74,17 +74,17 @@ class LoopbackTransport(Transport):
         return [inbox.popleft() for _ in range(len(inbox))]
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> Request:
-        """Match the peer's receive; whichever is posted second copies."""
+        """Match the peer's receive; the later of the two calls copies the data."""
         return self._group.match_message(as_bytes(data), self.rank, peer, tag, sends=True)
 
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> Request:
-        """Match the peer's send; whichever is posted second copies."""
+        """Match the peer's send; the later of the two calls copies the data."""
         return self._group.match_message(as_bytes(out), peer, self.rank, tag, sends=False)
 
     def iallreduce(
         self, tensor: torch.Tensor, out: torch.Tensor | None = None, divisor: int | None = None
     ) -> Request:
-        """Start an allreduce; the last rank to enter sums for all, in the order of the ranks."""
+        """Start an allreduce; the last rank to enter sums for all, in rank order."""
         both = (tensor, tensor if out is None else out)
         return self._enter("allreduce", both, partial(_allreduce, divisor=divisor))
 
@@ -115,12 +115,12 @@ class LoopbackTransport(Transport):
         return LoopbackTransport(group, rank)
 
     def split_members(self, ranks: Sequence[int], tag: int) -> Transport:
-        """Join the other members in a new group, which the first of them to come makes."""
+        """Join the other members in a new group, created by the first to arrive."""
         group = self._group.form_part(tuple(ranks), tag, self.rank)
         return LoopbackTransport(group, ranks.index(self.rank))
 
     def probe(self, tag: int) -> int | None:
-        """Return a rank whose send to this one waits for its receive."""
+        """Return a rank whose send to this rank waits for a receive."""
         with self._group.lock:
             waiting = [s for s, t, of in self._group.sends if (t, of) == (self.rank, tag)]
         return waiting[0] if waiting else None
@@ -130,14 +130,14 @@ class LoopbackTransport(Transport):
         return 0
 
     def backoff(self, attempt: int, *, background: bool = False) -> None:
-        """Sleep until a peer wakes this rank; polling helps only where one wrote to a window."""
+        """Sleep until a peer wakes this rank; only window writes need polling."""
         first, longest = _PAUSES
         pause = min(longest, first * 2 ** min(attempt, 8))
         if self._signal.wait(max(pause, self.least_pause)):
             self._signal.clear()  # the caller looks again before the next backoff
 
     def wait_briefly(self, condition: Callable[[], bool], *, pure: bool = False) -> bool:
-        """Block until peers have notified this rank, or sent it a message."""
+        """Block until a peer notifies this rank or sends it a message."""
         inbox, pause = self._group.inboxes[self.rank], max(_BRIEF, self.least_pause)
         if pure:
             self._signal.wait_for(lambda: bool(inbox) or condition(), pause)
@@ -156,7 +156,7 @@ class LoopbackTransport(Transport):
 
 
 def _least_pause(rank: int, size: int) -> float:
-    """Return the seconds between two polls of a rank, which differ lest all ranks poll at once."""
+    """Return the seconds between two polls of a rank, staggered so that ranks do not coincide."""
     seconds = max(size / _POLLS_PER_SECOND, size**2 / _RANKS_POLLED_PER_SECOND)
     return seconds * (1.0 + 0.5 * (rank * 0.618034 % 1.0))
 

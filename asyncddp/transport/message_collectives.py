@@ -1,4 +1,4 @@
-"""Collectives of a transport by its own sends and receives, from machine to machine.
+"""Collectives of a transport through its own sends and receives, between machines too.
 
 Where each machine has several ranks that share memory, a large tensor is summed inside machines
 first. Then each rank of a machine sums its part of it with its counterparts on the others, so that
@@ -32,7 +32,7 @@ _LANES = 16  # pieces of one collective with tags of their own
 
 
 class MessageCollectives:
-    """Collectives of a transport's ranks, over its sends and receives.
+    """Collectives of a transport's ranks, made of its sends and receives.
 
     Args:
         endpoint: Sends and receives, with ``tags`` that nothing else uses.
@@ -59,14 +59,14 @@ class MessageCollectives:
         self._tags = itertools.cycle(tags[::_LANES])
 
     def sum_by_machines(self, buffers: SharedCollectiveBuffers | None) -> None:
-        """Sum in buffers that the ranks of each machine share, if these are equally many."""
+        """Sum in each machine's shared buffers first, if machines have equally many ranks."""
         place = self._machine.index(self._rank)
         if len({len(machine) for machine in self._machines}) == 1:
             self._buffers = buffers
             self._counterparts = [machine[place] for machine in self._machines]
 
     def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
-        """Start to sum a tensor of all ranks into another, and to divide the sum."""
+        """Start an allreduce of a tensor into another, and divide the sum."""
         if self._buffers is not None and self._buffers.take(tensor):
             return self._allreduce_by_machines(self._buffers, tensor, into, divisor)
         step = _part(tensor, len(self._ring)) * len(self._ring)
@@ -80,7 +80,7 @@ class MessageCollectives:
         into: torch.Tensor,
         divisor: int | None,
     ) -> Request:
-        """Sum inside machines, each part of it between machines, and gather the parts inside."""
+        """Reduce-scatter inside machines, allreduce between them, allgather inside."""
         ranks, count = len(self._machine), tensor.numel()
         given, taken = tensor.detach().view(-1), into.detach().view(-1)
         finish = None
@@ -113,7 +113,7 @@ class MessageCollectives:
     def reduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
     ) -> Request:
-        """Start to sum a tensor of all ranks, of which this one keeps its part."""
+        """Start a reduce-scatter; this rank keeps its part of the sum."""
         step = _part(tensor, len(self._ring))
         columns = torch.split(tensor.detach().view(len(self._ring), out.numel()), step, dim=1)
         parts = [[column[member] for member in self._ring] for column in columns]
@@ -126,7 +126,7 @@ class MessageCollectives:
         return self._by_pieces(broadcast, _pieces(tensor, _step(tensor.nbytes, tensor)))
 
     def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``."""
+        """Start an allgather; rank r contributes ``counts[r]`` elements."""
         parts = list(torch.split(out.detach().view(-1), list(counts)))
         parts[self._rank].copy_(tensor.detach().view(-1))
         short = is_short(out.nbytes, len(self._ring))
@@ -145,7 +145,7 @@ class MessageCollectives:
         return self._request(algorithm(lane, *piece) for lane, piece in lanes)
 
     def _lanes(self, members: Sequence[int]) -> Iterator[CollectiveExchange]:
-        """Yield exchanges among members with the tags of one collective, again and again."""
+        """Yield exchanges among members that cycle through one collective's tags."""
         tag, place = next(self._tags), members.index(self._rank)
         return (
             CollectiveExchange(self._endpoint, members, place, tag + lane)
@@ -159,7 +159,7 @@ class MessageCollectives:
 
 
 def _step(nbytes: int, tensor: torch.Tensor, most: int = _MAX_PIECE) -> int:
-    """Return how many elements of so many bytes a rank sends at once, in pieces of equal size."""
+    """Return how many elements of a given size a rank sends at once, in equal pieces."""
     size = min(most, max(_MIN_PIECE, nbytes // _PIECES))
     pieces = max(1, round(nbytes / size))
     return max(1, -(-nbytes // (pieces * tensor.element_size())))

@@ -13,7 +13,7 @@ SLEEP_SECONDS = 0.00005
 
 
 def outnumber_cores(cores_of_ranks: Iterable[Iterable[int]]) -> bool:
-    """Tell whether ranks of a machine outnumber the cores that they may use.
+    """Tell whether a machine's ranks outnumber the CPU cores that they may use.
 
     Example:
         >>> outnumber_cores([[0, 1], [0, 1]]), outnumber_cores([[0], [0]])
@@ -24,7 +24,7 @@ def outnumber_cores(cores_of_ranks: Iterable[Iterable[int]]) -> bool:
 
 
 class PollingPause:
-    """Pauses of one rank, longer the more polls have found nothing.
+    """Pauses between polls of one rank, longer after more polls that found nothing.
 
     Args:
         cores_shared: True where ranks outnumber the cores of the machine.

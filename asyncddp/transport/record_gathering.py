@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def gather_records(transport: Transport, mine: T, kind: type[T], timeout: float) -> list[T]:
-    """Gather a record of a type from every rank, in rank order; collective."""
+    """Gather a record of a given type from every rank, in rank order; collective."""
     packed = pack(mine)
     data = from_bytes(packed, torch.uint8, (len(packed),))
     length = make_tensor([data.numel()], torch.int64)

@@ -1,4 +1,4 @@
-"""Selection of transports: opens the requested one, and lists which ones carry which tensors."""
+"""Selection of transports: opens the requested one, and lists the routes of tensors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def can_load(transport: str) -> bool:
 
 @dataclass(frozen=True)
 class TransportRoute:
-    """Route of one device type's tensors to a peer: the transport, and how it moves the bytes."""
+    """Route of one device type's tensors to a peer: the transport, and its way of copying."""
 
     device: str
     peer: str  # "same machine" or "other machine"
@@ -69,7 +69,7 @@ def select_route(
     transport: str = DEFAULT_TRANSPORT,
     device_transports: Sequence[str] = (),
 ) -> TransportRoute:
-    """Select the route of a kind of tensor to a peer, where a transport connects all ranks.
+    """Select the transport for a kind of tensor to a peer, if one connects all ranks.
 
     ``device_transports`` are those in use for tensors on GPUs, the best first; what goes by none of
     them is staged.

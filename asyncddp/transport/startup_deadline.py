@@ -24,7 +24,7 @@ _arrival_sockets: dict[str, socket.socket] = {}
 
 
 class InitArrivalTracker:
-    """Tracker of which ranks on this machine have called ``init()``, usable before MPI starts.
+    """Tracker of local ranks that have called ``init()``, usable before MPI starts.
 
     While the context is open, a rank holds a name among the abstract Unix sockets of the machine,
     which the system frees when the process ends. A rank that gives up at its deadline keeps the
@@ -38,7 +38,7 @@ class InitArrivalTracker:
 
     @classmethod
     def from_environment(cls, rank: int) -> InitArrivalTracker | None:
-        """Make this process's tracker from the launcher's variables; None where they are unset."""
+        """Create this process's tracker from the launcher's variables; None if unset."""
         size = announced("LOCAL_WORLD_SIZE")
         job = run_name()
         return None if size is None else cls(f"{os.getuid()}-{job}", rank, int(size))
@@ -69,7 +69,7 @@ class InitArrivalTracker:
 
 @dataclass
 class StartupDeadline:
-    """Deadline of ``init()``: warns which ranks are late, and makes the error once it passes."""
+    """Deadline of ``init()``: warns which ranks are late, and makes the error when it passes."""
 
     rank: int
     size: int
@@ -94,7 +94,7 @@ class StartupDeadline:
         return cls(0, 1, Config.from_environment(), end_process)
 
     def check(self) -> WaitTimeoutError | None:
-        """Warn once when that is due; return the error to raise once the deadline has passed."""
+        """Warn once if a warning is due; return the error to raise after the deadline."""
         deadline, subject = self._deadline, f"rank {self.rank}: init()"
         waited = deadline.waited()
         if not (deadline.warns(waited) or deadline.has_passed(waited)):

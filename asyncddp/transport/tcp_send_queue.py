@@ -1,4 +1,4 @@
-"""Limit of the bytes that wait in TCP sockets, so that they leave in the order of need.
+"""Limit on unsent bytes in MPI's TCP sockets, so that messages leave in the order of need.
 
 Megabytes that wait in one socket take their share of the link from what the next peer needs first.
 On a short link a small buffer prevents it. On a long one the buffer has to hold all that is on its
@@ -22,14 +22,14 @@ _MIN_RTT = slice(148, 152)  # where struct tcp_info has tcpi_min_rtt, in microse
 
 
 def listening_ports() -> list[int]:
-    """Return the ports at which other machines reach this process; empty where not known."""
+    """Return the ports where other machines can reach this process; empty if unknown."""
     with contextlib.suppress(OSError):
         return sorted({one.port for one in listeners() if not one.is_loopback})
     return []
 
 
 class TCPSendQueueLimit:
-    """Limits the connections of MPI to other machines, each after the first message over it.
+    """Limiter of MPI's TCP send queues to other machines, applied after the first message.
 
     Args:
         own_ports: At which this process listens.
@@ -43,7 +43,7 @@ class TCPSendQueueLimit:
         self._limited: set[int] = set()
 
     def connected(self, peer: int) -> None:
-        """Note that a message has come from a rank, over a connection that may be new."""
+        """Record that a message has arrived from a rank; limit its connection if new."""
         if peer not in self._new:
             return
         self._new.remove(peer)
@@ -57,7 +57,7 @@ class TCPSendQueueLimit:
 
 
 def limit_send_queue(connection: socket.socket) -> None:
-    """Limit what waits in a connection, by the time that a byte and its answer take there."""
+    """Limit a connection's send queue according to its round-trip time."""
     with contextlib.suppress(OSError, AttributeError, struct.error):  # closed, or not Linux
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.stop)
         (round_trip,) = struct.unpack("I", info[_MIN_RTT])

@@ -1,4 +1,4 @@
-"""Group of ranks that are threads of one process, and what they share: messages and collectives."""
+"""Group of ranks that are threads of one process, with their shared messages and collectives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MessageKey: TypeAlias = tuple[int, int, int]  # source, target and tag
 
 
 class ThreadRankRequest:
-    """Send, receive or collective between ranks that are threads of this process."""
+    """Send, receive or collective between ranks that are threads of one process."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -30,15 +30,15 @@ class ThreadRankRequest:
         self._error: Exception | None = None
 
     def complete(self, value: Any = None) -> None:
-        """End it, with what a collective gives this rank."""
+        """Complete the request, with this rank's result of a collective."""
         self.value, self._ended = value, True
 
     def fail(self, error: Exception) -> None:
-        """Let :meth:`done` raise an error."""
+        """Make :meth:`done` raise an error."""
         self._error = error
 
     def done(self) -> bool:
-        """Tell whether it has ended; raises what made it fail."""
+        """Tell whether the request has completed; raise its error if it failed."""
         if self._error is not None:
             raise self._error
         return self._ended
@@ -49,7 +49,7 @@ class ThreadRankRequest:
 
 
 class _ThreadRankCollective(ThreadRankRequest):
-    """Collective of ranks that are threads: what each has entered with, by rank."""
+    """Collective of ranks that are threads: the inputs of the ranks that have entered."""
 
     def __init__(self, size: int, entered: Mapping[int, object]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class ThreadGroup:
         self.signals[rank].set()
 
     def form_part(self, ranks: tuple[int, ...], tag: int, rank: int) -> ThreadGroup:
-        """Return the state of a part that all its ranks ask for; the first one makes it."""
+        """Return the state of a subgroup requested by all its ranks; the first one creates it."""
         with self.lock:
             if (ranks, tag) not in self.parts:
                 self.parts[ranks, tag] = ThreadGroup(len(ranks)), set()
@@ -97,7 +97,7 @@ class ThreadGroup:
     def match_message(
         self, data: torch.Tensor, source: int, target: int, tag: int, *, sends: bool
     ) -> ThreadRankRequest:
-        """Match a send with its receive; whichever is posted second copies the data."""
+        """Match a send with its receive; the later of the two calls copies the data."""
         mine, theirs = (self.sends, self.receives) if sends else (self.receives, self.sends)
         key, request = (source, target, tag), ThreadRankRequest()
         with self.lock:

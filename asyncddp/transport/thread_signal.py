@@ -1,4 +1,4 @@
-"""Signals that wake threads of one process, where ranks are threads.
+"""Signals that wake threads of one process, for ranks that are threads.
 
 Threads that are to be woken stand in a queue, and each that goes on wakes the next one, since the
 interpreter runs one at a time: many at once would all ask for it every few milliseconds.
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 
 class _Waiter:
-    """Thread that waits: it is woken through its lock, once it is its turn in the queue."""
+    """Waiting thread, woken through its lock when its turn comes in the queue."""
 
     def __init__(self, condition: Callable[[], bool] | None) -> None:
         self.condition = condition  # that those check who would wake it
@@ -23,7 +23,7 @@ class _Waiter:
 
 
 class WakeQueue:
-    """Queue of threads that are to be woken; one has been woken and does not run yet, at most."""
+    """Queue of waiting threads; wakes the next only after the last one woken has started to run."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class WakeQueue:
         self._woken: _Waiter | None = None
 
     def add(self, waiters: Iterable[_Waiter]) -> None:
-        """Wake waiters after those that are in the queue already."""
+        """Append waiters to the queue, and wake the first if no wake-up is pending."""
         with self._lock:
             for waiter in waiters:
                 if not waiter.queued and not waiter.left:
@@ -41,7 +41,7 @@ class WakeQueue:
                 self._wake_next()
 
     def pass_on(self, waiter: _Waiter) -> None:
-        """Wake the next one if it is the turn of a waiter that runs: it was woken or gave up."""
+        """Remove a waiter that runs or gave up, and wake the next if it had the turn."""
         with self._lock:
             waiter.left = True
             if self._woken is waiter:
@@ -56,7 +56,7 @@ class WakeQueue:
 
 
 class ThreadSignal:
-    """Signal that something has come for a rank, for which its threads wait.
+    """Signal of new data for a rank, which its threads wait for.
 
     Example:
         >>> signal = ThreadSignal(WakeQueue())
@@ -69,12 +69,12 @@ class ThreadSignal:
         self._waiters: deque[_Waiter] = deque()
 
     def set(self) -> None:
-        """Wake the threads that wait, and let the next one that would not wait at all."""
+        """Set the signal and wake the waiting threads; later waits return at once."""
         if woken := self.notify():
             self._queue.add(woken)
 
     def notify(self) -> list[_Waiter]:
-        """Set the signal, and return the threads that are to be woken."""
+        """Set the signal, and return the threads to wake."""
         self._is_set = True
         if not self._waiters:
             return []
@@ -82,15 +82,15 @@ class ThreadSignal:
         return [one for one in every if one.condition is None or one.condition()]
 
     def clear(self) -> None:
-        """Let threads wait from now on, which are to look again at what they wait for first."""
+        """Reset the signal; afterwards, threads must check for data before they wait."""
         self._is_set = False
 
     def wait(self, timeout: float) -> bool:
-        """Block until the signal is set, for at most ``timeout`` seconds; tell whether it was."""
+        """Block until the signal is set or the timeout passes; tell whether it was set."""
         return self._is_set or self._wait(lambda: self._is_set, None, timeout)
 
     def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Block until a condition holds, which the threads that set the signal evaluate as well.
+        """Block until a condition holds; threads that set the signal evaluate it too.
 
         It neither raises nor changes anything.
         """
@@ -110,5 +110,5 @@ class ThreadSignal:
 
 
 def set_signals(signals: Iterable[ThreadSignal], queue: WakeQueue) -> None:
-    """Set several signals, whose threads are woken by one queue."""
+    """Set several signals, and wake their threads through one queue."""
     queue.add([waiter for signal in signals for waiter in signal.notify()])

@@ -1,1 +1,1 @@
-"""Transport between ranks that a launcher of torch.distributed has started; needs no MPI."""
+"""Transport between ranks started by a torch.distributed launcher; needs no MPI."""

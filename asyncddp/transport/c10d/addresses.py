@@ -1,4 +1,4 @@
-"""Addresses of a rank: the sockets on which it listens, and connections to those of others."""
+"""Addresses of a rank: its listening sockets, and connections to those of other ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ THIS_MACHINE_ALONE = ("localhost", "127.0.0.1", "::1")
 
 
 class ListeningSockets(NamedTuple):
-    """Sockets on which a rank listens, and the addresses that others use."""
+    """Listening sockets of a rank, and the addresses that other ranks use."""
 
     unix: socket.socket
     tcp: socket.socket
@@ -63,7 +63,7 @@ def open_listeners(master: str, port: int) -> ListeningSockets:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is of this machine alone."""
+    """Return whether an address is a loopback address."""
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
@@ -80,7 +80,7 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]
 
 
 def _own_address(master: str, port: int) -> str:
-    """Return the address of the interface that leads to the master, or that the user names."""
+    """Return the address of the interface that reaches the master, or of the one the user names."""
     interface = (read_variable(_INTERFACE, str) or "").partition(",")[0]
     if interface:
         return _address_of_interface(interface)
@@ -110,7 +110,7 @@ def _address_of_interface(interface: str) -> str:
 
 
 def connect_to(mine: RankRecord, theirs: RankRecord, network_timeout: float) -> socket.socket:
-    """Open a connection to a rank; over TCP it may still be under way, for so many seconds."""
+    """Open a connection to a rank; over TCP it may still be in progress, until a timeout."""
     if mine.machine == theirs.machine:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         address: str | tuple[str, int] = theirs.unix_address()

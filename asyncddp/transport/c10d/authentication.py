@@ -26,18 +26,18 @@ _MAX_UNKNOWN = 64  # connections that have not said so
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Tell whether the other end of a Unix socket is a process of this one's user."""
+    """Tell whether the other end of a Unix socket is a process of the same user."""
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(told)[1] == os.geteuid())
 
 
 def code_of(secret: bytes, *words: str | int | bytes) -> bytes:
-    """Return the code of some words, which only those can make who know the secret."""
+    """Return an authentication code (HMAC) of some words, keyed by the secret."""
     return hmac.digest(secret, pack(words), "sha256")
 
 
 def overdue(unknown: Mapping[T, float]) -> list[T]:
-    """List connections that have said nothing for too long, and the oldest of too many.
+    """List connections that have stayed silent for too long, and the oldest beyond a limit.
 
     The mapping tells when each was made, the oldest first.
     """
@@ -47,7 +47,7 @@ def overdue(unknown: Mapping[T, float]) -> list[T]:
 
 
 class Seal(NamedTuple):
-    """Seal of what ranks write into the store, to which others may have access as well.
+    """Authentication of the ranks' values in the store, which other processes may access too.
 
     Attributes:
         secret: Of the run; empty if it has none.
@@ -58,18 +58,18 @@ class Seal(NamedTuple):
     place: str
 
     def close(self, key: str, data: bytes) -> bytes:
-        """Add to a value the code that shows who wrote it, under which key."""
+        """Prepend to a value an authentication code of its key and content."""
         return code_of(self.secret, key, data) + data
 
     def open(self, key: str, sealed: bytes) -> bytes:
-        """Return the value; EnvironmentProblem if it was written without the secret."""
+        """Verify and return a value; raise EnvironmentProblem if the secret does not match."""
         code, data = sealed[:_CODE_BYTES], sealed[_CODE_BYTES:]
         if not hmac.compare_digest(code, code_of(self.secret, key, data)):
             raise self.broken(key)
         return data
 
     def broken(self, key: str) -> EnvironmentProblem:
-        """Make the error of a value that no rank of this run has written."""
+        """Make the error for a value that was not written by a rank of this run."""
         return EnvironmentProblem(
             f"init(): what the store at {self.place} has as {key} was written without the "
             "ASYNCDDP_SECRET of this rank: set it alike for all ranks; if it is, another process "

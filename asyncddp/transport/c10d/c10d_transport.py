@@ -1,4 +1,4 @@
-"""Transport between the ranks of a world that a launcher of torch.distributed has announced.
+"""Transport between the ranks of a world that a torch.distributed launcher has started.
 
 The ranks find each other through a store of torch.distributed, and talk over sockets of their own:
 the user's process groups stay free. The verbs of gloo are not used, since its ``isend`` and
@@ -45,7 +45,7 @@ _MAX_SELECTED = 1024  # descriptors that select() takes
 
 
 class MeshGroup(NamedTuple):
-    """Group of ranks of a mesh, by a name that all of them know and no other group has."""
+    """Group of ranks of a mesh, with a name that is equal on its ranks and unique."""
 
     mesh: SocketMesh
     name: str
@@ -109,7 +109,7 @@ class C10dTransport(ProcessTransport):
         return list(machines.values())
 
     def _share_memory(self, machines: Sequence[Sequence[int]]) -> None:
-        """Share memory with the other ranks of this machine, as far as they can; collective."""
+        """Set up shared memory with this machine's other ranks, if possible; collective."""
         here = next(machine for machine in machines if self.rank in machine)
         part = self if len(machines) == 1 else self._part(f"machine of {here[0]}", here)
         gather = partial(gather_records, part, timeout=_TIMEOUT)
@@ -146,11 +146,11 @@ class C10dTransport(ProcessTransport):
     # messages
 
     def post(self, peer: int, message: bytes) -> None:
-        """Queue the message for the peer, and send what the system takes."""
+        """Queue the message for the peer, and send as much as the system accepts."""
         self._messages.post(peer, message)
 
     def poll(self) -> Iterable[tuple[int, bytes]]:
-        """Make a round of progress, and return the messages that have come."""
+        """Make progress, and return the messages that have arrived."""
         with self._mesh.lock:
             self._mesh.progress()
             inbox = self._messages.inbox
@@ -210,7 +210,7 @@ class C10dTransport(ProcessTransport):
         return self._part(name, ranks, subgroup(self.shared_memory_group, ranks))
 
     def machine_id(self) -> int:
-        """Return the lowest rank of the group on this machine, as all know from the start."""
+        """Return the lowest rank of the group on this machine, known from the world's records."""
         here = self._mesh.world.machine_ranks()
         return next(rank for rank, member in enumerate(self._group.members) if member in here)
 
@@ -229,7 +229,7 @@ class C10dTransport(ProcessTransport):
             select.select([descriptor], [], [], seconds)
 
     def close(self) -> None:
-        """Send the last messages; the whole transport says goodbye and closes its connections."""
+        """Send the last messages; the transport of the whole world also closes its connections."""
         if self._closed:
             return
         self._closed = True
@@ -251,5 +251,5 @@ class C10dTransport(ProcessTransport):
 
 
 def _number(name: str) -> int:
-    """Return the number of a group in the headers of frames."""
+    """Return a group's number for frame headers."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""One connection of the socket mesh: sends and receives frames without blocking."""
+"""One connection of the socket mesh, which sends and receives frames without blocking."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READS = 16  # calls before other connections have their turn
 
 @dataclass
 class BulkSend:
-    """A large tensor on its way to one peer.
+    """Large tensor being sent to one peer.
 
     Attributes:
         number: By which the peer knows it.
@@ -35,14 +35,14 @@ class BulkSend:
 
 
 class PayloadTarget:
-    """Memory into which a payload is read; it may be exchanged while it arrives."""
+    """Memory that a payload is read into; it may be replaced while the payload arrives."""
 
     def __init__(self, view: memoryview, on_filled: Callable[[], None]) -> None:
         self.view, self.on_filled = view, on_filled
 
 
 class BulkReceive:
-    """A large tensor that a peer has announced: the bytes yet to come, and where they go.
+    """Large tensor announced by a peer: the number of bytes to come, and their destination.
 
     What comes before anybody has given memory for it is kept.
 
@@ -78,7 +78,7 @@ class BulkReceive:
             self._on_received()
 
     def give(self, memory: memoryview, on_received: Callable[[], None]) -> None:
-        """Let all bytes go into memory, those that have come too; it is called once all have."""
+        """Set the destination of all bytes, including received ones; call back when complete."""
         for kept in self._kept or ():
             piece, memory = memory[: len(kept)], memory[len(kept) :]
             piece[:] = kept
@@ -89,17 +89,17 @@ class BulkReceive:
         self._end_if_complete()
 
     def abandon(self) -> None:
-        """Let the bytes that still come go elsewhere."""
+        """Discard the bytes that are still to come."""
         self._memory = self._kept = self._on_received = None
         if self._arriving is not None:
             self._arriving.view = memoryview(bytearray(len(self._arriving.view)))
 
 
 class BulkReceives(dict[tuple[int, int], BulkReceive]):
-    """Large tensors that peers have announced, by sender and number."""
+    """Large tensors announced by peers, keyed by sender and number."""
 
     def target(self, peer: int, header: FrameHeader) -> PayloadTarget:
-        """Return the memory for a piece; ValueError if it was not announced."""
+        """Return the memory for a piece; raise ValueError if it was not announced."""
         receive = self.get((peer, header.number))
         if receive is None or receive.left < header.size:
             raise ValueError(f"{header.size} bytes that were not announced")
@@ -113,15 +113,15 @@ Payload: TypeAlias = bytes | bytearray | BulkReceive
 
 
 class FrameReceiver(Protocol):
-    """Endpoint of a group on this rank, to which the mesh hands the group's frames."""
+    """Interface of a group's endpoint on this rank, which receives the group's frames."""
 
     def on_frame(self, peer: int, header: FrameHeader, payload: Payload) -> None:
-        """Take a frame from a rank of the world."""
+        """Handle a frame from a rank of the world."""
         ...
 
 
 class Connection:
-    """A connected non-blocking stream socket that carries frames in both directions.
+    """Connected non-blocking stream socket that carries frames in both directions.
 
     Attributes:
         peer: Rank of the other end; None until its HELLO has come.
@@ -148,7 +148,7 @@ class Connection:
         self._filled = 0
 
     def trust(self, peer: int) -> None:
-        """Note that the other end has shown that it is a rank; read more at once from now on."""
+        """Record that the other end has proved to be a rank; use a larger read size from now on."""
         self.peer, self.proven = peer, True
         self._buffer = self._buffer.ljust(_READ_BYTES, b"\0")
         self._view = memoryview(self._buffer)
@@ -157,7 +157,7 @@ class Connection:
 
     @property
     def wants_to_write(self) -> bool:
-        """Tell whether there is something left to send."""
+        """Tell whether unsent data is queued."""
         return bool(self._batch or self._frames or self._bulk)
 
     # sending
@@ -175,11 +175,11 @@ class Connection:
         self._frames.append((header.pack() + bytes(payload), on_sent))
 
     def send_bulk(self, send: BulkSend) -> None:
-        """Queue a large tensor that has credit; it takes turns with others piece by piece."""
+        """Queue a large tensor that has credit; large tensors take turns piece by piece."""
         self._bulk.append(send)
 
     def discard_output(self) -> None:
-        """Drop what was not sent."""
+        """Drop unsent data."""
         self._frames_sent += [on_sent for _, on_sent in self._frames if on_sent is not None]
         self._frames.clear()
         self._bulk.clear()
@@ -194,7 +194,7 @@ class Connection:
                 on_sent()
 
     def flush(self) -> None:
-        """Send until the system takes no more; OSError if the connection is broken."""
+        """Send until the system accepts no more; raise OSError if the connection is broken."""
         while self._batch or self._next_batch():
             try:
                 taken = self.socket.sendmsg(self._batch)

@@ -61,6 +61,6 @@ HEADER_BYTES = _FORMAT.size
 
 
 def unpack_header(data: bytearray | memoryview, offset: int) -> FrameHeader:
-    """Decode a header; ValueError if these bytes are none."""
+    """Decode a header; raise ValueError if the bytes are not a valid header."""
     kind, tag, group, number, size = _FORMAT.unpack_from(data, offset)
     return FrameHeader(FrameKind(kind), tag, group, number, size)

@@ -1,4 +1,4 @@
-"""Watch over connections to other machines: one that lost power, or its network, says nothing."""
+"""Detection of machines that have lost power or network, by probes over idle connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEEPALIVE = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
 
 
 class MachineWatch:
-    """Watch that finds the connections whose other end's machine has stopped to answer.
+    """Watch that finds connections to machines that no longer respond.
 
     The system probes idle ones. Of those with bytes under way it is asked how long nothing was
     confirmed: its own limit, ``TCP_USER_TIMEOUT``, would also end those to a process that does not
@@ -28,7 +28,7 @@ class MachineWatch:
         self._seconds, self._next = seconds, 0.0
 
     def begin(self, connection: socket.socket) -> None:
-        """Have the system probe a connection while it is idle."""
+        """Enable TCP keepalive probes on a connection."""
         if connection.family == socket.AF_UNIX:
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -36,7 +36,7 @@ class MachineWatch:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def find_lost(self, connections: Iterable[Connection]) -> Sequence[Connection]:
-        """Return the connections whose machine has not answered for too long, now and then."""
+        """Return, at intervals, connections whose machine has not responded for too long."""
         now = time.monotonic()
         if now < self._next:
             return ()

@@ -17,7 +17,7 @@ from asyncddp.transport.c10d.socket_mesh import SocketMesh
 
 
 class MeshRequest:
-    """Send or receive of a tensor over the mesh; ``peer`` is its rank in the world."""
+    """Send or receive of a tensor over the mesh; ``peer`` is a world rank."""
 
     def __init__(self, mesh: SocketMesh, peer: int, on_abandon: Callable[[], object]) -> None:
         self._mesh, self.peer, self._on_abandon = mesh, peer, on_abandon
@@ -25,11 +25,11 @@ class MeshRequest:
         self.error: Exception | None = None
 
     def complete(self) -> None:
-        """Note that the transfer has ended."""
+        """Record that the transfer has completed."""
         self.completed = True
 
     def done(self) -> bool:
-        """Make progress, and test for the end; raises what the transfer has failed with."""
+        """Make progress, and test for completion; raise the error of a failed transfer."""
         if self.completed:
             return True
         with self._mesh.lock:
@@ -37,14 +37,14 @@ class MeshRequest:
         return self.test()
 
     def test(self) -> bool:
-        """Test for the end without progress."""
+        """Test for completion without progress."""
         error = None if self.completed else self.error or self._mesh.error_of(self.peer)
         if error is not None:
             raise error
         return self.completed
 
     def abandon(self) -> None:
-        """Give up: a receive takes nothing more, a send that nobody asked for is withdrawn."""
+        """Give up: a receive discards its data, a send not yet accepted is withdrawn."""
         with self._mesh.lock:
             if not (self.completed or self.abandoned):
                 self.abandoned = True
@@ -52,7 +52,7 @@ class MeshRequest:
 
 
 class _PostedReceive(MeshRequest):
-    """A receive, with the memory that it fills."""
+    """Posted receive, with its destination memory."""
 
     def __init__(self, mesh: SocketMesh, peer: int, out: memoryview) -> None:
         super().__init__(mesh, peer, self._leave)
@@ -65,7 +65,7 @@ class _PostedReceive(MeshRequest):
 
 
 class _AnnouncedSend(NamedTuple):
-    """A large tensor whose receiver has not said yet that it is ready."""
+    """Announced large tensor whose receiver is not known to be ready."""
 
     request: MeshRequest
     bulk: BulkSend
@@ -74,7 +74,7 @@ class _AnnouncedSend(NamedTuple):
 
 
 class MessageEndpoint:
-    """Endpoint of a group of ranks on this one; ``members`` are their ranks in the world."""
+    """This rank's endpoint of a group; ``members`` are the world ranks of the group's ranks."""
 
     def __init__(self, mesh: SocketMesh, group: int, members: Sequence[int]) -> None:
         self._mesh, self._group, self.members = mesh, group, members
@@ -108,7 +108,7 @@ class MessageEndpoint:
             on_sent()
 
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> MeshRequest:
-        """Start to send a tensor: at once, or announced first where it is large."""
+        """Start to send a tensor: small ones at once, large ones after an announcement."""
         member, memory = self.members[peer], _memory(data)
         size = len(memory)
         with self._mesh.lock:
@@ -129,7 +129,7 @@ class MessageEndpoint:
             return request
 
     def _answered(self, member: int, number: int) -> _AnnouncedSend | None:
-        """Take a tensor that was announced to a rank; the bytes that went unasked are no more."""
+        """Remove an announced tensor that the receiver has answered, and free its credit."""
         sent = self._announced.pop(number, None)
         if sent is not None:
             self._unasked[member] -= sent.credit
@@ -141,7 +141,7 @@ class MessageEndpoint:
             self._send(member, FrameHeader(FrameKind.WITHDRAWN, 0, self._group, number))
 
     def _continue(self, member: int, bulk: BulkSend) -> None:
-        """Send the rest of a tensor that its receiver is ready for."""
+        """Send the rest of a tensor whose receiver is ready."""
         waits, bulk.credit = not bulk.credit, len(bulk.left)
         if waits and bulk.credit:
             self._mesh.send_bulk(member, bulk)
@@ -163,13 +163,13 @@ class MessageEndpoint:
         return receive
 
     def probe(self, tag: int) -> int | None:
-        """Return a rank that has sent with this tag what is not received yet; None without one."""
+        """Return a rank with an unreceived tensor of this tag; None if there is none."""
         return next((self._place[peer] for peer, sent in self._unexpected if sent == tag), None)
 
     # frames
 
     def on_frame(self, peer: int, header: FrameHeader, payload: Payload) -> None:
-        """Take a frame from a rank of the world."""
+        """Handle a frame from a rank of the world."""
         if header.kind is FrameKind.MESSAGE:
             assert not isinstance(payload, BulkReceive)
             self.inbox.append((self._place[peer], bytes(payload)))
@@ -191,7 +191,7 @@ class MessageEndpoint:
             self._send(peer, FrameHeader(FrameKind.WITHDRAWN, 0, self._group, header.number))
 
     def _posted_receive(self, key: tuple[int, int]) -> _PostedReceive | None:
-        """Take the first posted receive of a sender and tag that was not given up."""
+        """Take the first posted receive for a sender and tag that is not abandoned."""
         posted = self._posted.get(key)
         while posted:
             receive = posted.popleft()
@@ -236,7 +236,7 @@ class MessageEndpoint:
         )
 
     def close(self) -> None:
-        """Take no more frames, and drop those that nobody has asked for."""
+        """Accept no more frames, and drop tensors that no receive has matched."""
         self._mesh.endpoints[self._group] = _CLOSED
         self.inbox.clear()
         self._posted.clear()
@@ -248,10 +248,10 @@ class MessageEndpoint:
 
 
 class _ClosedEndpoint:
-    """Endpoint of a closed group: it drops what comes."""
+    """Endpoint of a closed group, which drops all frames."""
 
     def on_frame(self, peer: int, header: FrameHeader, payload: Payload) -> None:
-        """Drop the frame, and what comes of a tensor that it announces."""
+        """Drop the frame and the data of a tensor that it announces."""
         if isinstance(payload, BulkReceive):
             payload.abandon()
 

@@ -1,4 +1,4 @@
-"""Rendezvous of all ranks through a store: who is where, and who is missing."""
+"""Rendezvous of all ranks through a store, which reports missing ranks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def meet(startup: StartupDeadline) -> SocketMesh:
 def _exchange_records(
     access: StoreAccess, listeners: ListeningSockets, startup: StartupDeadline
 ) -> WorldRecord:
-    """Give this rank's record and take all; rank 0 collects them for the others."""
+    """Publish this rank's record and read all records, which rank 0 collects."""
     settings = shared_settings(startup.config, "c10d")
     mine = make_record(settings, listeners.host, listeners.port, listeners.unix_name)
     keys = [f"rank-{rank}" for rank in range(access.size)]
@@ -92,7 +92,7 @@ def _exchange_records(
 
 
 def _require_unix_sockets(access: StoreAccess, records: Sequence[RankRecord]) -> None:
-    """Raise where a rank is said to be elsewhere, though the launcher says that all are here.
+    """Raise if a rank claims another machine, but the launcher says that all are here.
 
     Whoever reaches the store could say so, and be taken for a rank over TCP.
     """
@@ -109,7 +109,7 @@ def _require_unix_sockets(access: StoreAccess, records: Sequence[RankRecord]) ->
 
 
 def _let_others_read(access: StoreAccess, seen: list[str]) -> None:
-    """Keep the store for a moment, if it is this process's, so that the others find the same."""
+    """Keep a store served by this process for a moment, so that all ranks find the error."""
     deadline = time.monotonic() + _READ_TIMEOUT
     while access.rank == 0 and not access.has(*seen) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -124,7 +124,7 @@ def _wait_for(access: StoreAccess, keys: list[str], startup: StartupDeadline) ->
 
 
 def _connect(world: WorldRecord, listeners: ListeningSockets, access: StoreAccess) -> SocketMesh:
-    """Open the mesh; where all ranks are on one machine, no other can connect."""
+    """Open the mesh, without TCP if all ranks are on one machine."""
     if len(world.machine_ranks()) == access.size:
         listeners.tcp.close()
         return SocketMesh(world, [listeners.unix])

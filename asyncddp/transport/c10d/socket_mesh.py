@@ -1,4 +1,4 @@
-"""Mesh of sockets between the ranks of a run, and the news of ranks that have failed.
+"""Mesh of sockets between the ranks of a run, with notification of failed ranks.
 
 Two ranks of one machine talk over a Unix socket, others over TCP; a connection is opened when it is
 first needed. Every rank keeps one to the first ranks, which pass on what they see of failures, so
@@ -41,7 +41,7 @@ _SOCKET_ERRORS = (OSError, EOFError, ValueError)
 
 
 class SocketMesh:
-    """Connections of one rank to the others of its world.
+    """Connections of one rank to the other ranks of its world.
 
     Attributes:
         lock: Held by every call; several transports of one rank share the mesh.
@@ -107,7 +107,7 @@ class SocketMesh:
         payload: bytes | memoryview = b"",
         on_sent: Callable[[], object] | None = None,
     ) -> None:
-        """Send a frame to another rank; it is dropped if that rank is gone.
+        """Send a frame to another rank; drop it if that rank is gone.
 
         ``on_sent`` is called once the system has taken the frame, or it was dropped.
         """
@@ -123,7 +123,7 @@ class SocketMesh:
         return next(self._numbers)
 
     def send_bulk(self, peer: int, send: BulkSend) -> None:
-        """Send of a tensor that was announced to the other rank what has credit."""
+        """Send the part of an announced tensor that has credit."""
         connection = self.connect(peer)
         if connection is not None:
             connection.send_bulk(send)
@@ -132,7 +132,7 @@ class SocketMesh:
     # progress
 
     def progress(self) -> None:
-        """Send and receive what is possible without blocking, and call the rounds."""
+        """Send and receive without blocking, and run the registered progress functions."""
         if self.closed:
             return
         for descriptor, events in self._epoll.poll(0):
@@ -246,7 +246,7 @@ class SocketMesh:
             self._deliver(connection.peer, header, payload)
 
     def _check_hello(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
-        """Take the first frame of a connection: its other end proves which rank it is, or was."""
+        """Check a connection's first frame, in which the other end proves its rank."""
         peer, opened_here = header.number, connection.peer is not None
         free = peer < self.size and peer != self.rank and peer not in self._came
         may_be = peer == connection.peer if opened_here else free
@@ -271,7 +271,7 @@ class SocketMesh:
     # failures, and the end
 
     def mark_failed(self, peer: int, reason: str) -> None:
-        """Note that a rank has failed, and tell the others if this is news."""
+        """Record that a rank has failed, and notify the other ranks if this is new."""
         if peer in self.failed or peer in self.departed or peer == self.rank or self.closed:
             return
         self.failed[peer] = reason
@@ -279,7 +279,7 @@ class SocketMesh:
         self.tell_of_failure(peer, reason)
 
     def _hear_of_failure(self, teller: int, peer: int, reason: str) -> None:
-        """Take a rank's word for itself; of another one, look whether it can be reached from here.
+        """Trust a rank's report of its own failure; check another rank's by connecting.
 
         One that reaches no peer may itself have lost its network, or have no open files left.
         """
@@ -292,14 +292,14 @@ class SocketMesh:
             self.connect(peer)
 
     def tell_of_failure(self, failed: int, reason: str) -> None:
-        """Tell the ranks to which there is a connection that one has failed."""
+        """Notify all connected ranks that a rank has failed."""
         text = reason.encode()
         header = FrameHeader(FrameKind.FAILED, 0, 0, failed, len(text))
         for peer in [peer for peer in self._routes if peer != failed]:
             self.send_frame(peer, header, text)
 
     def error_of(self, peer: int) -> PeerLeftError | None:
-        """Return the error of what needs a rank, if that has failed."""
+        """Return the error for operations that need a rank, if it has failed."""
         if peer not in self.failed:
             return None
         error = PeerLeftError(
@@ -309,7 +309,7 @@ class SocketMesh:
         return error
 
     def flush_for(self, seconds: float) -> None:
-        """Wait until all is sent, and who has connected is known, so many seconds at most."""
+        """Wait, up to a timeout, until all is sent and new connections are identified."""
         deadline = time.monotonic() + seconds
         self.progress()
         while (self._writing or self._unknown) and time.monotonic() < deadline:
@@ -317,7 +317,7 @@ class SocketMesh:
             self.progress()
 
     def close(self) -> None:
-        """Send the last messages, say goodbye, and close all connections."""
+        """Send the last messages, announce the departure, and close all connections."""
         if self.closed:
             return
         self.flush_for(_CLOSE_TIMEOUT)
@@ -342,7 +342,7 @@ class SocketMesh:
         self._epoll.close()
 
     def open_endpoint(self, group: int, endpoint: FrameReceiver) -> None:
-        """Hand a group's frames to its endpoint, also those that came before it existed."""
+        """Deliver a group's frames to its endpoint, including those that arrived earlier."""
         self.endpoints[group] = endpoint
         for peer, header, payload in self._waiting_frames.pop(group, []):
             endpoint.on_frame(peer, header, payload)

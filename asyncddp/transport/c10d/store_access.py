@@ -1,4 +1,4 @@
-"""Access to the store through which ranks find each other, whoever serves it."""
+"""Access to the store that ranks use for rendezvous, whichever process serves it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StoreAccess:
 
     @classmethod
     def find(cls, startup: StartupDeadline) -> StoreAccess | None:
-        """Find the store of this process's world; None if it is alone.
+        """Find the store of this process's world; None if the world is a single process.
 
         That of torch's default process group, where the user has made one, else the one that the
         environment announces.
@@ -67,7 +67,7 @@ class StoreAccess:
         return cls(_servers[place], world.rank, world.size, prefix, *place)
 
     def below(self, prefix: str) -> StoreAccess:
-        """Return the access to the keys below a further prefix."""
+        """Return an access to the keys under a further prefix."""
         store = PrefixStore(f"asyncddp/{self.prefix}/{prefix}", self.store)
         return StoreAccess(store, self.rank, self.size, self.prefix, self.master, self.port)
 
@@ -76,15 +76,15 @@ class StoreAccess:
         self._ask(lambda: self.store.set(key, value))
 
     def get(self, key: str) -> bytes:
-        """Read a value that is there."""
+        """Read a value that exists."""
         return bytes(self._ask(lambda: self.store.get(key)))
 
     def has(self, *keys: str) -> bool:
-        """Tell whether all keys are there."""
+        """Tell whether all keys exist."""
         return bool(self._ask(lambda: self.store.check(list(keys))))
 
     def missing(self, keys: Sequence[str]) -> list[int]:
-        """Return the places of the keys that are not there."""
+        """Return the indices of the keys that do not exist."""
         return [place for place, key in enumerate(keys) if not self.has(key)]
 
     def _ask(self, call: Any) -> Any:
@@ -99,7 +99,7 @@ class StoreAccess:
 
 
 def _open_store(world: TorchEnvironment, startup: StartupDeadline) -> Any:
-    """Serve the store on rank 0, unless the launcher does; ask it elsewhere."""
+    """Serve the store on rank 0, unless the launcher serves it; connect to it elsewhere."""
     serves = world.rank == 0 and not world.serves_store
     if not serves:
         _wait_for_server(world, startup)
@@ -129,7 +129,7 @@ def _open_store(world: TorchEnvironment, startup: StartupDeadline) -> Any:
 
 
 def _wait_for_server(world: TorchEnvironment, startup: StartupDeadline) -> None:
-    """Wait until the store listens; its name may get an address only when its machine is up."""
+    """Wait until the store listens; its host name may resolve only after its machine is up."""
     served_by = "the launcher" if world.serves_store else "rank 0"
     while True:
         try:

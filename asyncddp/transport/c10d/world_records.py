@@ -1,4 +1,4 @@
-"""Records by which the ranks of a world find each other: machine, addresses, process, settings."""
+"""Records that ranks exchange at rendezvous: machine, addresses, process, settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.transport.startup_deadline import Settings
 
 
 class RankRecord(NamedTuple):
-    """Record by which a rank tells the others of itself before there is a connection."""
+    """Record that a rank publishes about itself before any connection exists."""
 
     machine: str  # equal where ranks reach each other's Unix sockets and processes
     process: int
@@ -29,7 +29,7 @@ class RankRecord(NamedTuple):
 
 
 class WorldRecord(NamedTuple):
-    """All ranks of a run, seen by one of them."""
+    """Records of all ranks of a run, from one rank's view."""
 
     rank: int
     name: str  # unlike that of any other world, of this or another run
@@ -66,6 +66,6 @@ def make_record(settings: Settings, host: str, port: int, unix_name: str) -> Ran
 
 
 def single_world() -> WorldRecord:
-    """Make the world of a rank that is alone."""
+    """Make the world record of a single rank."""
     record = make_record({}, "", 0, "")
     return WorldRecord(0, secrets.token_hex(8), secrets.token_bytes(16), (record,))

@@ -1,4 +1,4 @@
-"""Pairs of MPI communicators, one for control messages and one for tensors, to be reused.
+"""Pairs of MPI communicators, one for control messages and one for tensors, for reuse.
 
 A communicator is never freed while a message on it may be in flight: MPI would give its context id
 to the next one, which would then receive that message. New ones for each ``init()`` would take some
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class CommunicatorPair:
-    """Two MPI communicators of the same ranks: one for control messages, one for tensors.
+    """Pair of MPI communicators of the same ranks: one for control messages, one for tensors.
 
     ``comm`` is for control messages and collectives, ``bulk`` for tensors. ``sent`` and
     ``received`` count messages to and from each rank, through ``comm`` and through ``bulk``; they
@@ -71,7 +71,7 @@ class CommunicatorPair:
 
     @translate_mpi_errors
     def split_members(self, ranks: Sequence[int], tag: int) -> CommunicatorPair:
-        """Return a new pair between these ranks, in this order; collective over them alone."""
+        """Return a new pair between these ranks, in this order; collective over only these."""
         group = self.comm.Get_group().Incl(list(ranks))
         try:
             return CommunicatorPair(self.comm.Create_group(group, tag))
@@ -85,7 +85,7 @@ class CommunicatorPair:
             _idle_pairs.append(self)
 
     def drain(self) -> bool:
-        """Receive and drop all messages in flight; return True if none is left; collective."""
+        """Receive and drop all messages in flight; return True if none remains; collective."""
         counts = np.ascontiguousarray(np.array(self.sent).T)
         expected = np.empty_like(counts)
         self.comm.Alltoall(counts, expected)
@@ -110,7 +110,7 @@ class CommunicatorPair:
 
 @translate_mpi_errors
 def acquire_world_pair() -> CommunicatorPair:
-    """Return the last ``init()``'s pair if it can be reused, or a new one; collective."""
+    """Return the pair of the last ``init()`` if reusable, or a new one; collective."""
     world = MPI.COMM_WORLD
     last = max(_idle_pairs, key=lambda pair: pair.serial, default=None)
     _idle_pairs.clear()
@@ -123,7 +123,7 @@ def acquire_world_pair() -> CommunicatorPair:
 def _reusable(
     pair: CommunicatorPair | None, comm: MPI.Intracomm, parts: Iterable[Iterable[int]]
 ) -> bool:
-    """Return whether every part of ``comm`` can reuse the pair that connects it; collective."""
+    """Return whether all ranks of ``comm`` can reuse their common pair; collective."""
     mine = 0, 0, False
     if pair is not None:
         busy = pair.in_use or pair.counts_invalid or pair.pending_collectives > 0
@@ -137,7 +137,7 @@ def _reusable(
 
 
 def allgather_records(comm: MPI.Comm, mine: T, kind: type[T]) -> list[T]:
-    """Gather one record of a type from every rank, in rank order; collective.
+    """Gather one record of a given type from every rank, in rank order; collective.
 
     Short records go along with their lengths, in one call of MPI in place of two.
     """

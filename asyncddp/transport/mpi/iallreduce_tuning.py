@@ -22,7 +22,7 @@ _WANTED = b"rabenseifner"
 
 
 def _call(function: str, *args: Any) -> None:
-    """Call a function of the MPI tools interface, whose name begins with ``MPI_T_``."""
+    """Call a function of the MPI tools interface by its name after ``MPI_T_``."""
     code = getattr(mpi_functions(), f"MPI_T_{function}")(*args)
     if code:
         raise OSError(f"MPI_T_{function} has failed with code {code}")
@@ -30,7 +30,7 @@ def _call(function: str, *args: Any) -> None:
 
 @contextmanager
 def _control_variable(name: str) -> Iterator[tuple[c_int, c_void_p]]:
-    """Open an integer control variable (MPI_T cvar) of the MPI library: its index and handle."""
+    """Open an integer control variable (MPI_T cvar) of MPI; return index and handle."""
     index, handle = c_int(), c_void_p()
     with ExitStack() as opened:
         _call("init_thread", MPI.THREAD_MULTIPLE, byref(c_int()))

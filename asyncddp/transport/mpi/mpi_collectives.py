@@ -1,4 +1,4 @@
-"""MPI's own collectives, of tensors of any size."""
+"""Non-blocking collectives of MPI itself, for tensors of any size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NARROW = (torch.uint8, torch.int8, torch.int16)
 
 
 class MPICollectives:
-    """Collectives of the ranks of a communicator, by the non-blocking ones of MPI.
+    """Collectives of the ranks of a communicator, by MPI's non-blocking collectives.
 
     Tensors are cut into pieces that MPI can count, the same on all ranks.
 
@@ -41,14 +41,14 @@ class MPICollectives:
         keep: object = None,
         finish: Callable[[], object] | None = None,
     ) -> Request:
-        """Start pieces of one collective, in memory of what is kept until all have ended."""
+        """Start the pieces of one collective; keep their memory until all have completed."""
         self._pair.collectives += 1
         self._pair.pending_collectives += 1
         started = [start(piece) for piece in pieces]
         return MPICollectiveRequest(self._pair, started, keep, finish, self._give_up)
 
     def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
-        """Start to sum a tensor of all ranks into another, and to divide the sum."""
+        """Start an allreduce of a tensor into another, and divide the sum."""
         (scale, rest), wide = split_divisor(divisor), _summed_in(tensor.dtype, divisor)
         datatype, operation = _reduction(wide)
         total = into if wide == into.dtype else empty(into.shape, wide)
@@ -67,7 +67,7 @@ class MPICollectives:
     def reduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
     ) -> Request:
-        """Start to sum a tensor of all ranks, of which this one keeps its part."""
+        """Start a reduce-scatter; this rank keeps its part of the sum."""
         (scale, rest), wide = split_divisor(divisor), _summed_in(tensor.dtype, divisor)
         datatype, operation = _reduction(wide)
         total = out if wide == out.dtype else empty(out.shape, wide)
@@ -88,12 +88,12 @@ class MPICollectives:
         return self._start(start, pairs, pairs, partial(_finish, total, out, rest))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        """Start to replace a tensor by the root's."""
+        """Start a broadcast from the root, in place."""
         pieces = cut(tensor)
         return self._start(lambda piece: self._comm.Ibcast([piece, MPI.BYTE], root), pieces, tensor)
 
     def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``."""
+        """Start an allgather; rank r contributes ``counts[r]`` elements."""
         if out.nbytes > _MAX_COUNT:  # more than MPI can count, but for a rank's own
             parts = torch.split(out.view(-1), list(counts))
             parts[self._comm.rank].copy_(tensor.view(-1))
@@ -108,19 +108,19 @@ class MPICollectives:
         return self._start(lambda both: self._comm.Iallgatherv(*both), [both], both)
 
     def barrier(self) -> Request:
-        """Start to wait for all ranks."""
+        """Start a barrier."""
         return self._start(lambda _: self._comm.Ibarrier(), [None])
 
 
 def _summed_in(dtype: torch.dtype, divisor: int | None) -> torch.dtype:
-    """Return the dtype in which MPI sums one: of narrow ones it may saturate, where torch wraps."""
+    """Return the dtype for MPI's sum; in narrow integers MPI may saturate where torch wraps."""
     if divisor is not None and rounds(dtype):
         return torch.float64
     return torch.int32 if dtype in _NARROW else dtype
 
 
 def _finish(total: torch.Tensor, out: torch.Tensor, divisor: float) -> None:
-    """Divide a sum, and write it into another tensor if it is not there."""
+    """Divide a sum, and copy it to its destination if needed."""
     if divisor != 1:
         total.div_(divisor)
     if total is not out:

@@ -1,4 +1,4 @@
-"""MPI transport through mpi4py, on duplicates of COMM_WORLD that keep user messages apart."""
+"""MPI transport through mpi4py, on duplicates of COMM_WORLD, apart from the user's messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
 
 
 class _NetworkRecord(NamedTuple):
-    """Record of a rank's machine: its first rank, open ports, a fabric, shared buffers."""
+    """Record of a rank's machine: lowest rank, open ports, high-speed fabric, shared buffers."""
 
     machine: int
     ports: list[int]
@@ -93,7 +93,7 @@ class MPITransport(ProcessTransport):
 
     @translate_mpi_errors
     def post(self, peer: int, message: bytes) -> None:
-        """Send the message by Isend; its bytes are kept until MPI has sent them."""
+        """Send the message by Isend; keep its bytes until MPI has sent them."""
         if len(self._pending_sends) > 16:
             self._release_completed()
         try:
@@ -129,7 +129,7 @@ class MPITransport(ProcessTransport):
             return None
 
     def _acknowledge_failure(self, error: MPI.Exception) -> None:
-        """Note which processes have failed; MPI takes messages from any other one again."""
+        """Record failed processes, so that MPI receives from the other ranks again."""
         if not is_process_failure(error):
             raise error
         self._comm.Ack_failed()
@@ -181,7 +181,7 @@ class MPITransport(ProcessTransport):
 
     @translate_mpi_errors
     def machine_id(self) -> int:
-        """Return the lowest rank here; learn which peers are here, and if cores are shared."""
+        """Return the lowest rank here; find out which peers are here, and if cores are shared."""
         mine = self.rank, sorted(os.sched_getaffinity(0))
         near = dict(allgather_records(self._pair.machine, mine, tuple[int, list[int]]))
         self.cores_shared = outnumber_cores(near.values())
@@ -193,7 +193,7 @@ class MPITransport(ProcessTransport):
         self._running.advance()
 
     def _find_network(self, near: frozenset[int]) -> None:
-        """Learn whether other machines are reached by TCP, and by which ports."""
+        """Find out whether other machines are reached over TCP, and through which ports."""
         alone = len(near) == self.size  # the kernel takes milliseconds to list all sockets
         ports = [] if alone else listening_ports()
         own = _NetworkRecord(min(near), ports, _FABRIC.is_dir(), self._machine_buffers is not None)
@@ -218,7 +218,7 @@ class MPITransport(ProcessTransport):
         self._pause.pause(attempt, background=background)
 
     def close(self) -> None:
-        """Wait a second at most for posted messages; the next ``init()`` reuses communicators."""
+        """Wait a second at most for posted messages; keep communicators for the next ``init()``."""
         if self._closed or MPI.Is_finalized():
             return
         self._closed = True
@@ -249,7 +249,7 @@ _DRAINING: list[MPITransport] = []
 
 
 def _is_over(request: MPI.Request) -> bool:
-    """Tell whether a message was sent, or will never be."""
+    """Tell whether a message was sent, or cannot be sent any more."""
     try:
         return bool(request.Test())
     except MPI.Exception as error:
@@ -259,4 +259,4 @@ def _is_over(request: MPI.Request) -> bool:
 
 
 def _check_nothing() -> None:
-    """Leave it to MPI to find out that a rank is gone."""
+    """Check nothing: MPI itself detects ranks that are gone."""

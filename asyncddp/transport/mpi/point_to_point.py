@@ -15,7 +15,7 @@ _EAGER_BYTES = 60 << 10  # bytes that MPI libraries send over TCP by the eager p
 
 
 class MPIPointToPoint:
-    """Sends and receives over the control communicator of a pair, or the one for tensors.
+    """Sends and receives over the control or the tensor communicator of a pair.
 
     Attributes:
         same_host: Ranks that are not reached over TCP; None where none is.
@@ -27,7 +27,7 @@ class MPIPointToPoint:
         self.same_host: frozenset[int] | None = None
 
     def _piece_limit(self, peer: int) -> int:
-        """Return the largest piece for a peer in bytes, the same on both ends.
+        """Return the largest piece in bytes for a peer, equal on both ends.
 
         Over TCP both directions of a link would take turns for pieces of the rendezvous protocol:
         the peer's reply waits in its socket behind what it is sending itself.
@@ -37,7 +37,7 @@ class MPIPointToPoint:
 
     @translate_mpi_errors
     def isend(self, data: torch.Tensor, peer: int, tag: int) -> MPIRequest:
-        """Send by Isend in pieces that are sent eagerly, or that C ints can count."""
+        """Send by Isend, in pieces small enough for eager sends or for C ints."""
         pieces = cut(data, self._piece_limit(peer))
         started = [self._comm.Isend([piece, MPI.BYTE], peer, tag) for piece in pieces]
         self._pair.sent[self._which][peer] += len(pieces)
@@ -45,7 +45,7 @@ class MPIPointToPoint:
 
     @translate_mpi_errors
     def irecv(self, out: torch.Tensor, peer: int, tag: int) -> MPIReceiveRequest:
-        """Receive what :meth:`isend` sends of a tensor of this size."""
+        """Receive a tensor of this size sent by :meth:`isend`."""
         pieces = cut(out, self._piece_limit(peer))
         started = [self._comm.Irecv([piece, MPI.BYTE], peer, tag) for piece in pieces]
         self._pair.received[self._which][peer] += len(pieces)
@@ -53,7 +53,7 @@ class MPIPointToPoint:
 
 
 def cut(data: torch.Tensor, most: int = LARGEST_PIECE) -> list[MPI.buffer]:
-    """Cut a tensor's memory into pieces of whole elements, of ``most`` bytes at most.
+    """Cut a tensor's memory into pieces of whole elements, of at most ``most`` bytes.
 
     They do not keep the tensor, which must be contiguous and on the host.
     """

@@ -1,4 +1,4 @@
-"""Functions that load mpi4py and its MPI library, and call MPI_Init_thread and MPI_Finalize."""
+"""Loading of mpi4py and its MPI library, and calls of MPI_Init_thread and MPI_Finalize."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 
 def is_process_failure(error: MPI.Exception) -> bool:
-    """Tell whether an error is that another process has failed, as MPI says it by ULFM."""
+    """Tell whether an MPI error (ULFM) means that another process has failed."""
     names = "ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"
     return error.Get_error_class() in {getattr(MPI, name, None) for name in names}
 
@@ -70,7 +70,7 @@ def mpi_functions() -> ctypes.CDLL:
 
 
 def initialize_mpi() -> None:
-    """Call MPI_Init_thread by mpi4py's settings, unless that is done; waits for all ranks.
+    """Call MPI_Init_thread with mpi4py's settings, unless already done; waits for all ranks.
 
     Other Python threads run meanwhile, so that one of them can report the missing ranks. Where the
     settings forbid it, or MPI cannot start, that is an EnvironmentProblem.
@@ -90,7 +90,7 @@ def initialize_mpi() -> None:
 
 @contextlib.contextmanager
 def _kept_on_this_machine() -> Iterator[None]:
-    """Keep MPI, which starts inside, off the network, if all ranks are on this machine."""
+    """Keep MPI off the network when it starts in the block, if all ranks are local."""
     ranks = ranks_of_one_machine()
     if ranks is None:
         yield
@@ -105,7 +105,7 @@ def _kept_on_this_machine() -> Iterator[None]:
 
 
 def _initialize() -> None:
-    """Call MPI_Init_thread by ctypes, which releases the interpreter's lock."""
+    """Call MPI_Init_thread through ctypes, which releases the interpreter's lock."""
     level = str(mpi4py.rc.thread_level) if mpi4py.rc.threads else "single"
     wanted = int(getattr(MPI, f"THREAD_{level.upper()}"))
     try:
@@ -128,7 +128,7 @@ def _initialize() -> None:
 
 
 def _finalize(process: int) -> None:
-    """Finalize MPI at the exit of this process, but not of its forks, where that would hang."""
+    """Finalize MPI when this process exits; in forked children that would hang."""
     if os.getpid() == process and MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
 

@@ -1,4 +1,4 @@
-"""Shared-memory transport: shared memory among the ranks of a machine, MPI for the rest."""
+"""Shared-memory transport: shared memory inside each machine, MPI between machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class SharedMemoryTransport(MPITransport):
-    """Transport over MPI that uses shared memory among the ranks of each machine.
+    """Transport over MPI that uses shared memory between the ranks of each machine.
 
     Short messages, and messages to other machines, go by MPI. Without communicators the ranks find
     out which of them share memory; a rank that cannot has :attr:`shared_memory_group` None and uses
@@ -63,7 +63,7 @@ class SharedMemoryTransport(MPITransport):
         return cls(startup=startup, required=required)
 
     def _form_group(self) -> str | None:
-        """Form the group of ranks that share memory; return why they cannot, if so; collective."""
+        """Form the group of ranks that share memory; else return the reason; collective."""
         machine = self._pair.machine
         if machine.size == 1:
             return None
@@ -77,11 +77,11 @@ class SharedMemoryTransport(MPITransport):
         self._close_shared_memory(world=self._world)
 
     def split(self, color: int, key: int) -> Transport:
-        """Split the communicators; ranks that share memory do so in the parts as well."""
+        """Split the communicators; ranks that share memory also do so in the parts."""
         return self._part(self._pair.split(color, key))
 
     def split_members(self, ranks: Sequence[int], tag: int) -> Transport:
-        """Make communicators for the ranks, which share memory there as well if they do here."""
+        """Make communicators for the ranks, which share memory there if they do here."""
         return self._part(self._pair.split_members(ranks, tag))
 
     def _part(self, part: CommunicatorPair) -> Transport:

@@ -1,4 +1,4 @@
-"""Startup of MPI in ``init()``: initializes it, waits for all ranks, and compares settings."""
+"""MPI startup in ``init()``: initializes MPI, waits for all ranks, and compares settings."""
 
 from __future__ import annotations
 

@@ -36,12 +36,12 @@ _TOTAL_BYTES = _HEADER_BYTES + 2 * _SLOTS * _SLOT_BYTES
 
 
 def piece_bytes(nbytes: int) -> int:
-    """Return the size of the pieces of a tensor of so many bytes."""
+    """Return the piece size for a tensor of so many bytes."""
     return next(piece for least, piece in _PIECE_SIZES if nbytes >= least)
 
 
 class RankCollectiveBuffers:
-    """One rank's shared-memory buffers: its progress words, slots for pieces, and for sums."""
+    """Shared-memory buffers of one rank: progress words, slots for pieces, slots for sums."""
 
     def __init__(self, view: MappedChunk, offset: int) -> None:
         self.words = view.words(offset, _HEADER_BYTES // 8)
@@ -49,7 +49,7 @@ class RankCollectiveBuffers:
         self._memory = {torch.uint8: [[every[kind, n] for n in range(_SLOTS)] for kind in (0, 1)]}
 
     def slot(self, piece: int, dtype: torch.dtype, *, sums: bool = False) -> torch.Tensor:
-        """Return the slot of a piece, or of its sum, as a flat tensor of a dtype."""
+        """Return the slot of a piece, or of its sum, as a flat tensor of a given dtype."""
         typed = self._memory.get(dtype)
         if typed is None:
             rows = self._memory[torch.uint8]
@@ -96,7 +96,7 @@ class SharedCollectiveBuffers:
         gather: RecordGatherer,
         on_abandon: Callable[[], None],
     ) -> SharedCollectiveBuffers | None:
-        """Open the buffers of ``members``, if these share memory; collective then."""
+        """Open the buffers of ``members`` if they share memory; collective in that case."""
         group = subgroup(known, members)
         if group is None or len(members) < 2:
             return None
@@ -104,7 +104,7 @@ class SharedCollectiveBuffers:
 
     @staticmethod
     def take(tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor is reduced here, rather than by messages."""
+        """Tell whether a tensor is reduced in shared memory, rather than by messages."""
         return tensor.nbytes >= MIN_BYTES and tensor.dtype != torch.bool
 
     def _try_reading(self, gather: RecordGatherer) -> bool:
@@ -127,14 +127,14 @@ class SharedCollectiveBuffers:
         return True
 
     def minimum(self, word: int) -> int:
-        """Return the least value of a progress word over all ranks."""
+        """Return the smallest value of a progress word over all ranks."""
         minimum = min([rank.words[word] for rank in self.ranks])
         store_fence()
         return minimum
 
 
 class SharedMemoryCollectiveRequest(ABC):
-    """Request of one collective in shared memory; complete once all its pieces are in place.
+    """Base class of requests of one shared-memory collective, processed in pieces.
 
     All ranks count the same number of ``pieces``.
     """
@@ -154,31 +154,31 @@ class SharedMemoryCollectiveRequest(ABC):
         return self._is_complete()
 
     def test(self) -> bool:
-        """Do what :meth:`done` does."""
+        """Do the same as :meth:`done`."""
         return self.done()
 
     def _is_complete(self) -> bool:
         return self._consumed == self._pieces
 
     def abandon(self) -> None:
-        """Abandon the collective: no rank can complete it, nor any later one."""
+        """Abandon the collective; neither it nor later ones can complete on any rank."""
         self._buffers.queue.clear()
         self._buffers.on_abandon()
 
     @abstractmethod
     def _publish_next(self) -> bool:
-        """Publish what this rank gives to the next piece, if it may; return True if it did."""
+        """Publish this rank's next piece, if possible; return True if it did."""
 
     @abstractmethod
     def _consume_piece(self, number: int) -> None:
-        """Make one piece of the result of what the ranks have published."""
+        """Compute one piece of the result from the published pieces."""
 
     def _may_consume(self, number: int) -> bool:
-        """Return True if all that a piece of the result needs is there."""
+        """Return True if all inputs of a piece of the result are published."""
         return self._all_announced(PUBLISHED, number)
 
     def _advance(self) -> bool:
-        """Make one more piece of the result, if possible; return True if there was progress."""
+        """Compute one more piece of the result if possible; return True on progress."""
         number = self._consumed
         if number >= self._published or not self._may_consume(number):
             return False
@@ -207,7 +207,7 @@ class SharedMemoryCollectiveRequest(ABC):
 
 
 class SlotCollectiveRequest(SharedMemoryCollectiveRequest):
-    """Request of one collective whose pieces go through slots."""
+    """Base class of requests of one collective whose pieces pass through buffer slots."""
 
     @abstractmethod
     def _publish_piece(self, number: int) -> None:
@@ -228,7 +228,7 @@ class SlotCollectiveRequest(SharedMemoryCollectiveRequest):
     def _slot(
         self, rank: int, like: torch.Tensor, number: int, *, sums: bool = False
     ) -> torch.Tensor:
-        """Return the part of a rank's slot, or of its sum, that a piece like this one fills."""
+        """Return the part of a rank's slot, or of its sum's, for a piece of this size."""
         buffers = self._buffers.ranks[rank]
         slot = buffers.slot(self._first + number, like.dtype, sums=sums)
         count = like.numel()

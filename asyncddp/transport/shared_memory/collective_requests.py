@@ -142,7 +142,7 @@ class SharedMemoryAllreduceRequest(SlotCollectiveRequest):
 
 
 class SharedMemoryPartwiseAllreduceRequest(SharedMemoryAllreduceRequest):
-    """Request of one allreduce between more ranks, which divide the additions.
+    """Request of one allreduce between three or more ranks, each of which sums a part.
 
     Rank r sums part r of each piece for all, which it need not publish, and every rank copies all
     parts.
@@ -196,7 +196,7 @@ class SharedMemoryPartwiseAllreduceRequest(SharedMemoryAllreduceRequest):
 
 
 class SharedMemoryReduceScatterRequest(SlotCollectiveRequest):
-    """Request of one reduce-scatter.
+    """Request of one reduce-scatter through shared memory.
 
     A piece is the same columns of all ranks' parts. Every rank publishes those of its rows that
     other ranks keep, and adds all ranks' rows that it keeps itself.

@@ -15,15 +15,15 @@ _MAGIC = 0x41_44_44_50
 
 
 class RecordGatherer(Protocol):
-    """Gathers a record of a type from every rank of this machine; collective."""
+    """Interface of functions that gather one record per rank of this machine; collective."""
 
     def __call__(self, mine: T, kind: type[T], /) -> list[T]:
-        """Return the records in the order of the ranks."""
+        """Return the records in rank order."""
         ...
 
 
 class _MappingTestPage(NamedTuple):
-    """Process id of a rank, and the shared page by which others test if they can map its memory."""
+    """Process id of a rank, and a shared page with which others test mapping its memory."""
 
     rank: int
     process: int
@@ -31,7 +31,7 @@ class _MappingTestPage(NamedTuple):
 
 
 def form_group(gather: RecordGatherer, rank: int) -> tuple[SharedMemoryGroup | None, str | None]:
-    """Map each other's test pages; return the group, or why memory cannot be shared; collective.
+    """Map each other's test pages; return the group, or the reason for failure; collective.
 
     ``gather`` is between the ranks of this machine, of which there are several; ``rank`` is this
     one among all ranks.
@@ -56,7 +56,7 @@ def subgroup(known: SharedMemoryGroup | None, members: Sequence[int]) -> SharedM
 def open_slots(
     group: SharedMemoryGroup | None, size: int, rank: int, gather: RecordGatherer
 ) -> CollectiveSlots | None:
-    """Open slots for collectives of some ranks, if they all share memory; collective then."""
+    """Open slots for collectives of some ranks, if all share memory; collective in that case."""
     if group is None or len(group.processes) < max(2, size):
         return None
     handles = gather(SlotMemory.allocate(group.arena, size), SharedMemoryHandle)
