@@ -73,7 +73,7 @@ def writing(
 def open_standard_streams() -> None:
     """Open /dev/null for each closed standard stream, as after ``>&-``.
 
-    Its descriptor would go to the next file, which is then written to in its place.
+    Otherwise the next opened file gets the descriptor, and receives the stream's output.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

@@ -120,7 +120,7 @@ def assign_slots(hosts: Sequence[Host], ranks: int | None) -> tuple[Host, ...]:
 def parse_placement(
     hosts: str | None, hostfile: Path | None, ranks: int | None
 ) -> tuple[Host, ...]:
-    """Parse ``-H`` or ``--hostfile``, at most one of which is given, and assign slots to hosts."""
+    """Parse ``-H`` or ``--hostfile`` (not both), and assign slots to the hosts."""
     if hosts is not None and hostfile is not None:
         raise ArgumentError("-H and --hostfile: give one of them, not both.")
     parsed = () if hosts is None else parse_hosts(hosts)

@@ -1,7 +1,7 @@
 """Launcher process for one machine: ``python -m asyncddp.launch.local_launcher 4 -- PROGRAM``.
 
 Every rank finds torch.distributed's variables: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and so on.
-Once a rank has failed, the others have a moment to say so, and are then ended.
+After a rank has failed, the others have a short time to report errors before they are terminated.
 """
 
 from __future__ import annotations

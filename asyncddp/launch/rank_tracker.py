@@ -72,7 +72,7 @@ class RankTracker:
     def send(self, number: int) -> bool:
         """Send a signal to the ranks that run on this machine; return False if there are none.
 
-        Ranks that have started since the last look get it too, and SIGTERM those that start later.
+        Ranks that started since the last poll get the signal too; SIGTERM also reaches later ranks.
         A signal handler may call this.
         """
         self._terminating |= number == signal.SIGTERM
@@ -118,7 +118,7 @@ class RankTracker:
     def is_lost_for_good(self) -> bool:
         """Return whether all local ranks have ended, one abnormally after ``init()``.
 
-        MPI ends the others of such a rank, and its launcher is to end soon.
+        MPI ends the other ranks in that case, and its launcher should end soon.
         """
         joined = any((self._report_directory / f"joined-{rank}").exists() for rank in self.lost)
         return joined and not self._running

@@ -22,7 +22,7 @@ _ROOM = 1 << 16  # bytes that must be free: launchers keep their sockets and fil
 def report_directory() -> Iterator[Path]:
     """Yield a temporary report directory, and remove directories left by killed runs.
 
-    A run holds the lock of its folder as long as it lives.
+    A run holds the lock of its directory until it ends.
     """
     with (
         tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name,

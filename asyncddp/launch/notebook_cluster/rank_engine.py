@@ -24,7 +24,7 @@ _REGISTRATION_TIMEOUT = 60.0  # seconds, as many engines may register at once
 class ConnectionWaiter:
     """Connector of ZeroMQ sockets: ``connect(socket, url)``, then waits until they are connected.
 
-    A router drops messages to a peer whose connection is under way.
+    A ROUTER socket drops messages to a peer that is still connecting.
 
     Raises:
         TimeoutError: A handshake did not end within ``timeout`` seconds.
