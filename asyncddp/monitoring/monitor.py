@@ -232,8 +232,8 @@ class Monitor:
     def close(self, patience: float = 10.0) -> None:
         """Stop reporting; harmless when called twice.
 
-        Rank 0 waits for the others' last reports until they have closed theirs or left, or there
-        is no news for ``patience`` seconds: then a warning says so.
+        Rank 0 waits for the other ranks' last reports until they have closed their monitors or
+        left. It warns and stops waiting after ``patience`` seconds without a report.
         """
         if self._closed:
             return

@@ -97,7 +97,7 @@ class Cluster:
     def connect(cls, profile: str = "asyncddp", *, timeout: float = 30.0) -> Cluster:
         """Connect to a cluster started by ``asyncddp notebook start`` or ``ibfrun start``.
 
-        It goes on when this one is stopped or forgotten: ``asyncddp notebook stop`` ends it.
+        It keeps running after this object is stopped; ``asyncddp notebook stop`` ends it.
 
         Args:
             profile: Its IPython profile; that of ``ibfrun start`` is ``bluefog``.
@@ -247,7 +247,7 @@ class Cluster:
     def stop(self) -> None:
         """Stop the cluster and wait until all its processes have ended; harmless when called twice.
 
-        One that was connected to is only let go of.
+        A cluster from :meth:`connect` is only disconnected.
         """
         if self._stopped or os.getpid() != self._process:
             return
@@ -272,7 +272,7 @@ def _client(profile_directory: ProfileDirectory, timeout: float) -> Any:
 def progress_line() -> Iterator[Callable[[str], None]]:
     """Yield a function that replaces the displayed text; the last text remains.
 
-    It is silent where nobody sees it: in scripts whose standard error is no terminal.
+    It shows nothing if standard error is not a terminal, as in scripts.
     """
     from IPython.core.getipython import get_ipython
 

@@ -16,8 +16,8 @@ from asyncddp.topology import GraphOrSchedule, as_schedule
 def held(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """Generate the input ``X[rank]``: random values, which every rank can compute for all ranks.
 
-    They are the same on every device, and lie on torch's default one, so that a test of tensors on
-    the host tests those on a GPU within ``with torch.device("cuda"):``.
+    The values are equal on every device, and are created on torch's default device: a test of host
+    tensors becomes a test of GPU tensors inside ``with torch.device("cuda"):``.
     """
     generator = torch.Generator().manual_seed(10_007 * seed + rank)
     if dtype == torch.bool:

@@ -106,7 +106,7 @@ class LoopbackWorld(World):
 class PoolWorld(World):
     """Group of ``size`` ranks that are processes under a launcher, kept running until closed.
 
-    Their ``transport`` is one between processes, such as ``"mpi"``, or ``"c10d"`` without MPI.
+    ``transport`` connects processes, such as ``"mpi"``, or ``"c10d"`` without MPI.
 
     Raises:
         EnvironmentProblem: psutil is not installed, which ends processes that hang.
