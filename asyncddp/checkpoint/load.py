@@ -152,8 +152,8 @@ class _Candidate:
 def _candidates(path: Path) -> tuple[list[_Candidate], dict[str, str], bool]:
     """Gather the checkpoints of all ranks, newest first; collective.
 
-    What is half-written or damaged is named in a warning. Returns also why other folders are no
-    checkpoints, by name, and whether one of them is damaged.
+    Logs a warning about incomplete or damaged checkpoints. Also returns, by folder name, why other
+    folders are no checkpoints, and whether one of them is damaged.
     """
     saved, others = together(_VERB, f"read {path}", lambda: list_checkpoints(path))
     if current().local_rank == 0:

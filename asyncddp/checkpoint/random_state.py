@@ -29,7 +29,7 @@ def random_state() -> dict[str, bytes]:
 def decoded_random_state(saved: Mapping[str, bytes]) -> dict[str, Any]:
     """Decode a :func:`random_state`, and test it on temporary generators.
 
-    What is damaged raises one of ``FILE_ERRORS``.
+    A damaged state raises one of ``FILE_ERRORS``.
     """
     version, internal, gauss = json.loads(saved["python"])
     name, keys, *rest = json.loads(saved["numpy"])

@@ -12,7 +12,7 @@ from typing_extensions import override
 class TrainablePart(torch.nn.Module):
     """View of a model without its frozen parameters, such as the base model of LoRA adapters.
 
-    All ranks have these alike, so that they need neither be averaged nor saved by each.
+    Frozen parameters are equal on all ranks, so that ranks need neither average nor save them.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -46,7 +46,7 @@ def saving_ranks(
 ) -> Iterator[dict[str, Any]]:
     """Let all ranks save in a ``with`` block, or only this one, from published replicas.
 
-    It gives what the manifest says of the run.
+    Yields the manifest's entries about the run.
     """
     context = current()
     check_timeout(_VERB, timeout, wait=wait)
@@ -105,7 +105,7 @@ def progress_of(
 def without_own_memory(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state without the method's tensors about one rank's model.
 
-    Who loads it begins that anew, from the models that all ranks have loaded.
+    After loading, the method restarts these tensors from the models that all ranks have loaded.
     """
     found = dict(optimizer)
     for key in _METHOD_KEYS:
@@ -138,7 +138,7 @@ def averaged_state(model: torch.nn.Module, own: Mapping[str, Any]) -> dict[str, 
 def averaged_optimizer_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state averaged over ranks, on rank 0; collective.
 
-    On the others it is their own; nowhere it has what a method remembers of one rank's model.
+    Other ranks get their own state. The method's tensors about one rank's model are left out.
     """
     shared = without_own_memory(state)
     averages = _averaged_tensors(shared)
@@ -265,8 +265,8 @@ def load_state(
 ) -> None:
     """Load saved states into model, optimizer and scheduler; collective.
 
-    The scheduler is the first, since nothing has checked its state: where it refuses, the others
-    are as they were.
+    The scheduler's state is loaded first, because it is unchecked: if the scheduler rejects it,
+    model and optimizer are unchanged.
     """
     if scheduler is not None:
         scheduler.load_state_dict(saved["scheduler"])

@@ -111,8 +111,8 @@ def align_clocks(files: Sequence[RankTraceInfo]) -> dict[int, ClockAlignment]:
 class FlowArrowMatcher:
     """Matcher of sends with receives in all ranks' traces, which draws messages as arrows.
 
-    Perfetto drops arrows whose ids are not numbers. The end that comes first is held until the
-    other is found; the oldest is dropped where more than ``held`` are held. ``kept`` counts the
+    Perfetto drops arrows whose ids are not numbers. The first end of an arrow is held until the
+    second is found; of more than ``held`` ends the oldest is dropped. ``kept`` counts the
     arrows with both ends.
     """
 

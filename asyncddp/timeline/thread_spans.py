@@ -89,7 +89,7 @@ class WaitSpan:
             self._peers[peer] = None
 
     def exclude(self, begin: int, end: int) -> None:
-        """Exclude from the wait a time in which the thread averaged."""
+        """Exclude from the wait a period of averaging."""
         self._record(begin)
         self._since, self._peers, self._mixed = end, {}, True
 

@@ -1,1 +1,1 @@
-"""Report of a timeline: how each rank spends its time, and which ranks wait for which."""
+"""Report of a timeline: each rank's time by activity, and its waits for other ranks."""

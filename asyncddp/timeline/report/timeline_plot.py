@@ -34,7 +34,7 @@ HEADS = 150  # messages up to which arrows have heads
 
 
 def draw_timeline(timeline: TimelineSpans, report: TimelineReport) -> Figure:
-    """Draw how each rank spends its time, and a few steps of typical length with messages.
+    """Draw each rank's time by activity, and a few steps of typical length with messages.
 
     Where there are many ranks, the steps of the slowest and the most waited for are shown.
     """

@@ -1,4 +1,4 @@
-"""Report of each rank's time, of which rank delays the others, and of missing information."""
+"""Report of each rank's time, of the ranks that delay others, and of missing information."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class TimelineReport:
 
     @property
     def waited_for_most(self) -> int | None:
-        """The rank that the others wait for longest in total."""
+        """The rank with the longest total wait of the other ranks for it."""
         return self.waited_for[0][0] if self.waited_for and self.waited_for[0][1] > 0 else None
 
     @property
     def holds_up(self) -> int | None:
-        """The rank that the others wait for longest, minus its own waiting time.
+        """The rank with the longest wait of other ranks for it, minus its own waiting time.
 
-        Where everybody waits for somebody who waits, it is this one that all wait for in the end.
+        In a chain of ranks that wait for each other, it is the rank at the end of the chain.
         """
         waits = {one.rank: sum(long for _, long in one.waited or ()) for one in self.ranks}
         most = max(self.waited_for, key=lambda pair: pair[1] - waits.get(pair[0], 0), default=None)
