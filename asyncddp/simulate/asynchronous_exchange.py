@@ -1,7 +1,7 @@
 """Message exchange between simulated asynchronous ranks: contents, arrival, and averaging.
 
-Each class is what a communication does on real ranks, with messages that arrive after the time of
-their link: puts, gets, shares of push-sum, and averages in pairs by the very protocol.
+Each class does the work of one communication on real ranks, with messages that are delayed by their
+link: puts, gets, shares of push-sum, and pairwise averages by the same protocol.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class PutExchange(AsynchronousExchange):
 class GetExchange(PutExchange):
     """Averages with the tensors that neighbours had published when this rank's request arrived.
 
-    A rank that waits for late neighbours asks those that have answered again each millisecond.
+    A rank that waits for late neighbours repeats answered requests every millisecond.
     """
 
     @override

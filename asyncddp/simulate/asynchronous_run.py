@@ -30,8 +30,9 @@ from asyncddp.tensors.allocation import detached_copy, make_tensor
 class AsynchronousRun:
     r"""Simulated run of one method, in which each rank makes its steps at its own pace.
 
-    A step of rank i begins at :math:`t`, with what it publishes, and ends at :math:`t + c_i`, with
-    what has arrived by then; the next one begins at once, unless ``max_staleness`` has it wait.
+    A step of rank i begins at :math:`t`, when it publishes its tensors, and ends at
+    :math:`t + c_i`, when it averages with the tensors received by then. The next step begins at
+    once, unless ``max_staleness`` makes the rank wait.
 
     Args:
         simulated: The ranks, with an optimizer each.

@@ -94,7 +94,7 @@ class AveragingScheme(ABC):
 class NeighborAveraging(AveragingScheme):
     """Weighted averaging with neighbours, by messages or synchronised windows.
 
-    A message that is sent again until it arrives changes no average: it takes time and bytes.
+    Retransmissions change no average; they only cost time and bytes.
 
     Attributes:
         of_machines: Whether the nodes of the graph are machines.
@@ -219,7 +219,7 @@ class PushSumAveraging(NeighborAveraging):
 class GlobalAveraging(AveragingScheme):
     """Average or sum over all ranks that are still in the run.
 
-    Those that have left go on answering with zeros, as within ``join`` on real ranks.
+    Ranks that have left contribute zeros, as within ``join`` on real ranks.
     """
 
     @override
@@ -250,7 +250,7 @@ class GlobalAveraging(AveragingScheme):
 
     @property
     def _parts(self) -> int:
-        """Return the number of parts in which a bucket is encoded."""
+        """Return the number of separately compressed parts of a bucket."""
         return len(self.active)
 
     def _decoded_average(self, codecs: RankCodecs, sent: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ class SimulatedNetwork:
     def send(
         self, source: int, targets: Sequence[int], nbytes: float, arrive: Callable[[int], None]
     ) -> list[int]:
-        """Send a message to some ranks at once; return the ranks to which it is permanently lost.
+        """Send a message to some ranks at once; return the ranks that will never receive it.
 
         ``arrive(target)`` is called when it is there. Where it is sent again until it arrives,
         messages between two ranks arrive in the order in which they were sent.

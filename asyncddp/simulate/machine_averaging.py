@@ -46,7 +46,7 @@ class MachineAveraging(NeighborAveraging):
 class LeaderAveraging(NeighborAveraging):
     """Neighbour averaging of difference-sending methods by the first rank of each machine.
 
-    It keeps the method's state and encodes what is sent, see
+    The first rank keeps the method's state and compresses what it sends, see
     :class:`asyncddp.algorithms.leader_round.LeaderRound`. Buckets have a row for each machine.
     """
 
@@ -69,7 +69,7 @@ class LeaderAveraging(NeighborAveraging):
 class MachineGlobalAveraging(GlobalAveraging):
     """Average or sum over all ranks; only one rank per machine uses the network.
 
-    It sums over its machine, and encodes the sum where there is a compressor.
+    That rank sums over its machine, and compresses the sum if there is a compressor.
     """
 
     @property

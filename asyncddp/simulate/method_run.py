@@ -101,7 +101,7 @@ class MethodRun:
     def advance(self, step: int) -> None:
         """Make step number ``step`` on all ranks; the first step is 1.
 
-        Ranks that have left keep their parameters, and nobody hears of them.
+        Ranks that have left keep their parameters, and send nothing.
         """
         ranks, count, self._traffic = self._ranks, self.model.ranks, None
         active = self._active = ranks.scenario.active(count, step - 1)

@@ -140,9 +140,10 @@ class MixingRound:
         return found
 
     def between_leaders(self, local: int) -> MixingRound:
-        """Return the messages of a round in which only first ranks of machines communicate.
+        """Return the messages of a round in which only each machine's first rank averages.
 
-        Those wait for it, as it does for them; what travels inside of machines is not counted.
+        Ranks of a machine wait for its first rank, and it for them; messages inside machines do not
+        count.
 
         Args:
             local: Ranks of a machine.

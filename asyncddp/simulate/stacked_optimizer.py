@@ -53,8 +53,8 @@ def optimizer_named(name: str, **options: Any) -> OptimizerFactory:
 class StackedOptimizer:
     """Optimizer of all ranks' parameters: one for all ranks, or one per rank.
 
-    One that treats each element by itself updates the stacked parameters at once; of any other,
-    such as Adafactor or one of the user's own, each rank has its own on its rows.
+    An elementwise optimizer updates the stacked parameters of all ranks at once. For any other,
+    such as Adafactor or a user's optimizer, each rank has an optimizer of its own for its rows.
 
     Args:
         model: The models.
@@ -168,7 +168,7 @@ class _StackedState:
     def get(self, key: str) -> Any:
         """Return the ranks' tensors stacked; they become views of the stacked tensor.
 
-        What is no tensor, or of another shape on some rank, is given as the first rank has it.
+        Values that are no tensors, or differ in shape between ranks, are the first rank's.
         """
         kept = [own.get(key) for own in self._each]
         tensors = [one for one in kept if isinstance(one, torch.Tensor)]
