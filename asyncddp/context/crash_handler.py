@@ -29,7 +29,7 @@ _REPORT_DELAY = 0.25  # seconds for ranks that fail at the same time to report i
 
 
 class _CrashHandlerState:
-    """State of the crash handler: process id, and the context whose ranks a crash ends."""
+    """State of the crash handler: process id, and the context with the ranks to end."""
 
     context: Context | None = None
     process = 0

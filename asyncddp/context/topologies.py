@@ -52,7 +52,7 @@ class Topologies:
 
     @property
     def given(self) -> Topology:
-        """Topology between ranks, in the form in which it was set."""
+        """Topology between ranks, as the user set it."""
         if self._given is None:
             self._given = topology.exponential_two(self._size)
         return self._given

@@ -54,9 +54,9 @@ def open_world(config: Config) -> Transport:
 def select_default_transport() -> str:
     """Select the transport if the user names none: by the launcher of this process.
 
-    It is that of MPI under a launcher of MPI, and ``c10d`` under one of torch.distributed, or where
-    the user has initialised a process group of several ranks. A process by itself takes MPI if a
-    library can be loaded, so that one that an unknown launcher of MPI has started is not alone.
+    MPI launchers select MPI; torch.distributed launchers, or a process group of several ranks that
+    the user has initialised, select ``c10d``. Without a known launcher, a process takes MPI if its
+    library can be loaded: an unknown MPI launcher may have started it.
 
     Raises:
         EnvironmentProblem: Launchers of MPI and of torch.distributed contradict each other, or a

@@ -1,4 +1,4 @@
-"""Environment variables through which launchers tell processes their rank and world size."""
+"""Environment variables that launchers set to tell processes their rank and world size."""
 
 from __future__ import annotations
 
@@ -293,5 +293,5 @@ def without_launchers(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def announcement_of(kind: type[LauncherEnvironment]) -> tuple[str, ...]:
-    """Return all environment variables in which a launcher describes a rank and its run."""
+    """Return all environment variables that a launcher sets to describe a rank and its run."""
     return (*kind.variables.values(), *kind.run_variables)

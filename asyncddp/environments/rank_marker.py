@@ -1,7 +1,7 @@
 """Environment variable that distinguishes child processes of a rank from the rank itself.
 
-They inherit what its launcher has announced, and would join the world as that rank once more. What
-a launcher between has announced anew is theirs.
+Child processes inherit the launcher's variables, and would join the world as the same rank again.
+Variables set anew by a launcher between rank and child belong to the child.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from asyncddp.errors import EnvironmentProblem
 
 _MARKER = "ASYNCDDP_RANK_PROCESS"
 _ANNOUNCEMENTS = [announcement_of(kind) for kind in LAUNCHERS if kind.run_variables]
-"""Of the launchers that tell their runs apart."""
+"""Variables of launchers that distinguish their runs."""
 
 
 def _announced(environ: Mapping[str, str], names: tuple[str, ...]) -> list[str]:
