@@ -121,8 +121,8 @@ class AlgorithmSwitcher:
     def rebuild(self, settings: MethodSettings) -> None:
         """Continue with other settings of the same method; collective, between two steps.
 
-        Replicas, counters, the method's state and weights set by hand stay, and so does the state
-        of compressors whose buckets have the parameters that they had.
+        Replicas, counters, the method's state and weights set by hand are kept. So is the state of
+        compressors whose buckets contain the same parameters as before.
         """
         used, before = settings, self.settings
         if self.warming_up:
@@ -210,8 +210,8 @@ class AlgorithmSwitcher:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore a state; collective if another method was in use.
 
-        The wrapped optimizer has its state already. Without ``"steps"`` that is all there is.
-        Without ``"parameters"`` the method begins anew from the models, on all ranks alike.
+        The wrapped optimizer's state is loaded before. Without ``"steps"`` nothing else is loaded.
+        Without ``"parameters"`` all ranks restart the method's state from their models.
         """
         settings, since = self.settings, self._since
         if "steps" in saved:
@@ -257,7 +257,7 @@ def require_equal_switch(
 ) -> None:
     """Raise an error on all ranks unless all request the same, valid switch.
 
-    Collective, also where this rank's arguments are wrong, so that the others learn of it.
+    Collective even if this rank's arguments are wrong, so that all ranks raise.
     """
     problem: AsyncDDPError | TopologyError | None = None
     try:

@@ -40,8 +40,8 @@ def candidates_of(
 ) -> list[MethodSettings]:
     """Return the candidate settings; the first are the current settings.
 
-    Those that lay out messages alike appear once, and those for which ``max_trials`` does not
-    suffice are left out.
+    Candidates with equal message layouts appear once; candidates beyond ``max_trials`` are left
+    out.
 
     Args:
         settings: Settings in use, with ``autotune``.

@@ -39,9 +39,9 @@ _PARTS = 2  # measurements of a trial
 class Autotuner:
     """Search for the settings with the fastest steps of one distributed optimizer.
 
-    ``DistributedOptimizer(..., autotune=True)`` makes one, as its attribute ``autotune``. After
-    each measurement all ranks share what they have measured, and come to the same decision by it.
-    A change of settings compares them on all ranks before buckets are made.
+    ``DistributedOptimizer(..., autotune=True)`` creates one as its attribute ``autotune``. After
+    each measurement the ranks exchange their measurements, and thus make the same decision. New
+    settings are compared on all ranks before buckets are made.
 
     Attributes:
         result: What was found, on all ranks; None while the search is under way.

@@ -98,7 +98,7 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, such as its ``train()``.
 
-        Methods that make a part of a step, such as ``first_step()``, raise a UsageError instead.
+        Methods that perform part of a step, such as ``first_step()``, raise a UsageError instead.
         """
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -171,8 +171,8 @@ class WindowMethodsMixin(NeighborProgressMixin):
     def unregister_windows(self) -> None:
         """Free the windows; collective.
 
-        The next averaging makes them anew along the topology of then, which is collective too.
-        Without this call they are freed with the world, since peers may be reading them.
+        The next averaging creates windows again, for the topology in use then; that is collective
+        too. Without this call the windows are freed with the world, because peers may read them.
 
         Raises:
             WaitTimeoutError: A rank has not come by the deadline.

@@ -111,8 +111,8 @@ def starting_tensors(
 ) -> dict[str, torch.Tensor]:
     """Return, by name, the tensors that a new wrapper broadcasts from rank 0.
 
-    Those are the parameters, of all the models' if None, and the models' dense buffers, but for
-    what a checkpoint has just given to each rank as its own.
+    These are the parameters (None: all parameters of the models) and the models' dense buffers,
+    except for tensors that a checkpoint has just loaded as each rank's own.
     """
     chosen = None if parameters is None else set(map(id, parameters))
     found: dict[int, tuple[str, torch.Tensor]] = {}

@@ -27,8 +27,9 @@ def unify_replicas(models: Sequence[torch.nn.Module], policy: str) -> None:
     r"""Make the ranks' models equal according to a policy; collective.
 
     ``"average"`` replaces floating-point parameters and buffers by their averages over ranks,
-    variances by those of all data, and takes all else from rank 0; ``"rank0"`` takes all from rank
-    0; ``"keep"`` does nothing. Parameters of which all ranks have the same bits keep them.
+    variances by the variance of all data, and takes all other tensors from rank 0; ``"rank0"``
+    takes all from rank 0; ``"keep"`` does nothing. Parameters that are bitwise equal on all ranks
+    do not change.
     """
     if policy == "rank0":
         for model in models:

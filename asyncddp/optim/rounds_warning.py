@@ -15,8 +15,8 @@ _STRONG = 0.9
 class RoundsWarning:
     """Counter of steps and rounds; :meth:`tell` warns once on rank 0 of too few rounds.
 
-    It warns where the whole model was never averaged, and where it was so fewer than ten times by a
-    method whose rounds have a momentum of 0.9 or more.
+    It warns if the whole model was never averaged, or was averaged fewer than ten times by a method
+    with a momentum of 0.9 or more between rounds.
     """
 
     def __init__(self) -> None:

@@ -44,8 +44,8 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
     ) -> None:
         r"""Train with another algorithm from the next step on; collective, between two steps.
 
-        What is under way ends first, and the ranks' models are made equal. The optimizer with its
-        state stays; buckets, hooks and windows are made anew.
+        Running operations end first, and the ranks' models are made equal. The optimizer keeps its
+        state; buckets, hooks and windows are created again.
 
         Args:
             algorithm: As for the constructor.
@@ -87,9 +87,9 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
     def abort(self) -> None:
         """Stop averaging at fixed time intervals, once all ranks have called it; collective.
 
-        So does ``async_model_average`` with ``sync_interval_ms``: rounds go on until the last rank
-        calls it, and all leave after the same one. Then no message is under way, and parameters
-        change by steps alone. Without effect where it has ended, and with all other algorithms.
+        For ``async_model_average`` with ``sync_interval_ms``: rounds continue until the last rank
+        calls it, and all ranks stop after the same round. Then no message is in flight, and only
+        steps change parameters. Without effect if already stopped, or with other algorithms.
 
         Raises:
             PeerError: A rank failed, or did not call it by the deadline.
