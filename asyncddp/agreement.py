@@ -25,8 +25,8 @@ class Gather(Protocol):
 def agree(gather: Gather, facts: Facts, claim: str, remedy: str = "") -> None:
     """Raise a MismatchError on all ranks unless their facts are equal; collective.
 
-    Digests travel first, so that it costs little to find out that all is equal. ``claim`` says who
-    needs what, such as "training needs the same model on all ranks".
+    Ranks exchange digests first, which makes the check cheap if all facts are equal. ``claim``
+    names the requirement, such as "training needs the same model on all ranks".
     """
     digest = sha256(repr(facts).encode()).hexdigest()
     if len(set(gather(digest, str))) == 1:
