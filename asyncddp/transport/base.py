@@ -155,12 +155,12 @@ class Transport(ABC):
 
     @property
     def window_group(self) -> SharedMemoryGroup | None:
-        """Ranks that read each other's window memory directly, this rank among them."""
+        """Ranks that read each other's window memory directly, including this rank."""
         return self.shared_memory_group
 
     @property
     def ring_group(self) -> SharedMemoryGroup | None:
-        """Ranks with which tensors are exchanged through ring buffers, this rank among them."""
+        """Ranks that exchange tensors through ring buffers, including this rank."""
         return self.shared_memory_group
 
     def connect(self, peers: Iterable[int]) -> None:

@@ -53,7 +53,7 @@ FEW_RANKS = 16
 class CollectiveExchange:
     """Sends and receives of one collective among ``members``, under its own tag.
 
-    Ranks are places among the members here, of which this rank has place ``rank``.
+    Ranks are indices into ``members`` here; ``rank`` is this rank's index.
     """
 
     endpoint: PointToPoint

@@ -39,8 +39,8 @@ class RunningCollectives:
 class CollectiveRequest:
     """Request of one collective in ``pieces``, which are started in order.
 
-    It advances with the others, also while this rank waits for something else. ``finish`` is called
-    once all pieces have ended.
+    It advances with the transport's other collectives, even while this rank waits for another
+    operation. ``finish`` is called after all pieces have completed.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class CollectiveRequest:
     def _step(self, steps: Steps, waiting: list[PointToPointRequest]) -> None:
         """Advance a piece as far as possible, and keep it unless it has completed.
 
-        Of what it waits for the first that has not ended is tested, again and again, and no more.
+        Only the first incomplete request of the piece is tested each time.
         """
         while True:
             while waiting:

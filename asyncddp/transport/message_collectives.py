@@ -166,7 +166,7 @@ def _step(nbytes: int, tensor: torch.Tensor, most: int = _MAX_PIECE) -> int:
 
 
 def _part(tensor: torch.Tensor, ranks: int) -> int:
-    """Return how many elements of a piece each of so many ranks sums."""
+    """Return how many elements of a piece each rank sums."""
     few = ranks <= algorithms.FEW_RANKS  # a rank then keeps all terms of its part for a while
     most = max(_MIN_PIECE, min(_MAX_PIECE, _MAX_DIRECT // ranks)) if few else _MAX_PIECE
     return _step(-(-tensor.nbytes // ranks), tensor, most)

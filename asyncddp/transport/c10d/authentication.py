@@ -39,7 +39,7 @@ def code_of(secret: bytes, *words: str | int | bytes) -> bytes:
 def overdue(unknown: Mapping[T, float]) -> list[T]:
     """List connections that have stayed silent for too long, and the oldest beyond a limit.
 
-    The mapping tells when each was made, the oldest first.
+    The mapping gives the time at which each connection was made, oldest first.
     """
     late, surplus = time.monotonic() - _HELLO_TIMEOUT, len(unknown) - _MAX_UNKNOWN
     every = enumerate(unknown.items())

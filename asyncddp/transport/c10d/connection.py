@@ -44,7 +44,7 @@ class PayloadTarget:
 class BulkReceive:
     """Large tensor announced by a peer: the number of bytes to come, and their destination.
 
-    What comes before anybody has given memory for it is kept.
+    Bytes that arrive before :meth:`give` has set the destination are kept.
 
     Attributes:
         left: How many bytes are yet to come.
@@ -235,11 +235,11 @@ class Connection:
     def receive(
         self, payload_target: Callable[[Connection, FrameHeader], PayloadTarget | None]
     ) -> Iterator[tuple[FrameHeader, bytes]]:
-        """Read what has come: yield whole short frames; fill targets with the payload of others.
+        """Read available data: yield short frames whole, and read other payloads into targets.
 
-        Of a frame for which ``payload_target`` returns memory the payload goes there. It raises
-        EOFError when the other end has closed the connection, OSError where it is broken, and
-        ValueError where bytes are no frames.
+        If ``payload_target`` returns memory for a frame, the payload is read into it. Raises
+        EOFError when the other end has closed the connection, OSError if it is broken, and
+        ValueError if the bytes are not valid frames.
         """
         for _ in range(_READS):
             target = self._target

@@ -19,9 +19,9 @@ _KEEPALIVE = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
 class MachineWatch:
     """Watch that finds connections to machines that no longer respond.
 
-    The system probes idle ones. Of those with bytes under way it is asked how long nothing was
-    confirmed: its own limit, ``TCP_USER_TIMEOUT``, would also end those to a process that does not
-    read, whose machine answers.
+    The system probes idle connections. For connections with bytes in flight, it reports the time
+    since the last acknowledgement. Its own limit, ``TCP_USER_TIMEOUT``, would also close
+    connections to a process that does not read, although its machine responds.
     """
 
     def __init__(self, seconds: float) -> None:

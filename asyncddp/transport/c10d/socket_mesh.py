@@ -246,7 +246,7 @@ class SocketMesh:
             self._deliver(connection.peer, header, payload)
 
     def _check_hello(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
-        """Check a connection's first frame, in which the other end proves its rank."""
+        """Check a connection's first frame, which proves the rank of the other end."""
         peer, opened_here = header.number, connection.peer is not None
         free = peer < self.size and peer != self.rank and peer not in self._came
         may_be = peer == connection.peer if opened_here else free

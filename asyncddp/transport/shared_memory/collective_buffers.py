@@ -1,4 +1,4 @@
-"""Buffers in shared memory through which the ranks of one machine run collectives of large tensors.
+"""Shared-memory buffers for collectives of large tensors between the ranks of one machine.
 
 To reductions every rank copies its tensor, piece by piece, into slots of its own and publishes how
 many are there; the others read them in place. A slot is reused once all ranks have consumed its
@@ -59,7 +59,7 @@ class RankCollectiveBuffers:
 
 
 class SharedCollectiveBuffers:
-    """Shared-memory buffers in which the ranks of a communicator run collectives.
+    """Shared-memory buffers for the collectives of a communicator's ranks.
 
     The ranks of ``group`` are numbered as in the communicator; ``gather`` is collective there.
     ``on_abandon`` is called when a collective is abandoned.
