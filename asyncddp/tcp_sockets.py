@@ -24,9 +24,9 @@ class TCPSocket:
 
     Attributes:
         descriptor: The process's.
-        inode: Of the socket.
-        address, port: Of this end.
-        peer_port: Of the other end; None for a socket that listens.
+        inode: Inode number of the socket.
+        address, port: Address of this end.
+        peer_port: Port of the other end; None for a listening socket.
     """
 
     descriptor: int

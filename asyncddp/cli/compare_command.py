@@ -157,7 +157,7 @@ class _RequestedTopologies:
     """Builder of the graph requested by ``--topology``, for ranks or for machines.
 
     Args:
-        name: Of --topology; None for the methods' own.
+        name: Value of --topology; None for the methods' own.
         given: The options of graphs and schedules.
 
     Raises:

@@ -48,9 +48,9 @@ class AlgorithmSwitcher:
 
     Attributes:
         steps: Steps that the wrapper has completed.
-        settings: Settings of the method in use, or of that whose warm-up is under way.
+        settings: Settings of the current method, which may still be in its warm-up.
         phase: The communication phase in use.
-        warming_up: True while the warm-up of the method is under way.
+        warming_up: True during the warm-up of the method.
         rounds_warning: Warns, in the end, of a method that has hardly averaged.
     """
 

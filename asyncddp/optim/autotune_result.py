@@ -31,7 +31,7 @@ class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         topology: Name of its graph or schedule.
         model: Number of its trained parameters, and a digest of names, shapes and dtypes.
         ranks_per_machine: For each machine.
-        transport: Of the ranks' tensors.
+        transport: Transport of the ranks' tensors.
         device: Type and name.
     """
 
@@ -71,7 +71,7 @@ class AutotuneResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         setting: The arguments of ``DistributedOptimizer`` that it has chosen.
         tried: All settings that were tried, with what was measured.
         measured_on: What it was made on.
-        versions: Of asyncddp and torch, for the reader.
+        versions: Versions of asyncddp and torch, for the reader.
         origin: How it came about, such as ``"11 trials"``.
     """
 

@@ -44,7 +44,7 @@ class Autotuner:
     settings are compared on all ranks before buckets are made.
 
     Attributes:
-        result: What was found, on all ranks; None while the search is under way.
+        result: Result of the search, on all ranks; None while the search is running.
     """
 
     def __init__(self, context: Context, switcher: AlgorithmSwitcher, autotune: Autotune) -> None:

@@ -305,7 +305,7 @@ def set_gradient_meaning(
 
     Args:
         method: The method in use.
-        optimizer: Whose groups have ``grad_holds_momentum``, or not.
+        optimizer: Optimizer; its groups may have ``grad_holds_momentum``.
         averages: Whether there are other ranks to average momentum with.
     """
     holds = averages and method.what is AveragedQuantity.MOMENTUM

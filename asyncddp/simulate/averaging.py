@@ -32,7 +32,7 @@ class Traffic:
 
     Attributes:
         nbytes: Bytes of the message to a neighbour, or of what is averaged over all.
-        mixing: Whose message arrives where; None for an average over all ranks.
+        mixing: Messages that arrive; None for an average over all ranks.
         copies: How many of them each rank sends, ``(n,)``; of an average over all, a ring's.
         failures: How often each message is sent in vain; None where none is sent again.
         by_leaders: Whether one rank of each machine averages over all for the others.

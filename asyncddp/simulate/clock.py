@@ -28,11 +28,11 @@ class RankClocks:
     Args:
         scenario: Speeds, links, delays and losses.
         ranks: Number of ranks.
-        scale: By which bytes are multiplied, where the model stands for a larger one.
+        scale: Factor on bytes, if the model stands for a larger one.
 
     Attributes:
         now: Seconds since the start, ``(n,)``.
-        bytes_sent: By rank, ``(n,)``.
+        bytes_sent: Bytes sent by each rank, ``(n,)``.
     """
 
     def __init__(self, scenario: Scenario, ranks: int, scale: float = 1.0) -> None:

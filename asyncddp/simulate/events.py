@@ -16,7 +16,7 @@ class EventQueue:
     """Event queue in simulated time; events at equal times run in the order of scheduling.
 
     Attributes:
-        now: Time of the event that happens, in seconds.
+        now: Time of the current event, in seconds.
     """
 
     def __init__(self, now: float = 0.0) -> None:
@@ -44,10 +44,10 @@ class SimulatedNetwork:
         queue: The events.
         scenario: Links, delays and losses.
         ranks: Number of ranks.
-        scale: By which bytes are multiplied, where the model stands for a larger one.
+        scale: Factor on bytes, if the model stands for a larger one.
 
     Attributes:
-        bytes_sent: By rank, ``(n,)``.
+        bytes_sent: Bytes sent by each rank, ``(n,)``.
     """
 
     def __init__(self, queue: EventQueue, scenario: Scenario, ranks: int, scale: float) -> None:

@@ -96,8 +96,8 @@ class StackedBatches:
     """Stacked batches of all ranks; batch k of a rank is the same on every request.
 
     Args:
-        problem: Whose data and batch size.
-        seed: Of the order of samples; each rank and epoch has its own.
+        problem: Problem with the data and the batch size.
+        seed: Seed of the sample orders, which differ by rank and epoch.
     """
 
     def __init__(self, problem: Problem, seed: int) -> None:

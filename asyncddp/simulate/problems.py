@@ -24,7 +24,7 @@ def least_squares(ranks: int, *, seed: int = 0) -> Problem:
 
     Args:
         ranks: Number of ranks, n.
-        seed: Of the numbers.
+        seed: Seed of the random numbers.
 
     Returns:
         The problem, which starts at 0.
@@ -79,7 +79,7 @@ def digits(
             images of each, see :func:`asyncddp.data.partition.shards`.
         batch_size: Images of a batch.
         hidden: Units of the hidden layer.
-        seed: Of the model, and of which images are whose.
+        seed: Seed of the model and of the division of images.
 
     Returns:
         The problem.

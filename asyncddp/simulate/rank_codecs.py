@@ -19,7 +19,7 @@ class RankCodecs:
         compressor: The compressor.
         index: Index of the bucket, from which the seeds are derived as on real ranks.
         ranks: Ranks that encode, n.
-        every: From one of them to the next, where they encode for others.
+        every: Distance between encoding ranks, if they encode for other ranks too.
     """
 
     def __init__(self, compressor: Compressor, index: int, ranks: int, every: int = 1) -> None:
@@ -61,7 +61,7 @@ class RankCodecs:
 
         Args:
             sent: A row of each that takes part.
-            divisor: By which the sum is divided.
+            divisor: Divisor of the sum.
             among: The ranks that take part; None for all.
         """
         each = self.each if among is None else [self.each[rank] for rank in among]

@@ -41,7 +41,7 @@ class Scenario:
             counts no more, and answers; with ``relay_sgd`` it relays.
         model_bytes: Size of the model for which bytes and times are given, in bytes, as if this
             small one had it; None for its own.
-        seed: Of the messages that are lost.
+        seed: Seed of the message losses.
 
     Raises:
         ArgumentError: A negative time, a probability outside of [0, 1), or a slowdown that is not

@@ -63,7 +63,7 @@ def train(
         scenario: Speeds, links, delays, losses and departures; None for equal ranks.
         schedule: Makes a scheduler of the learning rate for an optimizer; it goes on each step.
         record_every: Steps from one record to the next.
-        seed: Of batches.
+        seed: Seed of the batches.
         chunk_size: Ranks whose gradients are computed at once; None chooses by the model.
         progress: Called with the number of steps made, after each.
         **settings: Settings of the method as in :class:`asyncddp.DistributedOptimizer`, such as

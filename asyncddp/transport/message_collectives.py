@@ -38,8 +38,8 @@ class MessageCollectives:
         endpoint: Sends and receives, with ``tags`` that nothing else uses.
         rank: This rank.
         machines: The ranks of each machine, in the same order on all ranks.
-        tags: Of which each piece of a collective takes one.
-        running: Those under way.
+        tags: Tags for the pieces of collectives; each piece takes one.
+        running: Collectives in progress.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class TCPSendQueueLimit:
     """Limiter of MPI's TCP send queues to other machines, applied after the first message.
 
     Args:
-        own_ports: At which this process listens.
+        own_ports: Ports on which this process listens.
         peers: Ports of each rank on another machine.
     """
 

@@ -50,8 +50,8 @@ class Seal(NamedTuple):
     """Authentication of the ranks' values in the store, which other processes may access too.
 
     Attributes:
-        secret: Of the run; empty if it has none.
-        place: Of the store, for messages.
+        secret: Secret of the run; empty if it has none.
+        place: Address of the store, for messages.
     """
 
     secret: bytes

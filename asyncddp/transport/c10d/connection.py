@@ -22,7 +22,7 @@ class BulkSend:
     """Large tensor being sent to one peer.
 
     Attributes:
-        number: By which the peer knows it.
+        number: Number that identifies the tensor to the peer.
         left: The bytes that are left.
         on_sent: Called when all of them are sent.
         credit: How many of them may be sent now; with none it waits outside of the queue.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 EAGER_BYTES = 1 << 16
 """Tensors up to this size are sent at once, into the receiver's memory for unexpected messages."""
 CREDIT_BYTES = 1 << 22
-"""Bytes of larger ones that may be under way to a rank of a group that is not ready for them."""
+"""Limit on bytes of larger tensors in flight to a rank that is not ready to receive them."""
 
 
 class FrameKind(IntEnum):
