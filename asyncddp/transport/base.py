@@ -94,7 +94,7 @@ class SharedMemoryGroup:
 
 
 class ExitRecord(NamedTuple):
-    """Record of a rank that has exited: why, when, and after how many collectives of each kind."""
+    """Record of a rank's exit: reason, time, and number of collectives of each kind before it."""
 
     reason: str
     collective_counts: Mapping[str, int]  # of each kind, before its exit

@@ -121,7 +121,7 @@ class MessageCollectives:
         return self._by_pieces(reduce_scatter, parts, _pieces(out, step))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        """Start to replace a tensor by the root's."""
+        """Start a broadcast from the root, in place."""
         broadcast = partial(algorithms.broadcast, root=self._ring.index(root))
         return self._by_pieces(broadcast, _pieces(tensor, _step(tensor.nbytes, tensor)))
 

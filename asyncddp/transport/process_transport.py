@@ -32,21 +32,21 @@ class Collectives(Protocol):
     """Collectives of a transport's ranks; what they do is said of :class:`Transport`."""
 
     def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
-        """Start to sum a tensor of all ranks into another, and to divide the sum."""
+        """Start an allreduce of a tensor into another, and divide the sum."""
         ...
 
     def reduce_scatter(
         self, tensor: torch.Tensor, out: torch.Tensor, divisor: int | None
     ) -> Request:
-        """Start to sum a tensor of all ranks, of which this one keeps its part."""
+        """Start a reduce-scatter; this rank keeps its part of the sum."""
         ...
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Request:
-        """Start to replace a tensor by the root's."""
+        """Start a broadcast from the root, in place."""
         ...
 
     def allgather(self, tensor: torch.Tensor, out: torch.Tensor, counts: Sequence[int]) -> Request:
-        """Start to concatenate all ranks' elements, of which rank r has ``counts[r]``."""
+        """Start an allgather; rank r contributes ``counts[r]`` elements."""
         ...
 
     def barrier(self) -> Request:

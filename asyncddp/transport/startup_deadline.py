@@ -127,7 +127,7 @@ Settings: TypeAlias = dict[str, str | int | bool | None]
 
 
 def shared_settings(config: Config, default_transport: str) -> Settings:
-    """List the settings of this rank that must be equal on all ranks, by their variables."""
+    """List this rank's settings that must be equal on all ranks, keyed by variable name."""
     return {
         "the version of asyncddp": asyncddp.__version__,
         "ASYNCDDP_TRANSPORT": config.transport or default_transport,

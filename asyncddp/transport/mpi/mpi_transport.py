@@ -151,7 +151,7 @@ class MPITransport(ProcessTransport):
 
     @override
     def _collectives_of(self, verb: str, nbytes: int) -> Collectives:
-        """Choose sends and receives of many pieces at once, over TCP, or MPI's own collectives.
+        """Choose between own collectives in overlapping pieces, over TCP, and MPI's.
 
         With many ranks MPI takes fewer messages for a small one, though more of them in a row.
         """

@@ -74,7 +74,7 @@ class MPIRequest:
 
     @translate_mpi_errors
     def done(self) -> bool:
-        """Test the MPI requests in the order in which they were started."""
+        """Test the MPI requests in the order of their start."""
         while self.moves < len(self._requests):
             if not self._requests[self.moves].Test():
                 return False
@@ -82,7 +82,7 @@ class MPIRequest:
         return True
 
     def test(self) -> bool:
-        """Do what :meth:`done` does."""
+        """Do the same as :meth:`done`."""
         return self.done()
 
     def abandon(self) -> None:
@@ -122,7 +122,7 @@ class MPICollectiveRequest(MPIRequest):
         self._completed = False
 
     def done(self) -> bool:
-        """Test the MPI requests; count the collective as completed once all of them are."""
+        """Test the MPI requests; count the collective as completed when all of them are."""
         if not self._completed and super().done():
             self._completed = True
             self._pair.pending_collectives -= 1

@@ -30,7 +30,7 @@ _PIECE_BYTES = 1 << 22  # bytes that are read at once
 
 
 class SharedMemoryCopyRequest(SharedMemoryCollectiveRequest):
-    """Request in which some ranks, the ``sources``, give tensors that others copy.
+    """Request of a collective that copies the tensors of its ``sources`` to other ranks.
 
     ``parts`` get their bytes, where this rank does not give them itself.
     """
@@ -71,7 +71,7 @@ class SharedMemoryCopyRequest(SharedMemoryCollectiveRequest):
                 part[start : start + size].copy_(self._tensor[start : start + size])
 
     def _read(self, source: int, start: int, into: torch.Tensor) -> None:
-        """Copy bytes of a rank's tensor, which it must not have given up meanwhile."""
+        """Copy bytes of a rank's tensor; raise if that rank abandons the collective."""
         full_memory_fence()
         words, process = self._buffers.ranks[source].words, self._buffers.processes[source]
         address, problem = words[ADDRESS], "it has given the collective up"
@@ -91,7 +91,7 @@ class SharedMemoryCopyRequest(SharedMemoryCollectiveRequest):
         return not self._gives or self._buffers.minimum(CONSUMED) >= self._first + self._pieces
 
     def abandon(self) -> None:
-        """Abandon the collective, and let no rank read this one's tensor any more."""
+        """Abandon the collective, and stop other ranks from reading this rank's tensor."""
         self._buffers.own.words[ADDRESS] = 0
         super().abandon()
 
@@ -102,7 +102,7 @@ def allgather_request(
     out: torch.Tensor,
     counts: Sequence[int],
 ) -> SharedMemoryCopyRequest:
-    """Start an allgather of so many elements of each rank."""
+    """Start an allgather of ``counts[r]`` elements from each rank r."""
     sizes = [count * out.element_size() for count in counts]
     parts = torch.split(as_bytes(out), sizes)
     return SharedMemoryCopyRequest(buffers, as_bytes(tensor), range(len(counts)), parts)
