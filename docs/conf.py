@@ -54,7 +54,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"asyncddp\.integrations\.bagua\..*"),
     (
         r"py:class",
-        r"(LRSchedulerFn|OptimFn|OptimizerFactory|SchedulerFactory|SwitchSchedule|NamedFlatBucket|Window|EdgeWriter|Topology|.*\.(HasState|OptimizerType|Sink|MonitorTarget|Transport|ProgressLoop|Work|WindowForHandles|PendingPublish|PendingGet|MachineLayout|NamedFlatBucket))",
+        r"(LRSchedulerFn|OptimFn|OptimizerFactory|SchedulerFactory|SwitchSchedule|NamedFlatBucket|Window|EdgeWriter|Topology|.*\.(HasState|OptimizerType|Sink|MonitorTarget|Transport|ProgressLoop|Work|WindowProtocol|PendingPublish|PendingGet|MachineLayout|NamedFlatBucket))",
     ),
 ]
 

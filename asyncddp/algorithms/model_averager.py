@@ -13,8 +13,8 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.rounds import COMMUNICATIONS
-from asyncddp.algorithms.rounds.averaging_round import AveragingRound, CrossRoundState, LocalRound
-from asyncddp.algorithms.rounds.communication_buffer import CommunicationBuffer
+from asyncddp.algorithms.rounds.averaging_round import AveragerState, AveragingRound, LocalRound
+from asyncddp.algorithms.rounds.in_flight_limit import InFlightLimit
 from asyncddp.compression import Compressor
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
@@ -27,7 +27,7 @@ from asyncddp.topology import GraphOrSchedule, Schedule, TopologyError, as_sched
 from asyncddp.topology.builders import TopologyLike, topology_for
 
 
-class ModelAverager(CrossRoundState):
+class ModelAverager(AveragerState):
     """Averager of one optimizer's parameters or gradients with other ranks, in rounds.
 
     Args:
@@ -107,7 +107,7 @@ class ModelAverager(CrossRoundState):
         """
         self.buffer = self.piece_bytes = None
         if self.splits_buckets and (on_host or self.communication_buffer is not None):
-            self.buffer = CommunicationBuffer.of(self.context, self.communication_buffer)
+            self.buffer = InFlightLimit.of(self.context, self.communication_buffer)
         if self.buffer is not None:
             self.piece_bytes = self.buffer.piece_bytes(sizes)
         return self.piece_bytes or ALIGNMENT

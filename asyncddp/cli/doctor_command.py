@@ -24,7 +24,7 @@ from asyncddp.cli.doctor.mpi_probe import find_answer
 from asyncddp.cli.doctor.package_checks import check_packages, torch_cuda_version
 from asyncddp.cli.doctor.transport_self_test import self_test, summarise_self_test
 from asyncddp.cli.options import placement_options
-from asyncddp.environments.rank_marker import environment_of_children
+from asyncddp.environments.rank_process_marker import environment_of_children
 from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launchers.local import LOCAL
 

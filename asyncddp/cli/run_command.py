@@ -13,7 +13,7 @@ import click
 
 from asyncddp.cli.console import open_standard_streams
 from asyncddp.cli.options import run_options
-from asyncddp.environments.rank_marker import environment_of_children
+from asyncddp.environments.rank_process_marker import environment_of_children
 from asyncddp.errors import ArgumentError
 from asyncddp.launch.diagnosis import Diagnosis, diagnose, group_by_failure, read_failure_reports
 from asyncddp.launch.job_builder import build_job

@@ -18,7 +18,7 @@ from asyncddp.context.context import (
 )
 from asyncddp.context.world_startup import open_world
 from asyncddp.environments.launchers import launcher_rank_and_size
-from asyncddp.environments.rank_marker import mark_rank, refuse_child_of_rank, unmark_rank
+from asyncddp.environments.rank_process_marker import mark_rank, refuse_child_of_rank, unmark_rank
 from asyncddp.errors import PeerError
 from asyncddp.topology.builders import TopologyLike
 

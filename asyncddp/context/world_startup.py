@@ -14,8 +14,8 @@ from asyncddp.environments.launchers import (
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.transport import C10D, DEFAULT_TRANSPORT, Transport
 from asyncddp.transport.base import Scope
-from asyncddp.transport.c10d.store_access import default_group_store
 from asyncddp.transport.selection import can_load, open_transport
+from asyncddp.transport.sockets.store_access import default_group_store
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 _REMEDIES = {

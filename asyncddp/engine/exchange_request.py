@@ -150,12 +150,12 @@ class ExchangeRequest:
         """Ranks from which a tensor is expected."""
         return frozenset(self.receives)
 
-    def sent(self) -> SendWaitCondition:
+    def sent(self) -> SendCompletionCondition:
         """Return the wait condition that all sends are complete, and acknowledged if required."""
-        return SendWaitCondition(self)
+        return SendCompletionCondition(self)
 
 
-class SendWaitCondition:
+class SendCompletionCondition:
     """Wait condition: all sends of an exchange are complete, and acknowledged if required."""
 
     def __init__(self, exchange: ExchangeRequest) -> None:
@@ -176,7 +176,7 @@ class SendWaitCondition:
         return [(peer, exchange.key) for peer in sorted(peers)]
 
 
-class BufferReuseWaitCondition(SendWaitCondition):
+class BufferReuseWaitCondition(SendCompletionCondition):
     """Wait condition: later work on the device stream may overwrite the sent buffers."""
 
     @override

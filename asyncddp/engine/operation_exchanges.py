@@ -12,7 +12,11 @@ from msgspec.structs import replace
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.chunked_exchange import ChunkedExchange, RaggedExchange
 from asyncddp.engine.collective_wait_condition import CollectiveWaitCondition
-from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendWaitCondition
+from asyncddp.engine.exchange_request import (
+    ExchangeRequest,
+    PendingReceive,
+    SendCompletionCondition,
+)
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.errors import PeerError
@@ -218,7 +222,7 @@ class OperationExchanges:
 
     def collective(
         self, group: Sequence[int], signature: ExchangeSignature, start: Callable[[], Request]
-    ) -> Generator[PendingReceive | CollectiveWaitCondition | SendWaitCondition, None, None]:
+    ) -> Generator[PendingReceive | CollectiveWaitCondition | SendCompletionCondition, None, None]:
         """Run a transport's collective of the ranks in ``group``, and compare signatures.
 
         The signature is sent to the next rank of the group, so that ranks that call different

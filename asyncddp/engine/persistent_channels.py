@@ -23,7 +23,7 @@ from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.shm.chunk_layout import ChunkLayout
 from asyncddp.shm.memory_limit import memory_limit
 from asyncddp.shm.ring_buffer import ReceiveRingBuffer, SendRingBuffer
-from asyncddp.shm.slot_cycle import SlotCycle
+from asyncddp.shm.slot_count_tuner import SlotCountTuner
 from asyncddp.transport.base import SharedMemoryGroup
 
 logger = logging.getLogger("asyncddp")
@@ -90,7 +90,7 @@ class PersistentChannelTable:
             share = memory_limit() // (_MEMORY_SHARE * len(self._ranks))
             self._memory_share = max(_FEW_RING_BYTES, share)
         self._is_full = False  # as the log has been told
-        self.slot_cycle = SlotCycle()
+        self.slot_count_tuner = SlotCountTuner()
         self.late_error: PeerError | None = None
 
     def find_or_open(
@@ -135,7 +135,7 @@ class PersistentChannelTable:
             return None
         make_ring = self.tracing.send_ring(channel.signature.verb, channel.name)
         try:
-            send_ring = make_ring(self._group.arena, self._ranks, layout, self.slot_cycle)
+            send_ring = make_ring(self._group.arena, self._ranks, layout, self.slot_count_tuner)
         except OSError:
             return None
         send_ring.notify_readers_by(self._group.notify)

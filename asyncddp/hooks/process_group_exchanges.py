@@ -10,7 +10,11 @@ import torch.distributed as dist
 
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine import ExchangeSignature, Steps
-from asyncddp.engine.exchange_request import ExchangeRequest, PendingReceive, SendWaitCondition
+from asyncddp.engine.exchange_request import (
+    ExchangeRequest,
+    PendingReceive,
+    SendCompletionCondition,
+)
 from asyncddp.engine.messages import MatchKey
 from asyncddp.engine.work import WaitCondition
 from asyncddp.errors import PeerError, PeerLeftError, WaitTimeoutError
@@ -190,7 +194,7 @@ def _wait(condition: WaitCondition) -> None:
     """Wait for the works behind a condition."""
     if isinstance(condition, PendingReceive):
         requests: list[Any] = [condition.request]
-    elif isinstance(condition, SendWaitCondition):
+    elif isinstance(condition, SendCompletionCondition):
         requests = list(condition.exchange.sends)
     else:
         raise TypeError(f"expected a condition of an exchange of tensors, got {condition!r}")

@@ -8,10 +8,10 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
-from asyncddp.optim.adam_variant import (
+from asyncddp.optim.adam_base import (
     MEAN,
     SQUARE,
-    AdamVariant,
+    AdamBase,
     Parameters,
     descend,
     real_view,
@@ -19,7 +19,7 @@ from asyncddp.optim.adam_variant import (
 )
 
 
-class AccumAdam(AdamVariant):
+class AccumAdam(AdamBase):
     r"""Adam that steps at every gradient, but updates its moments with means of K gradients.
 
     With g the gradient of step t, :math:`g \leftarrow g + \lambda x`, and k = ⌈t / K⌉:

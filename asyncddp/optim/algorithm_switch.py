@@ -19,7 +19,7 @@ from asyncddp.errors import ArgumentError, AsyncDDPError, UsageError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
 from asyncddp.optim.replica_agreement import POLICIES, unify_replicas, unify_state
-from asyncddp.optim.rounds_warning import RoundsWarning
+from asyncddp.optim.too_few_rounds import RoundsWarning
 from asyncddp.topology import TopologyError
 
 WRAPPER = "DistributedOptimizer"
@@ -51,7 +51,7 @@ class AlgorithmSwitcher:
         settings: Settings of the current method, which may still be in its warm-up.
         phase: The communication phase in use.
         warming_up: True during the warm-up of the method.
-        rounds_warning: Warns, in the end, of a method that has hardly averaged.
+        too_few_rounds: Warns, in the end, of a method that has hardly averaged.
     """
 
     phase: CommunicationPhase
@@ -72,8 +72,8 @@ class AlgorithmSwitcher:
         self.steps = 0
         self._first, self._schedule = settings, self._checked_schedule(settings, schedule)
         self._by_hand = False
-        self.rounds_warning = RoundsWarning()
-        context.exit_callbacks.append(self.rounds_warning.tell)
+        self.too_few_rounds = RoundsWarning()
+        context.exit_callbacks.append(self.too_few_rounds.tell)
         self._begin(settings, since=0, broadcast=broadcast)
 
     @property
@@ -115,7 +115,7 @@ class AlgorithmSwitcher:
         self.phase = settings.build_phase(*parts, broadcast=broadcast)
         if before is not None:
             self.averager.continue_totals(before)
-        self.rounds_warning.begin(self.phase.config, since)
+        self.too_few_rounds.begin(self.phase.config, since)
         claim_parameters(self.phase.parameters(), self.phase)
 
     def rebuild(self, settings: MethodSettings) -> None:
@@ -144,7 +144,7 @@ class AlgorithmSwitcher:
     def end_step(self) -> None:
         """Count a step, and switch if the schedule or the end of a warm-up requires it."""
         self.steps += 1
-        self.rounds_warning.count(self.steps, self.averager.round)
+        self.too_few_rounds.count(self.steps, self.averager.round)
         following = self._schedule.get(self.steps)
         if following is not None:
             self._by_hand = False
@@ -157,7 +157,7 @@ class AlgorithmSwitcher:
         self._refuse_in_join(f"the warm-up of {self._method.name} ends")
         self.end_phase()
         self._begin(self.settings, since=self._since)
-        self.rounds_warning.begin(self.phase.config, self.steps)
+        self.too_few_rounds.begin(self.phase.config, self.steps)
 
     def switch(self, settings: MethodSettings, replicas: str) -> None:
         """Check that all ranks request the same switch, and perform it; collective."""

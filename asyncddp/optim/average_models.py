@@ -11,7 +11,7 @@ import torch
 
 from asyncddp.algorithms.gradient_hooks import averagers_of, wait_for_reads
 from asyncddp.algorithms.model_averager import ModelAverager
-from asyncddp.algorithms.published_replicas import ReplicaAge, published_replicas, write_average
+from asyncddp.algorithms.published_models import ReplicaAge, published_models, write_average
 from asyncddp.algorithms.wrapper_setup import checked_positive
 from asyncddp.context import current
 from asyncddp.errors import ArgumentError
@@ -104,7 +104,7 @@ class ModelAverage(AbstractContextManager[M]):
         context = averagers[0].context
         context.engine.ensure_open("average_model")
         with _restored(self._model):
-            with published_replicas(context, averagers, self._timeout) as found, torch.no_grad():
+            with published_models(context, averagers, self._timeout) as found, torch.no_grad():
                 write_average(averagers, list(found.values()))
                 ages = {peer: replica.age for peer, replica in found.items()}
             self.ages = dict(sorted({**ages, context.rank: ReplicaAge(0, 0.0)}.items()))

@@ -288,7 +288,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
     @override
     def conclude(self) -> None:
         super().conclude()
-        self._switcher.rounds_warning.tell()
+        self._switcher.too_few_rounds.tell()
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:

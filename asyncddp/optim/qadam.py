@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from asyncddp.algorithms.wrapper_setup import checked_integer
 from asyncddp.errors import ArgumentError
-from asyncddp.optim.adam_variant import (
+from asyncddp.optim.adam_base import (
     MEAN,
     SQUARE,
-    AdamVariant,
+    AdamBase,
     Parameters,
     descend,
     real_view,
@@ -23,7 +23,7 @@ from asyncddp.optim.adam_variant import (
 from asyncddp.tensors.allocation import zeros_like
 
 
-class QAdamOptimizer(AdamVariant):
+class QAdamOptimizer(AdamBase):
     r"""Adam for W - 1 warm-up steps; afterwards v is frozen, and m is communicated.
 
     Let s be the number of a parameter's step, counted from 1. While s < W, with g the gradient,

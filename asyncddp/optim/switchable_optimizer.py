@@ -125,7 +125,7 @@ class SwitchableOptimizer(TransparentOptimizerWrapper):
         if not self._closed:
             self._closed = True
             self._switcher.end_phase()
-            self._switcher.rounds_warning.tell()
+            self._switcher.too_few_rounds.tell()
 
     @property
     def counters(self) -> dict[str, int]:

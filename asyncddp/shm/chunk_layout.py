@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from asyncddp.shm.slot_cycle import MANY
+from asyncddp.shm.slot_count_tuner import MANY
 
 _DOUBLED = 1 << 20  # bytes of a tensor up to which a step need not wait for the one before it
 _WHOLE = 1 << 22  # bytes of a tensor up to which it stays in one chunk

@@ -36,7 +36,7 @@ from asyncddp.shm.ring_header import (
     header_words,
     mask_word,
 )
-from asyncddp.shm.slot_cycle import FEW, SlotCycle
+from asyncddp.shm.slot_count_tuner import FEW, SlotCountTuner
 
 _BITS = 24
 _CHUNK_BITS = (1 << _BITS) - 1
@@ -100,7 +100,7 @@ class SendRingBuffer(_RingBufferLayout):
         arena: Arena,
         ranks: tuple[int, ...],
         layout: ChunkLayout,
-        cycle: SlotCycle | None = None,
+        cycle: SlotCountTuner | None = None,
     ) -> None:
         number = len(ranks)
         block = arena.take(self.nbytes(number, layout), zeroed=8 * header_words(number))
@@ -111,7 +111,7 @@ class SendRingBuffer(_RingBufferLayout):
         self._notify: Callable[[int], None] | None = None
         self._readers: list[tuple[int, _Readers]] = [(-1, ()), (-1, ())]
         self._masks: dict[tuple[int, ...], tuple[tuple[int, ...], _Readers]] = {}
-        self._cycle = cycle or SlotCycle()
+        self._cycle = cycle or SlotCountTuner()
         self.cycle = layout.num_slots  # slots that the current step goes round in
         self._copies: list[float] = []
 

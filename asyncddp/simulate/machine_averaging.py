@@ -66,7 +66,7 @@ class LeaderAveraging(NeighborAveraging):
         return nbytes
 
 
-class MachineGlobalAveraging(GlobalAveraging):
+class HierarchicalAveraging(GlobalAveraging):
     """Average or sum over all ranks; only one rank per machine uses the network.
 
     That rank sums over its machine, and compresses the sum if there is a compressor.

@@ -20,9 +20,9 @@ from asyncddp.simulate.averaging import (
     PushSumAveraging,
 )
 from asyncddp.simulate.machine_averaging import (
+    HierarchicalAveraging,
     LeaderAveraging,
     MachineAveraging,
-    MachineGlobalAveraging,
 )
 from asyncddp.simulate.scenario import Scenario
 from asyncddp.topology import GraphOrSchedule, TopologyError, as_schedule, describe, exponential_two
@@ -31,7 +31,7 @@ from asyncddp.topology.builders import TopologyLike, topology_for
 _AVERAGINGS: dict[str, type[AveragingScheme]] = {
     "allreduce": GlobalAveraging,
     "empty": NoAveraging,
-    "hierarchical_allreduce": MachineGlobalAveraging,
+    "hierarchical_allreduce": HierarchicalAveraging,
     "hierarchical_neighbor_allreduce": MachineAveraging,
     "neighbor_allreduce": NeighborAveraging,
     "pair_average": NeighborAveraging,
@@ -113,7 +113,7 @@ def averaging_of(
             kind = LeaderAveraging
     if scenario.loses_messages:
         _check_loss(method, kind, compressed=settings.compressor_for(method) is not None)
-    if scenario.departures and kind is MachineGlobalAveraging:
+    if scenario.departures and kind is HierarchicalAveraging:
         raise ArgumentError(
             f"Scenario: argument departures: {communication} needs all ranks of each machine, "
             "within join on real ranks too; expected communication='allreduce', and no "

@@ -24,7 +24,7 @@ from typing import IO, Any
 import psutil
 
 import asyncddp
-from asyncddp.environments.rank_marker import environment_of_children
+from asyncddp.environments.rank_process_marker import environment_of_children
 from asyncddp.launch.job_options import Job
 from asyncddp.launch.launcher_discovery import LOCAL_NAME, find_launcher
 from asyncddp.launch.rank_processes import RankProcesses, end_process

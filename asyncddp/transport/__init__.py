@@ -16,7 +16,7 @@ __all__ = ["DEVICE_TRANSPORTS", "TRANSPORTS", "Request", "Transport"]
 TRANSPORTS: PluginRegistry[type[Transport]] = PluginRegistry(
     "transport",
     {
-        "c10d": "asyncddp.transport.c10d.c10d_transport:C10dTransport",
+        "c10d": "asyncddp.transport.sockets.socket_transport:SocketTransport",
         "loopback": "asyncddp.transport.loopback:LoopbackTransport",
         "mpi": "asyncddp.transport.mpi.mpi_transport:MPITransport",
         "shared_memory": ("asyncddp.transport.mpi.shared_memory_transport:SharedMemoryTransport"),

@@ -14,7 +14,7 @@ import torch
 from asyncddp.errors import MismatchError
 from asyncddp.shm.arena import InProcessArena
 from asyncddp.transport.base import SHORT_BYTES, ExitRecord, SharedMemoryGroup
-from asyncddp.transport.thread_signal import ThreadSignal, WakeQueue, set_signals
+from asyncddp.transport.thread_signal import ThreadSignal, ThreadWakeQueue, set_signals
 
 CollectiveFunction: TypeAlias = Callable[[list[Any]], list[Any] | None]
 """Makes what ranks get of what each has entered with, or writes it where they have said."""
@@ -65,7 +65,7 @@ class ThreadGroup:
 
     def __init__(self, size: int) -> None:
         self.lock = threading.Lock()
-        self.wake_queue = WakeQueue()
+        self.wake_queue = ThreadWakeQueue()
         self.signals = [ThreadSignal(self.wake_queue) for _ in range(size)]
         self.inboxes: list[deque[tuple[int, bytes]]] = [deque() for _ in range(size)]
         self.sends: dict[_MessageKey, deque[tuple[torch.Tensor, ThreadRankRequest]]] = {}

@@ -22,7 +22,7 @@ class _Waiter:
         self.queued = self.left = False
 
 
-class WakeQueue:
+class ThreadWakeQueue:
     """Queue of waiting threads; wakes the next only after the last one woken has started to run."""
 
     def __init__(self) -> None:
@@ -59,12 +59,12 @@ class ThreadSignal:
     """Signal of new data for a rank, which its threads wait for.
 
     Example:
-        >>> signal = ThreadSignal(WakeQueue())
+        >>> signal = ThreadSignal(ThreadWakeQueue())
         >>> signal.wait(0.001), signal.set(), signal.wait(60.0)
         (False, None, True)
     """
 
-    def __init__(self, queue: WakeQueue) -> None:
+    def __init__(self, queue: ThreadWakeQueue) -> None:
         self._queue, self._is_set = queue, False
         self._waiters: deque[_Waiter] = deque()
 
@@ -109,6 +109,6 @@ class ThreadSignal:
             self._queue.pass_on(waiter)
 
 
-def set_signals(signals: Iterable[ThreadSignal], queue: WakeQueue) -> None:
+def set_signals(signals: Iterable[ThreadSignal], queue: ThreadWakeQueue) -> None:
     """Set several signals, and wake their threads through one queue."""
     queue.add([waiter for signal in signals for waiter in signal.notify()])

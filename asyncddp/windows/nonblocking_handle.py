@@ -36,7 +36,7 @@ class PendingGet:
             self.give_back = None
 
 
-class WindowForHandles(Protocol):
+class WindowProtocol(Protocol):
     """Interface of a window for the handles of its operations: name, context, check if open."""
 
     context: Context
@@ -55,7 +55,7 @@ class WindowHandle:
 
     def __init__(
         self,
-        window: WindowForHandles,
+        window: WindowProtocol,
         verb: str,
         pending: PendingPublish | None = None,
         finish: Callable[[], None] | None = None,

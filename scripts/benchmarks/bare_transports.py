@@ -10,8 +10,8 @@ import torch
 from torch import distributed
 
 from asyncddp.transport import TRANSPORTS, Transport
-from asyncddp.transport.c10d.c10d_transport import C10dTransport, MeshGroup
-from asyncddp.transport.c10d.rendezvous import meet
+from asyncddp.transport.sockets.rendezvous import meet
+from asyncddp.transport.sockets.socket_transport import MeshGroup, SocketTransport
 from asyncddp.transport.startup_deadline import StartupDeadline
 from benchmarks import baselines
 from benchmarks.baselines import FILL, rival
@@ -32,7 +32,7 @@ def _sockets() -> Transport:
     """The transport of torchrun's ranks, without the memory that they share inside a machine."""
     mesh = meet(StartupDeadline.for_single_process())
     atexit.register(mesh.close)
-    return C10dTransport(MeshGroup(mesh, "benchmark", range(mesh.size)))
+    return SocketTransport(MeshGroup(mesh, "benchmark", range(mesh.size)))
 
 
 def _over_transports(world: RankGroup, body: Body) -> list[Rival]:

@@ -264,7 +264,7 @@ def test_different_secrets_are_found_at_init(tmp_path):
 
 ELSEWHERE = """
 import asyncddp as bf, torch
-from asyncddp.transport.c10d import world_records
+from asyncddp.transport.sockets import world_records
 told = world_records.describe_machine()
 world_records.describe_machine = lambda: f"{told} {RANK}"
 bf.init(timeout=30)

@@ -12,8 +12,8 @@ from asyncddp.algorithms.phases.communication_phase import (
     Update,
 )
 from asyncddp.algorithms.phases.gradient_ready import GradientReadyPhase
-from asyncddp.algorithms.phases.interval import IntervalPhase
 from asyncddp.algorithms.phases.overlapped import BackgroundAveragingPhase, OverlappedPhase
+from asyncddp.algorithms.phases.time_interval import TimeIntervalPhase
 from asyncddp.algorithms.phases.update_in_backward import UpdateInBackwardPhase
 from asyncddp.errors import ArgumentError
 
@@ -32,7 +32,7 @@ PHASES: dict[CommunicationTiming, type[CommunicationPhase]] = {
     CommunicationTiming.AFTER_STEP: AfterStepPhase,
     CommunicationTiming.BEFORE_FORWARD: OverlappedPhase,
     CommunicationTiming.GRADIENT_READY: GradientReadyPhase,
-    CommunicationTiming.INTERVAL: IntervalPhase,
+    CommunicationTiming.INTERVAL: TimeIntervalPhase,
     CommunicationTiming.THROUGH_STEP: BackgroundAveragingPhase,
 }
 

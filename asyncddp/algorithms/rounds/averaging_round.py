@@ -18,7 +18,7 @@ from asyncddp.algorithms.join_coordinator import JoinCoordinator
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.rounds.bucket_windows import BucketWindowSet
-from asyncddp.algorithms.rounds.communication_buffer import CommunicationBuffer
+from asyncddp.algorithms.rounds.in_flight_limit import InFlightLimit
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
@@ -47,7 +47,7 @@ class BucketPiece(NamedTuple):
     flat: torch.Tensor
 
 
-class CrossRoundState:
+class AveragerState:
     """State shared by all averaging rounds of one optimizer: windows, weights and counters.
 
     Attributes:
@@ -80,7 +80,7 @@ class CrossRoundState:
         self.force_barrier = False
         self.max_staleness: int | None = None
         self.overlapping = self.in_place = False
-        self.buffer: CommunicationBuffer | None = None
+        self.buffer: InFlightLimit | None = None
         self.piece_bytes: int | None = None
         self._training: Collection[int] | None = None
 
@@ -118,7 +118,7 @@ class CrossRoundState:
         """Count a completed round, after all its averages are written."""
         self.round += 1
 
-    def continue_totals(self, before: CrossRoundState) -> None:
+    def continue_totals(self, before: AveragerState) -> None:
         """Take over the totals of bytes and time of another state."""
         self.bytes_sent += before.bytes_sent
         self.exposed_time = before.exposed_time
@@ -194,7 +194,7 @@ class AveragingRound(ABC):
     nodes: ClassVar[Literal["ranks", "machines"] | None] = None
     override_names: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, averager: CrossRoundState, number: int) -> None:
+    def __init__(self, averager: AveragerState, number: int) -> None:
         self._averager, self._number = averager, number
         self._started: dict[int, BucketExchange] = {}
 
@@ -206,21 +206,21 @@ class AveragingRound(ABC):
         return {name: getattr(overrides, name) for name in cls.override_names}
 
     @classmethod  # noqa: B027 - optional hook
-    def prepare(cls, averager: CrossRoundState) -> None:
+    def prepare(cls, averager: AveragerState) -> None:
         """Create the resources that rounds need for the averager's buckets; collective."""
 
     @classmethod
-    def begin(cls, averager: CrossRoundState, number: int) -> AveragingRound | None:
+    def begin(cls, averager: AveragerState, number: int) -> AveragingRound | None:
         """Begin round ``number`` of an averager; None if there is nothing to send."""
         return cls(averager, number)
 
     @classmethod
-    def row_of_round(cls, averager: CrossRoundState, number: int) -> WeightRow | None:
+    def row_of_round(cls, averager: AveragerState, number: int) -> WeightRow | None:
         """Return this rank's weights in a round; None if it has no neighbours to exchange with."""
         return None
 
     @classmethod  # noqa: B027 - optional hook
-    def shadow_round(cls, averager: CrossRoundState, active_ranks: Sequence[int]) -> None:
+    def shadow_round(cls, averager: AveragerState, active_ranks: Sequence[int]) -> None:
         """Take part in a round of the active ranks as a joined rank, without changing buckets.
 
         Does nothing if no rank waits for joined ranks.
@@ -296,7 +296,7 @@ class LocalRound(AveragingRound):
 
     @override
     @classmethod
-    def begin(cls, averager: CrossRoundState, number: int) -> AveragingRound | None:
+    def begin(cls, averager: AveragerState, number: int) -> AveragingRound | None:
         return cls(averager, number) if averager.algorithm.changes_alone else None
 
     @override

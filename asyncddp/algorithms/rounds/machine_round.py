@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.method_traits import CommunicationPattern, CompressionUse
-from asyncddp.algorithms.rounds.averaging_round import BucketExchange, CrossRoundState
+from asyncddp.algorithms.rounds.averaging_round import AveragerState, BucketExchange
 from asyncddp.algorithms.rounds.message_round import MessageRound
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
@@ -36,7 +36,7 @@ class MachineRound(MessageRound):
     @override
     @classmethod
     def of(
-        cls, averager: CrossRoundState, number: int, active: Collection[int] | None = None
+        cls, averager: AveragerState, number: int, active: Collection[int] | None = None
     ) -> MessageRound:
         sends_differences = averager.algorithm.compression is CompressionUse.DIFFERENCES
         return (LeaderRound if sends_differences else cls)(averager, number, active)

@@ -20,10 +20,10 @@ from asyncddp.algorithms.method_traits import (
     JoinedRanks,
 )
 from asyncddp.algorithms.rounds.averaging_round import (
+    AveragerState,
     AveragingRound,
     BeforeWrite,
     BucketExchange,
-    CrossRoundState,
 )
 from asyncddp.algorithms.rounds.received_messages import ReceivedMessages
 from asyncddp.context.context import use
@@ -67,7 +67,7 @@ class MessageRound(AveragingRound):
     splits: ClassVar[bool] = False
 
     def __init__(
-        self, averager: CrossRoundState, number: int, active: Collection[int] | None = None
+        self, averager: AveragerState, number: int, active: Collection[int] | None = None
     ) -> None:
         super().__init__(averager, number)
         self._active = active
@@ -80,14 +80,14 @@ class MessageRound(AveragingRound):
 
     @classmethod
     def of(
-        cls, averager: CrossRoundState, number: int, active: Collection[int] | None = None
+        cls, averager: AveragerState, number: int, active: Collection[int] | None = None
     ) -> MessageRound:
         """Make round ``number``, among the ``active`` ranks inside ``join``."""
         return cls(averager, number, active)
 
     @override
     @classmethod
-    def begin(cls, averager: CrossRoundState, number: int) -> AveragingRound | None:
+    def begin(cls, averager: AveragerState, number: int) -> AveragingRound | None:
         active: Collection[int] | None = None
         if averager.join_coordinator is not None:
             active = averager.join_coordinator.notify(
@@ -110,13 +110,13 @@ class MessageRound(AveragingRound):
 
     @override
     @classmethod
-    def row_of_round(cls, averager: CrossRoundState, number: int) -> WeightRow | None:
+    def row_of_round(cls, averager: AveragerState, number: int) -> WeightRow | None:
         one = cls.of(averager, number)
         return one.row if one.leads else None
 
     @override
     @classmethod
-    def shadow_round(cls, averager: CrossRoundState, active_ranks: Sequence[int]) -> None:
+    def shadow_round(cls, averager: AveragerState, active_ranks: Sequence[int]) -> None:
         one, method = cls.of(averager, averager.round, active_ranks), averager.algorithm
         one._restart()
         averager.number_buckets(averager.round)

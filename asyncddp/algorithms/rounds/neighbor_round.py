@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.averaged_bucket import AveragedBucket
 from asyncddp.algorithms.method_traits import CommunicationPattern, JoinedRanks
-from asyncddp.algorithms.rounds.averaging_round import BucketExchange, BucketPiece, CrossRoundState
+from asyncddp.algorithms.rounds.averaging_round import AveragerState, BucketExchange, BucketPiece
 from asyncddp.algorithms.rounds.message_round import AllreduceRound, MessageRound
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
@@ -42,7 +42,7 @@ class NeighborRound(MessageRound):
     @override
     @classmethod
     def of(
-        cls, averager: CrossRoundState, number: int, active: Collection[int] | None = None
+        cls, averager: AveragerState, number: int, active: Collection[int] | None = None
     ) -> MessageRound:
         if averager.algorithm.averages_all(number):
             return AllreduceRound.of(averager, number, active)

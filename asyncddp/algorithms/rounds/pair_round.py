@@ -11,10 +11,10 @@ from typing_extensions import override
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.rounds.averaging_round import (
+    AveragerState,
     AveragingRound,
     BeforeWrite,
     BucketExchange,
-    CrossRoundState,
 )
 from asyncddp.algorithms.rounds.bucket_windows import as_real, received_like
 from asyncddp.context.context import use
@@ -38,7 +38,7 @@ class PairRound(AveragingRound):
     asynchronous = True
     nodes = "ranks"
 
-    def __init__(self, averager: CrossRoundState, number: int) -> None:
+    def __init__(self, averager: AveragerState, number: int) -> None:
         super().__init__(averager, number)
         rank = averager.context.rank
         partners = averager.schedule_of_ranks.neighbors(rank, number).src_weights
@@ -47,12 +47,12 @@ class PairRound(AveragingRound):
 
     @override
     @classmethod
-    def prepare(cls, averager: CrossRoundState) -> None:
+    def prepare(cls, averager: AveragerState) -> None:
         averager.windows.ensure_pairs_created()
 
     @override
     @classmethod
-    def begin(cls, averager: CrossRoundState, number: int) -> AveragingRound | None:
+    def begin(cls, averager: AveragerState, number: int) -> AveragingRound | None:
         cls.prepare(averager)
         if not averager.force_barrier:
             averager.windows.count_step()

@@ -12,10 +12,10 @@ from typing_extensions import override
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.rounds.averaging_round import (
+    AveragerState,
     AveragingRound,
     BeforeWrite,
     BucketExchange,
-    CrossRoundState,
 )
 from asyncddp.algorithms.rounds.bucket_windows import BucketWindow
 from asyncddp.context.context import use
@@ -35,7 +35,7 @@ class WindowRound(AveragingRound):
     asynchronous = True
     nodes = "ranks"
 
-    def __init__(self, averager: CrossRoundState, number: int) -> None:
+    def __init__(self, averager: AveragerState, number: int) -> None:
         super().__init__(averager, number)
         near = averager.schedule_of_ranks.neighbors(averager.context.rank, number)
         self._row, self._step = self._weight_row(near), number + 1
@@ -45,12 +45,12 @@ class WindowRound(AveragingRound):
 
     @override
     @classmethod
-    def prepare(cls, averager: CrossRoundState) -> None:
+    def prepare(cls, averager: AveragerState) -> None:
         averager.windows.ensure_created(averager.schedule_of_ranks)
 
     @override
     @classmethod
-    def begin(cls, averager: CrossRoundState, number: int) -> AveragingRound | None:
+    def begin(cls, averager: AveragerState, number: int) -> AveragingRound | None:
         """Begin a round through windows; collective if they have to be created."""
         cls.prepare(averager)
         begun = cls(averager, number)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from asyncddp.algorithms.method_traits import CommunicationPattern
-from asyncddp.algorithms.rounds.averaging_round import CrossRoundState
+from asyncddp.algorithms.rounds.averaging_round import AveragerState
 from asyncddp.algorithms.rounds.bucket_windows import BucketWindow
 from asyncddp.algorithms.rounds.window_round import WindowRound
 from asyncddp.errors import ArgumentError, PeerLeftError
@@ -170,9 +170,7 @@ class PushSumWindowRound(WindowRound):
         bucket.window.update(1.0, row.src_weights, reset=True, clone=False, with_p=True)
 
 
-def _receive_weights(
-    averager: CrossRoundState, near: Neighbors
-) -> tuple[float, Mapping[int, float]]:
+def _receive_weights(averager: AveragerState, near: Neighbors) -> tuple[float, Mapping[int, float]]:
     """Return the averaging weights: own weight, and weights by source rank."""
     overrides, known = averager.overrides, averager.windows.sources
     if overrides.src_weights is None:
@@ -191,7 +189,7 @@ def _receive_weights(
 
 
 def _send_weights(
-    verb: str, averager: CrossRoundState, near: Neighbors, default: float
+    verb: str, averager: AveragerState, near: Neighbors, default: float
 ) -> dict[int, float]:
     """Return the factors for published tensors, by target rank."""
     given, known = averager.overrides.dst_weights, averager.windows.targets

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncddp.cli.doctor.check_result import CheckResult
-from asyncddp.environments.rank_marker import environment_of_children
+from asyncddp.environments.rank_process_marker import environment_of_children
 
 HOST_TRANSPORTS = ("shared_memory", "mpi", "c10d")
 _NEED_MPI = ("shared_memory", "mpi", "mpi_cuda")

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncddp.environments.rank_marker import environment_of_children
+from asyncddp.environments.rank_process_marker import environment_of_children
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.install_commands import needed_package
 from asyncddp.launch.hosts import Host, is_this_machine

@@ -17,7 +17,7 @@ import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from asyncddp.environments.rank_marker import environment_of_children
+from asyncddp.environments.rank_process_marker import environment_of_children
 from asyncddp.launch.notebook_cluster.cluster_spec import (
     ENGINE_MODULE,
     MAX_MISSED_HEARTBEATS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from asyncddp.transport.thread_signal import ThreadSignal, WakeQueue, set_signals
+from asyncddp.transport.thread_signal import ThreadSignal, ThreadWakeQueue, set_signals
 
 
 def start_waiting(signal, results, timeout=30.0):
@@ -23,7 +23,7 @@ def wait_for(condition):
 
 def test_a_signal_that_was_set_before_does_not_block():
     """A signal is remembered until it is cleared."""
-    signal = ThreadSignal(WakeQueue())
+    signal = ThreadSignal(ThreadWakeQueue())
     signal.set()
     assert signal.wait(30.0)
     assert signal.wait(30.0)
@@ -33,7 +33,7 @@ def test_a_signal_that_was_set_before_does_not_block():
 
 def test_all_threads_of_all_signals_are_woken():
     """Woken threads wake each other until none waits any more, though several wait for one."""
-    queue, results = WakeQueue(), []
+    queue, results = ThreadWakeQueue(), []
     signals = [ThreadSignal(queue) for _ in range(10)]
     threads = [start_waiting(signal, results) for signal in signals for _ in range(3)]
     wait_for(lambda: all(len(signal._waiters) == 3 for signal in signals))
@@ -46,7 +46,7 @@ def test_all_threads_of_all_signals_are_woken():
 def test_a_thread_that_gave_up_does_not_hold_up_the_others():
     """One whose time ran out just when it was to be woken wakes the next one all the same."""
     for _ in range(20):
-        queue, results = WakeQueue(), []
+        queue, results = ThreadWakeQueue(), []
         signals = [ThreadSignal(queue) for _ in range(20)]
         threads = [
             start_waiting(signal, results, 0.001 if number % 2 else 30.0)

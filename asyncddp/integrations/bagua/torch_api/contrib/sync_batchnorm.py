@@ -82,7 +82,7 @@ class SyncBatchNorm(_BatchNorm):
         mean, variance, count = _global_statistics(context, input.detach(), axes)
         if self.training:
             self._track(mean, variance * (count / max(count - 1, 1)))
-        normalised: torch.Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
+        normalised: torch.Tensor = _SyncBatchNormFunction.apply(  # type: ignore[no-untyped-call]
             input, mean, torch.rsqrt(variance + self.eps), count, context, axes
         )
         if self.weight is None:
@@ -150,7 +150,7 @@ def _global_statistics(
     return mean, variance, float(total[0])
 
 
-class _Normalise(torch.autograd.Function):
+class _SyncBatchNormFunction(torch.autograd.Function):
     """Subtract the mean and multiply by the inverse deviation, both of all ranks' data."""
 
     @staticmethod

@@ -17,20 +17,20 @@ from collections.abc import Callable, Sequence
 from hmac import compare_digest
 
 from asyncddp.errors import PeerLeftError
-from asyncddp.transport.c10d.addresses import connect_to
-from asyncddp.transport.c10d.authentication import code_of, is_same_user, overdue
-from asyncddp.transport.c10d.connection import (
+from asyncddp.transport.sockets.addresses import connect_to
+from asyncddp.transport.sockets.authentication import code_of, is_same_user, overdue
+from asyncddp.transport.sockets.connection import (
     BulkReceive,
     BulkReceives,
     BulkSend,
     Connection,
-    FrameReceiver,
+    GroupFrameHandler,
     Payload,
     PayloadTarget,
 )
-from asyncddp.transport.c10d.frames import FrameHeader, FrameKind
-from asyncddp.transport.c10d.machine_watch import MachineWatch
-from asyncddp.transport.c10d.world_records import WorldRecord
+from asyncddp.transport.sockets.frames import FrameHeader, FrameKind
+from asyncddp.transport.sockets.machine_watch import MachineWatch
+from asyncddp.transport.sockets.world_records import WorldRecord
 
 _WATCHED = 16  # the first ranks, to which all others are connected
 _ENDED = "its process has ended without shutdown()"
@@ -57,7 +57,7 @@ class SocketMesh:
         self.failed: dict[int, str] = {}
         self.departed: set[int] = set()
         self._suspected: dict[int, str] = {}  # ranks that others call failed, and why
-        self.endpoints: dict[int, FrameReceiver] = {}
+        self.endpoints: dict[int, GroupFrameHandler] = {}
         self.bulk_receives = BulkReceives()
         self.piece = _PIECE
         self.rounds: list[Callable[[], object]] = []  # called in every round of progress
@@ -341,7 +341,7 @@ class SocketMesh:
             listener.close()
         self._epoll.close()
 
-    def open_endpoint(self, group: int, endpoint: FrameReceiver) -> None:
+    def open_endpoint(self, group: int, endpoint: GroupFrameHandler) -> None:
         """Deliver a group's frames to its endpoint, including those that arrived earlier."""
         self.endpoints[group] = endpoint
         for peer, header, payload in self._waiting_frames.pop(group, []):

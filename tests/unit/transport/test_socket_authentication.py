@@ -15,12 +15,12 @@ import pytest
 
 from asyncddp.errors import EnvironmentProblem, PeerError
 from asyncddp.printable_text import printable
-from asyncddp.transport.c10d import authentication
-from asyncddp.transport.c10d.addresses import connect_to
-from asyncddp.transport.c10d.authentication import Seal, code_of
-from asyncddp.transport.c10d.frames import FrameHeader, FrameKind
+from asyncddp.transport.sockets import authentication
+from asyncddp.transport.sockets.addresses import connect_to
+from asyncddp.transport.sockets.authentication import Seal, code_of
+from asyncddp.transport.sockets.frames import FrameHeader, FrameKind
 from tests.conformance import test_transports as transports
-from tests.unit.transport.test_c10d_mesh import SECONDS, Threads
+from tests.unit.transport.test_socket_mesh import SECONDS, Threads
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's id")
 

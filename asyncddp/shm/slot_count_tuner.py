@@ -14,10 +14,10 @@ _TRIALS = 3  # tensors by each number of slots
 _PERIOD = 512  # tensors after which both are tried again: processes move between cores
 
 
-class SlotCycle:
+class SlotCountTuner:
     """One rank's choice between few and many slots for large tensors, from timed copies.
 
-    >>> cycle = SlotCycle()
+    >>> cycle = SlotCountTuner()
     >>> for seconds in (3.0, 1.0) * 3:
     ...     slots = cycle.next()
     ...     cycle.record(slots, [seconds])

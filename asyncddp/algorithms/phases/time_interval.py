@@ -16,7 +16,7 @@ from asyncddp.ops.allreduce import allreduce
 from asyncddp.tensors.allocation import make_tensor
 
 
-class IntervalPhase(BackgroundAveragingPhase):
+class TimeIntervalPhase(BackgroundAveragingPhase):
     r"""Phase of ``async_model_average`` with ``sync_interval_ms``: averages at time intervals.
 
     Between two steps a round sends copies s of the parameters x, once the interval has passed since

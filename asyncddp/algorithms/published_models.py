@@ -44,7 +44,7 @@ class PublishedReplica(NamedTuple):
 
 
 @contextmanager
-def published_replicas(
+def published_models(
     context: Context, averagers: Sequence[ModelAverager], timeout: float | None
 ) -> Iterator[Mapping[int, PublishedReplica]]:
     """Fetch other ranks' published replicas, which stay unchanged inside a ``with`` block.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from asyncddp.config import keepalive_times
-from asyncddp.transport.c10d.connection import Connection
+from asyncddp.transport.sockets.connection import Connection
 
 _CHECK_SECONDS = 1.0  # at most, between two looks
 _INFO = struct.Struct("=BxBB52xI")  # of struct tcp_info: state, retransmits, probes, last_ack_recv

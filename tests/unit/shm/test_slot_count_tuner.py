@@ -2,13 +2,13 @@
 
 import pytest
 
-from asyncddp.shm.slot_cycle import FEW, MANY, SlotCycle
+from asyncddp.shm.slot_count_tuner import FEW, MANY, SlotCountTuner
 
 
 @pytest.mark.parametrize(("few", "many", "chosen"), [(1.0, 2.0, FEW), (2.0, 1.0, MANY)])
 def test_the_faster_one_is_chosen_and_both_are_tried_again(few, many, chosen):
     """Slow copies of one tensor change nothing, and a tensor may have fewer chunks than slots."""
-    cycle, seen = SlotCycle(), []
+    cycle, seen = SlotCountTuner(), []
     for number in range(1100):
         slots = cycle.next()
         seen.append(slots)
@@ -21,6 +21,6 @@ def test_the_faster_one_is_chosen_and_both_are_tried_again(few, many, chosen):
 
 def test_it_goes_on_where_nothing_was_timed():
     """A tensor that fails, or that its neighbours read in its own memory, is not timed."""
-    cycle = SlotCycle()
+    cycle = SlotCountTuner()
     assert {cycle.next() for _ in range(6)} == {FEW, MANY}
     assert {cycle.next() for _ in range(100)} == {FEW}

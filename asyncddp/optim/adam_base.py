@@ -1,4 +1,4 @@
-"""``AdamVariant``: base class of optimizers derived from Adam, with the code that they share."""
+"""``AdamBase``: base class of optimizers derived from Adam, with the code that they share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Parameters: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 MEAN, SQUARE = "exp_avg", "exp_avg_sq"
 
 
-class AdamVariant(torch.optim.Optimizer):
+class AdamBase(torch.optim.Optimizer):
     """Base class of Adam-like optimizers; subclasses define how the moments are updated.
 
     The state of a parameter is made at its first gradient: ``step``, and a tensor of zeros for each

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from asyncddp.config import read_variable
 from asyncddp.errors import EnvironmentProblem
-from asyncddp.transport.c10d.authentication import is_same_user
-from asyncddp.transport.c10d.world_records import RankRecord
+from asyncddp.transport.sockets.authentication import is_same_user
+from asyncddp.transport.sockets.world_records import RankRecord
 
 _CONNECT_TIMEOUT = 10.0  # seconds
 _SIOCGIFADDR = 0x8915

@@ -14,11 +14,11 @@ import torch
 import asyncddp as bf
 from asyncddp.errors import MismatchError, PeerLeftError
 from asyncddp.transport import collective_algorithms
-from asyncddp.transport.c10d.addresses import open_listeners
-from asyncddp.transport.c10d.c10d_transport import C10dTransport, MeshGroup
-from asyncddp.transport.c10d.frames import CREDIT_BYTES, EAGER_BYTES, FrameHeader, FrameKind
-from asyncddp.transport.c10d.socket_mesh import SocketMesh
-from asyncddp.transport.c10d.world_records import WorldRecord, make_record
+from asyncddp.transport.sockets.addresses import open_listeners
+from asyncddp.transport.sockets.frames import CREDIT_BYTES, EAGER_BYTES, FrameHeader, FrameKind
+from asyncddp.transport.sockets.socket_mesh import SocketMesh
+from asyncddp.transport.sockets.socket_transport import MeshGroup, SocketTransport
+from asyncddp.transport.sockets.world_records import WorldRecord, make_record
 from tests.conformance import test_transports as transports
 
 pytestmark = pytest.mark.training
@@ -49,7 +49,7 @@ class Threads:
     def __init__(self, size, *, machines):
         self.size = size
         self.meshes = open_meshes(size, machines=machines)
-        self.ends = [C10dTransport(MeshGroup(one, "world", range(size))) for one in self.meshes]
+        self.ends = [SocketTransport(MeshGroup(one, "world", range(size))) for one in self.meshes]
 
     def run_bare(self, case, *args):
         """What ``case(transport, *args)`` returned, by rank."""

@@ -10,17 +10,22 @@ from asyncddp.environments.launchers import TorchEnvironment
 from asyncddp.errors import EnvironmentProblem, MismatchError, WaitTimeoutError
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.serialization import pack, unpack
-from asyncddp.transport.c10d.addresses import (
+from asyncddp.transport.sockets.addresses import (
     THIS_MACHINE_ALONE,
     ListeningSockets,
     is_loopback,
     open_listeners,
     resolve,
 )
-from asyncddp.transport.c10d.authentication import Seal, code_of
-from asyncddp.transport.c10d.socket_mesh import SocketMesh
-from asyncddp.transport.c10d.store_access import StoreAccess
-from asyncddp.transport.c10d.world_records import RankRecord, WorldRecord, make_record, single_world
+from asyncddp.transport.sockets.authentication import Seal, code_of
+from asyncddp.transport.sockets.socket_mesh import SocketMesh
+from asyncddp.transport.sockets.store_access import StoreAccess
+from asyncddp.transport.sockets.world_records import (
+    RankRecord,
+    WorldRecord,
+    make_record,
+    single_world,
+)
 from asyncddp.transport.startup_deadline import StartupDeadline, check_settings, shared_settings
 
 _POLL_SECONDS = 0.002

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from asyncddp.environments.rank_marker import (
+from asyncddp.environments.rank_process_marker import (
     environment_of_children,
     mark_rank,
     refuse_child_of_rank,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from asyncddp.transport.c10d.frames import HEADER_BYTES, FrameHeader, FrameKind, unpack_header
+from asyncddp.transport.sockets.frames import HEADER_BYTES, FrameHeader, FrameKind, unpack_header
 from asyncddp.transport.tcp_send_queue import limit_send_queue
 
 _READ_BYTES = 1 << 18  # of one read of headers and short payloads
@@ -112,7 +112,7 @@ Payload: TypeAlias = bytes | bytearray | BulkReceive
 """Bytes of a frame, or of an announced tensor what is to come."""
 
 
-class FrameReceiver(Protocol):
+class GroupFrameHandler(Protocol):
     """Interface of a group's endpoint on this rank, which receives the group's frames."""
 
     def on_frame(self, peer: int, header: FrameHeader, payload: Payload) -> None:

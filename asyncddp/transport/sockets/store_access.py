@@ -19,7 +19,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # not said to be 
 from asyncddp.environments.launchers import TorchEnvironment, torch_world
 from asyncddp.errors import EnvironmentProblem
 from asyncddp.restrict_listening_sockets import confine, inodes
-from asyncddp.transport.c10d.addresses import THIS_MACHINE_ALONE
+from asyncddp.transport.sockets.addresses import THIS_MACHINE_ALONE
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 _RETRY_SECONDS = 0.05

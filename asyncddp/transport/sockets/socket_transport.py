@@ -25,15 +25,15 @@ from typing_extensions import override
 
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
-from asyncddp.transport.c10d.message_endpoint import MessageEndpoint
-from asyncddp.transport.c10d.rendezvous import meet
-from asyncddp.transport.c10d.socket_mesh import SocketMesh
 from asyncddp.transport.collective_request import RunningCollectives
 from asyncddp.transport.message_collectives import MessageCollectives
 from asyncddp.transport.polling_pause import PollingPause, outnumber_cores
 from asyncddp.transport.process_transport import Collectives, ProcessTransport
 from asyncddp.transport.record_gathering import gather_records
 from asyncddp.transport.shared_memory.group_formation import RecordGatherer, form_group, subgroup
+from asyncddp.transport.sockets.group_endpoint import GroupEndpoint
+from asyncddp.transport.sockets.rendezvous import meet
+from asyncddp.transport.sockets.socket_mesh import SocketMesh
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class MeshGroup(NamedTuple):
     shared_memory: SharedMemoryGroup | None = None
 
 
-class C10dTransport(ProcessTransport):
+class SocketTransport(ProcessTransport):
     """Transport of one rank over the sockets of a mesh, and shared memory inside a machine.
 
     Without a group it joins the world that the environment announces, or that
@@ -77,10 +77,10 @@ class C10dTransport(ProcessTransport):
             group = MeshGroup(mesh, mesh.world.name, range(mesh.size))
         self._mesh, self._group, self._lock = group.mesh, group, group.mesh.lock
         self.rank, self.size = group.members.index(group.mesh.rank), len(group.members)
-        self._messages = MessageEndpoint(self._mesh, _number(group.name), group.members)
-        self._tensors = MessageEndpoint(self._mesh, _number(f"{group.name}/t"), group.members)
+        self._messages = GroupEndpoint(self._mesh, _number(group.name), group.members)
+        self._tensors = GroupEndpoint(self._mesh, _number(f"{group.name}/t"), group.members)
         parts = _number(f"{group.name}/collectives")
-        self._parts = MessageEndpoint(self._mesh, parts, group.members)
+        self._parts = GroupEndpoint(self._mesh, parts, group.members)
         self._running = running = RunningCollectives(
             self._progress, self._check_members, self.break_collectives
         )
@@ -187,9 +187,9 @@ class C10dTransport(ProcessTransport):
 
     def _part(
         self, name: str, members: Sequence[int], group: SharedMemoryGroup | None = None
-    ) -> C10dTransport:
+    ) -> SocketTransport:
         world = [self._group.members[rank] for rank in members]
-        return C10dTransport(MeshGroup(self._mesh, f"{self._group.name}/{name}", world, group))
+        return SocketTransport(MeshGroup(self._mesh, f"{self._group.name}/{name}", world, group))
 
     @override
     def split(self, color: int, key: int) -> Transport:

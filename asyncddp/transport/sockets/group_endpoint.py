@@ -11,9 +11,9 @@ import torch
 
 from asyncddp.errors import MismatchError
 from asyncddp.tensors.byte_views import as_bytes
-from asyncddp.transport.c10d.connection import BulkReceive, BulkSend, Payload
-from asyncddp.transport.c10d.frames import CREDIT_BYTES, EAGER_BYTES, FrameHeader, FrameKind
-from asyncddp.transport.c10d.socket_mesh import SocketMesh
+from asyncddp.transport.sockets.connection import BulkReceive, BulkSend, Payload
+from asyncddp.transport.sockets.frames import CREDIT_BYTES, EAGER_BYTES, FrameHeader, FrameKind
+from asyncddp.transport.sockets.socket_mesh import SocketMesh
 
 
 class MeshRequest:
@@ -73,7 +73,7 @@ class _AnnouncedSend(NamedTuple):
     credit: int  # bytes that go unasked
 
 
-class MessageEndpoint:
+class GroupEndpoint:
     """This rank's endpoint of a group; ``members`` are the world ranks of the group's ranks."""
 
     def __init__(self, mesh: SocketMesh, group: int, members: Sequence[int]) -> None:
