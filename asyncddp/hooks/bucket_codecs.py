@@ -1,4 +1,4 @@
-"""Compressors of DDP's buckets: what each remembers, and when it must be forgotten."""
+"""Tensor compressors of DDP's buckets, and the rules for resetting their state."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ Positions: TypeAlias = tuple[int, ...]
 
 
 class BucketCodecs:
-    """One tensor compressor for each bucket, known by the parameters that it holds.
+    """One tensor compressor per bucket, looked up by the bucket's parameters.
 
-    What a compressor remembers belongs to the parameters of its bucket: a bucket that holds others,
-    as after DDP has rebuilt them, begins anew. Where a result is not finite, all of them do in the
-    next step: whoever looks for overflow, as a GradScaler, skips that step, and what error feedback
-    counts as sent was never applied.
+    The state of a compressor belongs to the parameters of its bucket: after DDP has rebuilt its
+    buckets, a bucket with other parameters gets a new compressor. If a result is not finite, all
+    compressors are reset before the next step: a GradScaler skips such a step, so that the
+    gradients that error feedback counts as sent were never applied.
 
-    After a restart DDP has one bucket in the first backward pass, and those of before from the
-    second on. What a checkpoint tells of them is used in that first one as well, part by part.
+    After a restart DDP has one bucket in the first backward pass, and the earlier buckets from the
+    second on. The compressors loaded from a checkpoint are used in the first pass too, part by
+    part.
 
     Args:
-        compressor: With which the buckets travel.
+        compressor: Compressor of the buckets' messages.
     """
 
     def __init__(self, compressor: Compressor) -> None:
@@ -38,7 +39,7 @@ class BucketCodecs:
         self._overflow: list[torch.Tensor] = []
 
     def parts_of(self, bucket: Positions) -> list[Positions]:
-        """Divide a bucket into what is encoded together: all of it, or buckets of a checkpoint."""
+        """Divide a bucket into parts to compress separately: one, or a checkpoint's buckets."""
         if bucket in self._codecs:
             self._restored.discard(bucket)
             return [bucket]
@@ -50,32 +51,32 @@ class BucketCodecs:
         return [bucket]
 
     def of_part(self, rank: int, part: Positions) -> TensorCompressor:
-        """Return the compressor of some parameters on this rank."""
+        """Return this rank's compressor for a part of the parameters; create it on first use."""
         if part not in self._codecs:
             seed = zlib.crc32(f"{rank} {part}".encode())
             self._codecs[part] = TensorCompressor(self.compressor, seed)
         return self._codecs[part]
 
     def look_for_overflow(self, result: torch.Tensor) -> None:
-        """Note whether a result is finite; the host does not wait for a device."""
+        """Record whether a result is finite, without waiting for the device."""
         total = result.sum(dtype=DTYPES[result.dtype].accumulate)
         self._overflow.append(total.isfinite().logical_not_())
 
     def forget_after_overflow(self) -> None:
-        """Begin a step: forget everything if a result of the last one was not finite."""
+        """Reset all compressors if a result of the last step was not finite."""
         if any(bool(overflow) for overflow in self._overflow):
             for codec in self._codecs.values():
                 codec.forget()
         self._overflow.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what later steps depend on."""
+        """Return the state of all compressors, for a checkpoint of this rank."""
         self.forget_after_overflow()
         parts = [(list(part), codec.state_dict()) for part, codec in self._codecs.items()]
         return {"codecs": [{"parameters": part, **state} for part, state in parts]}
 
     def load_state_dict(self, rank: int, saved: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave on this rank."""
+        """Load the compressors' state that :meth:`state_dict` returned on this rank."""
         self._codecs.clear()
         self._overflow.clear()
         for state in saved["codecs"]:
@@ -83,19 +84,19 @@ class BucketCodecs:
         self.expect_one_bucket()
 
     def expect_one_bucket(self) -> None:
-        """Note that DDP begins anew with its buckets."""
+        """Expect the single bucket of DDP's first pass; keep the compressors for its parts."""
         self._restored = set(self._codecs)
 
 
 def elements_of(
     bucket: torch.Tensor, held: Positions, sizes: Sequence[int], part: Positions
 ) -> list[torch.Tensor]:
-    """View the elements of some parameters in a bucket that holds them among others.
+    """Return views of the elements of some of the parameters in a bucket.
 
     Args:
         bucket: The bucket's memory.
         held: The parameters in it.
-        sizes: How many elements each of those has.
+        sizes: Number of elements of each parameter in ``held``.
         part: The parameters to view, in this order.
     """
     views = dict(zip(held, torch.split(bucket, list(sizes)), strict=True))

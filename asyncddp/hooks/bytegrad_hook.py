@@ -1,4 +1,4 @@
-"""``bytegrad_hook``: averages of gradients, quantised to 8 bits on the way."""
+"""``bytegrad_hook``: averages gradients, quantised to 8 bits for transfer."""
 
 import torch
 from torch._C._distributed_c10d import GradBucket
@@ -11,7 +11,7 @@ _HOOK = "bytegrad_hook"
 
 
 class ByteGradState(CompressedAllreduceState):
-    """State of :func:`bytegrad_hook`; it remembers nothing from one step to the next.
+    """State object of :func:`bytegrad_hook`: holds its settings, and nothing from earlier steps.
 
     Args:
         module: The DistributedDataParallel on which the hook is to be registered.
@@ -26,7 +26,7 @@ class ByteGradState(CompressedAllreduceState):
 
 
 def bytegrad_hook(state: ByteGradState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average gradients over all ranks in 8 bits, without error feedback: a quarter of the bytes.
+    """Average gradients over all ranks, quantised to 8 bits for transfer, without error feedback.
 
     The method is :class:`asyncddp.algorithms.methods.bytegrad.ByteGrad`; replicas stay equal.
 

@@ -1,4 +1,4 @@
-"""``compressed_allreduce_hook``: averages of gradients that travel encoded, both ways."""
+"""``compressed_allreduce_hook``: averages gradients, compressed when sent and when returned."""
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ _HOOK = "compressed_allreduce_hook"
 
 
 class CompressedAllreduceState(GradientHookState):
-    r"""State of :func:`compressed_allreduce_hook`.
+    r"""State object of :func:`compressed_allreduce_hook`: its process group and compressors.
 
     Args:
         module: The DistributedDataParallel on which the hook is to be registered.
@@ -70,7 +70,7 @@ class CompressedAllreduceState(GradientHookState):
 
 
 def _nothing_to_send(tensor: torch.Tensor) -> Steps[torch.Tensor]:
-    """Return a tensor, as the steps of the average of one rank."""
+    """Return the tensor unchanged, as the operation steps of an average over one rank."""
     yield from ()
     return tensor
 
@@ -78,15 +78,15 @@ def _nothing_to_send(tensor: torch.Tensor) -> Steps[torch.Tensor]:
 def compressed_allreduce_hook(
     state: CompressedAllreduceState, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    r"""Average gradients over all ranks, encoded by any compressor on the way.
+    r"""Average gradients over all ranks, compressed for transfer by any compressor.
 
     .. math:: \hat g_c = Q_2\Big(\frac1n \sum_i Q_1(g_{i,c})\Big), \qquad c = 1, \dots, n
 
-    Each bucket is cut into n parts; rank c averages part c of what all ranks have encoded, and
+    Each bucket is cut into n parts; rank c averages part c of all ranks' encoded gradients, and
     sends the encoded average to all, so that all ranks decode the same bytes and replicas stay
-    equal. With error feedback :math:`Q_1` and :math:`Q_2` have an error memory each. It begins anew
-    after a step whose gradients overflowed, which a GradScaler skips, and where DDP has put other
-    parameters into a bucket, as it does once, after the first backward pass.
+    equal. With error feedback :math:`Q_1` and :math:`Q_2` have an error memory each. The error
+    memories are reset after a step whose gradients overflowed, which a GradScaler skips, and when
+    DDP has put other parameters into a bucket, as it does once, after the first backward pass.
 
     Example::
 
@@ -104,7 +104,7 @@ def compressed_allreduce_hook(
 
 
 def error_feedback(compression: str | Compressor) -> Compressor:
-    """Return a compressor with error feedback, for any hook's state; also where none is needed.
+    """Add error feedback to a compressor, for any hook's state, even if the compressor needs none.
 
     Example:
         >>> error_feedback("fp16")

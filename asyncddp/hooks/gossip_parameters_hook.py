@@ -1,4 +1,4 @@
-"""``gossip_parameters_hook``: parameters averaged with neighbours while backward runs."""
+"""``gossip_parameters_hook``: averages parameters with neighbours during the backward pass."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -24,7 +24,7 @@ _HOOK = "gossip_parameters_hook"
 
 
 class GossipParametersState(HookState):
-    """State of :func:`gossip_parameters_hook`.
+    """State object of :func:`gossip_parameters_hook`: its process group, topology and averages.
 
     Args:
         module: The DistributedDataParallel on which the hook is to be registered.
@@ -59,7 +59,7 @@ class GossipParametersState(HookState):
         self._averages: list[tuple[list[torch.Tensor], torch.Tensor]] = []
 
     def begin_average(self, bucket: GradBucket) -> None:
-        """Begin to average a bucket's parameters; the last one's are written with all others'."""
+        """Begin averaging a bucket's parameters; after the last bucket all averages are written."""
         parameters = bucket.parameters()
         row = row_of(self.schedule, dist.get_rank(self.group), self.step)
         if bucket.index() == 0:
@@ -81,7 +81,7 @@ class GossipParametersState(HookState):
                 torch.autograd.Variable._execution_engine.queue_callback(self._write)
 
     def _write(self) -> None:
-        """Wait for the averages, and write them into the parameters."""
+        """Wait for the averages, and copy them into the parameters."""
         self._drain()
         self.step += 1
         if self._stream is not None:
@@ -97,17 +97,17 @@ class GossipParametersState(HookState):
 def gossip_parameters_hook(
     state: GossipParametersState, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    r"""Average parameters with the neighbours in a graph, and keep each rank's own gradients.
+    r"""Average parameters with the neighbours in a graph; gradients stay local to each rank.
 
     .. math:: x_i^{(k+1)} = \sum_j w_{ij} x_j^{(k)} - \gamma\, g_i(x_i^{(k)})
 
     Decentralised SGD inside DistributedDataParallel: as soon as a bucket's gradients are ready, its
-    parameters go to the neighbours, while backward runs on; at its end the averages are written,
-    and the optimizer steps from there, whichever it is. A step without communication, in
-    ``no_sync()``, changes no parameters.
+    parameters are sent to the neighbours, while the backward pass continues. At its end the
+    averages replace the parameters, and any optimizer steps from there. A step without
+    communication, in ``no_sync()``, does not average parameters.
 
-    The replicas differ, and stay near each other. Each rank has the buffers, the gradients and the
-    optimizer's state of its own. A rank whose GradScaler skips a step still averages parameters.
+    The replicas differ, but stay near each other. Each rank has its own buffers, gradients and
+    optimizer state. A rank whose GradScaler skips a step still averages parameters.
 
     Example::
 

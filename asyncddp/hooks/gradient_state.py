@@ -1,4 +1,4 @@
-"""Base class of the states of hooks that average gradients."""
+"""Base class of the state objects of hooks that average gradients."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from asyncddp.hooks.process_group_exchanges import ProcessGroupExchanges
 
 
 class GradientHookState(HookState):
-    """State of a hook that puts an average in the place of each bucket's gradients.
+    """Base class of state objects of hooks that replace each bucket's gradients by an average.
 
     Attributes:
-        codecs: The compressors of the buckets; None where gradients travel as they are.
+        codecs: The compressors of the buckets; None if gradients are sent uncompressed.
     """
 
     codecs: BucketCodecs | None
@@ -40,10 +40,10 @@ class GradientHookState(HookState):
         gradients: torch.Tensor,
         codec: TensorCompressor | None,
     ) -> Steps[torch.Tensor]:
-        """Return the steps of the average of flat gradients."""
+        """Return the operation steps that average flat gradients."""
 
     def average(self, hook: str, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket's gradients; the future has them in the bucket's own memory."""
+        """Start averaging a bucket's gradients; the future's value is the bucket's own memory."""
         gradients = bucket.buffer()
         devices: list[int | str | torch.device] | None
         devices = [gradients.device] if gradients.is_cuda else None
@@ -80,7 +80,7 @@ class GradientHookState(HookState):
         bucket: GradBucket,
         held: Positions,
     ) -> Steps[torch.Tensor]:
-        """Average a bucket in parts that have a compressor each; mostly it is one."""
+        """Average a bucket part by part, one compressor per part; usually there is one part."""
         gradients, rank = bucket.buffer(), operation.rank
         parts = codecs.parts_of(held)
         if parts == [held]:

@@ -1,4 +1,4 @@
-"""Base class of the hooks' states: the process group, exchanges under way, and what is saved."""
+"""Base class of the hooks' state objects: process group, exchanges in flight, checkpointing."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ _OF_THIS_PROCESS = ("_group", "_device", "_positions", "_exchanges", "_stream")
 
 
 class HookState(ABC):
-    """Base class of what a hook is registered with.
+    """Base class of the state objects with which communication hooks are registered.
 
-    It is made on all ranks of the module's process group together, which compare its settings, and
-    uses that group alone: ``asyncddp.init()`` need not be called.
+    All ranks of the module's process group create it together and compare its settings. It uses
+    that group alone: ``asyncddp.init()`` need not be called.
 
     A pickled state has neither group nor module; call :meth:`bind` before it is registered.
 
     Args:
         module: The DistributedDataParallel on which the hook is to be registered.
-        prepare: Sets what the state was asked for; all ranks hear of what it raises.
+        prepare: Function that sets the state's attributes; its exceptions are reported to all
+            ranks.
 
     Attributes:
-        replicas_differ: Whether ranks have different parameters with this hook. The broadcast of
-            buffers in each forward, which rank 0 would win, is turned off then.
+        replicas_differ: Whether ranks have different parameters with this hook. DDP's broadcast of
+            rank 0's buffers in each forward pass is then turned off.
 
     Raises:
         ArgumentError: The module is none, or is on a device that its group does not serve.
@@ -56,11 +57,11 @@ class HookState(ABC):
         self._bind(module, prepare)
 
     def bind(self, module: torch.nn.Module) -> None:
-        """Use the process group of a module, on all its ranks together."""
+        """Bind the state to a module's process group; collective over its ranks."""
         self._bind(module, lambda: None)
 
     def _bind(self, module: torch.nn.Module, prepare: Callable[[], None]) -> None:
-        """Use a module's group; ``prepare`` sets what was asked for, and raises what is wrong."""
+        """Bind the state to a module; ``prepare`` sets its attributes, and raises errors."""
         name = type(self).__name__
         ddp = require_ddp(name, module)
         group: dist.ProcessGroup = ddp.process_group
@@ -84,7 +85,7 @@ class HookState(ABC):
             self._keep_buffers_apart(ddp)
 
     def _keep_buffers_apart(self, ddp: torch.nn.parallel.DistributedDataParallel) -> None:
-        """Turn off DDP's broadcast of buffers, and say that replicas differ."""
+        """Turn off DDP's broadcast of buffers, and log that replicas differ."""
         had_buffers = ddp.broadcast_buffers and any(True for _ in ddp.module.buffers())
         ddp.broadcast_buffers = False
         if dist.get_rank(self.group) == 0:
@@ -113,10 +114,10 @@ class HookState(ABC):
 
     @abstractmethod
     def _settings(self) -> str:
-        """Return what must be equal on all ranks, as text."""
+        """Return the settings that must be equal on all ranks, as text."""
 
     def _check(self, size: int) -> None:  # noqa: B027 - most fit any group
-        """Raise what is wrong with the settings in a group of that size."""
+        """Raise an error unless the settings fit a process group of this size."""
 
     def _begin(
         self,
@@ -125,9 +126,9 @@ class HookState(ABC):
         steps: Callable[[ProcessGroupExchanges], Steps[torch.Tensor]],
         finish: Callable[[torch.Tensor], None],
     ) -> None:
-        """Begin a bucket's exchange, and let each earlier one go on to its next messages.
+        """Begin a bucket's exchange, and advance each earlier exchange to its next messages.
 
-        On a device all steps are queued at once, in a stream of their own.
+        On a device all steps are queued at once, in a separate stream.
         """
         index, device = bucket.index(), bucket.buffer().device
         operation = ProcessGroupExchanges(self.group, device, verb, index, self.step)
@@ -146,7 +147,7 @@ class HookState(ABC):
                 self._exchanges.append(exchange)
 
     def _drain(self) -> None:
-        """Wait for all exchanges, in the order in which they began."""
+        """Wait for all exchanges, and advance them in turn."""
         with torch.no_grad():
             while self._exchanges:
                 if self._exchanges[0].advance():
@@ -155,7 +156,7 @@ class HookState(ABC):
                     self._exchanges.rotate(-1)
 
     def _stream_of(self, device: torch.device) -> Any:
-        """Return a context in which work is queued behind that of the current stream."""
+        """Return a context that queues work on a private stream, after the current stream."""
         if device.type != "cuda":
             return nullcontext()
         if self._stream is None:
@@ -164,11 +165,11 @@ class HookState(ABC):
         return torch.cuda.stream(self._stream)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that later steps depend on, for a checkpoint of this rank."""
+        """Return the state that later steps depend on, for a checkpoint of this rank."""
         return {"step": self.step}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave on this rank."""
+        """Load the state that :meth:`state_dict` returned on this rank."""
         self.step = int(saved["step"])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``neighbor_allreduce_hook``: gossip of gradients over a graph or schedule."""
+"""``neighbor_allreduce_hook``: averages gradients with the neighbours in a graph or schedule."""
 
 from typing import ClassVar
 
@@ -28,14 +28,14 @@ _HOOK = "neighbor_allreduce_hook"
 
 
 class NeighborAllreduceState(GradientHookState):
-    r"""State of :func:`neighbor_allreduce_hook`.
+    r"""State object of :func:`neighbor_allreduce_hook`: its process group and topology.
 
     Args:
         module: The DistributedDataParallel on which the hook is to be registered.
         topology: A graph or schedule on the ranks of its process group, whose round is the number
             of backward passes that communicated before.
-        compression: A compressor of ``asyncddp.compression``, or its name; None sends gradients as
-            they are.
+        compression: A compressor of ``asyncddp.compression``, or its name; None sends gradients
+            uncompressed.
         error_feedback: Whether to repay what compression leaves out; None where it is needed.
 
     Raises:
@@ -89,15 +89,15 @@ class NeighborAllreduceState(GradientHookState):
 def neighbor_allreduce_hook(
     state: NeighborAllreduceState, bucket: GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    r"""Average gradients with the neighbours in a graph, in place of all ranks.
+    r"""Average gradients with the neighbours in a graph, instead of with all ranks.
 
     .. math:: \hat g_i = \sum_j w_{ij} g_j
 
-    One message of a bucket's size goes to each neighbour while backward runs. The replicas differ
-    from the first step on, and nothing brings them together again but the data: gradients alone are
-    averaged. Where parameters are to stay near each other, take :func:`gossip_parameters_hook`, or
-    average parameters now and then by ``PeriodicModelAverager`` of torch. On a complete graph it
-    is ``allreduce_hook``.
+    Each rank sends one message of a bucket's size to each neighbour during the backward pass. The
+    replicas differ from the first step on, and since only gradients are averaged, nothing but the
+    data brings them together again. To keep parameters close to each other, use
+    :func:`gossip_parameters_hook`, or average parameters now and then with torch's
+    ``PeriodicModelAverager``. On a complete graph the hook equals ``allreduce_hook``.
 
     Example::
 

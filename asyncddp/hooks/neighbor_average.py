@@ -1,4 +1,4 @@
-"""Average of a tensor with the neighbours in a round of a schedule, over a process group."""
+"""Average of a tensor with the neighbours of one schedule round, over a torch process group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row_of(schedule: Schedule, rank: int, step: int) -> WeightRow:
 def average_with_neighbors(
     op: ProcessGroupExchanges, tensor: torch.Tensor, row: WeightRow
 ) -> Steps[torch.Tensor]:
-    r"""Average a flat tensor in place: :math:`x_i \leftarrow \sum_j w_{ij} x_j`."""
+    r"""Average a tensor with neighbours in place: :math:`x_i \leftarrow \sum_j w_{ij} x_j`."""
     parts = dict.fromkeys(row.targets, tensor)
     form = signature_of(op.verb, tensor)
     received = yield from exchange_tensors(op, form, row.sources, parts, tensor)
@@ -36,7 +36,7 @@ def average_with_neighbors(
 
 
 def check_size(caller: str, schedule: Schedule, size: int) -> None:
-    """Raise a TopologyError unless a schedule is for that many ranks."""
+    """Raise a TopologyError unless a schedule is for ``size`` ranks."""
     if schedule.n != size:
         raise TopologyError(
             f"{caller}: argument topology: {schedule.name} is for {schedule.n} ranks, but the "
@@ -45,7 +45,7 @@ def check_size(caller: str, schedule: Schedule, size: int) -> None:
 
 
 def fingerprint(schedule: Schedule) -> str:
-    """Describe a schedule such that those with other weights in the first rounds differ."""
+    """Return a text that identifies a schedule by its name and the weights of its first rounds."""
     rounds = range(min(schedule.period or _ROUNDS, _ROUNDS))
     rows = [schedule.neighbors(rank, k) for rank in range(schedule.n) for k in rounds]
     return f"topology={schedule.name}, weights {zlib.crc32(repr(rows).encode()):08x}"

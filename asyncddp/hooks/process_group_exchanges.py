@@ -1,4 +1,4 @@
-"""Exchanges with peers over a process group of torch.distributed, by isend and irecv."""
+"""Tensor exchanges with peers over a torch.distributed process group, by isend and irecv."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PHASES = 4  # exchanges of one bucket, at most
 
 
 class WorkRequest:
-    """Works of torch.distributed as a request, which is done once it was waited for.
+    """Request made of torch.distributed works; done only after it has been waited for.
 
-    A work of gloo does not tell whether a message has arrived without waiting for it.
+    A work of gloo cannot be tested for completion without waiting for it.
     """
 
     def __init__(self, what: str) -> None:
@@ -36,11 +36,11 @@ class WorkRequest:
         self._works: Sequence[Any] | None = None  # None before they have begun
 
     def begin(self, works: Sequence[Any]) -> None:
-        """Note the works, now that they have begun."""
+        """Store the works that have been started for this request."""
         self._works = works
 
     def wait(self) -> None:
-        """Wait for the works: in the current stream where they are a device's.
+        """Wait for the works; for device tensors, let the current stream wait.
 
         Raises:
             WaitTimeoutError: The peer did not answer by the process group's timeout.
@@ -55,16 +55,16 @@ class WorkRequest:
         self._works = ()
 
     def done(self) -> bool:
-        """Tell whether :meth:`wait` has returned."""
+        """Return True if :meth:`wait` has returned."""
         return self._works is not None and not self._works
 
     def abandon(self) -> None:
-        """Forget the works."""
+        """Drop the works without waiting for them."""
         self._works = ()
 
 
 def _peer_error(what: str, error: RuntimeError) -> PeerError:
-    """Translate an error of a transfer."""
+    """Translate a torch error in a transfer into a PeerError."""
     text = str(error)
     lowered = text.lower()
     if "timed out" in lowered or "timeout" in lowered:
@@ -81,14 +81,14 @@ def _peer_error(what: str, error: RuntimeError) -> PeerError:
 
 
 class ProcessGroupExchanges:
-    """Exchanges of one bucket's operation; implements ``PeerExchanges`` of the engine.
+    """Exchanges of one bucket's operation; implements the engine's ``PeerExchanges``.
 
     Args:
         group: The process group.
-        device: Where received tensors are made.
-        verb: The hook, for messages.
-        index: The bucket, whose messages have tags of their own.
-        step: How often the bucket was exchanged before.
+        device: Device of received tensors.
+        verb: Name of the hook, for messages.
+        index: Number of the bucket; each bucket has its own message tags.
+        step: Number of earlier exchanges of the bucket.
 
     Attributes:
         rank: This rank in the group; peers are ranks of the group as well.
@@ -112,7 +112,7 @@ class ProcessGroupExchanges:
         *,
         into: Mapping[int, torch.Tensor] | None = None,
     ) -> ExchangeRequest:
-        """Open an exchange, which begins with all that is sent in it at :meth:`begin`."""
+        """Open an exchange; :meth:`begin` starts its sends and receives together."""
         self._tag += 1
         request = ExchangeRequest(self.key, signature, sources, targets, into=into)
         request.streams = streams
@@ -125,7 +125,7 @@ class ProcessGroupExchanges:
         return request
 
     def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
-        """Queue a contiguous tensor for a target of the exchange that was opened last."""
+        """Queue a contiguous tensor to be sent to a target of the exchange opened last."""
         exchange.sends.append(self._queue(dist.isend, tensor, peer, "sending to"))
 
     @property
@@ -142,7 +142,7 @@ class ProcessGroupExchanges:
         return request
 
     def begin(self) -> bool:
-        """Begin all that is queued, as one batch; tells whether there was something."""
+        """Start all queued sends and receives as one batch; return False if there are none."""
         if not self._queued:
             return False
         # backends that begin one after the other had better send before they wait to receive
@@ -161,12 +161,12 @@ class ProcessGroupExchanges:
 
 
 class PendingBucketExchange(Generic[R]):
-    """Steps of the exchange of one bucket, from one batch of messages to the next.
+    """Exchange of one bucket in progress: runs its steps from one batch of messages to the next.
 
     Args:
-        operation: With which the steps exchange.
-        steps: The steps.
-        finish: Is given their result.
+        operation: Exchanges that the steps use.
+        steps: Operation steps of the exchange.
+        finish: Function that is called with the result of the steps.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class PendingBucketExchange(Generic[R]):
         self._waiting: WaitCondition | None = None
 
     def advance(self) -> bool:
-        """Wait for the messages under way, and begin the next ones; tells whether all is done."""
+        """Wait for the messages in flight, and start the next ones; return True when done."""
         while True:
             if self._waiting is not None:
                 _wait(self._waiting)
@@ -191,7 +191,7 @@ class PendingBucketExchange(Generic[R]):
 
 
 def _wait(condition: WaitCondition) -> None:
-    """Wait for the works behind a condition."""
+    """Wait for the requests that a wait condition refers to."""
     if isinstance(condition, PendingReceive):
         requests: list[Any] = [condition.request]
     elif isinstance(condition, SendCompletionCondition):

@@ -1,4 +1,4 @@
-"""Checks of what a hook is registered on, by all ranks of the process group together."""
+"""Argument checks of hooks, and comparison of their settings on all ranks of the process group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLAIM = "the hook's settings differ: expected the same on all ranks of the proc
 
 
 def require_ddp(caller: str, module: object) -> DistributedDataParallel:
-    """Return the module, if it is a DistributedDataParallel.
+    """Return the module if it is a DistributedDataParallel; raise an error otherwise.
 
     Raises:
         ArgumentError: It is something else.
@@ -37,7 +37,7 @@ def require_ddp(caller: str, module: object) -> DistributedDataParallel:
 
 
 def require_bucket(hook: str, state: object, kind: type[Any], bucket: object) -> None:
-    """Raise an ArgumentError unless a hook was called by DDP, with a state of its own kind."""
+    """Raise an ArgumentError unless DDP called the hook, with a state of the hook's own class."""
     if not isinstance(state, kind):
         raise ArgumentError(
             f"{hook}: argument state: expected a {kind.__name__}, got {type(state).__name__}; "
@@ -52,7 +52,7 @@ def require_bucket(hook: str, state: object, kind: type[Any], bucket: object) ->
 
 
 def check_device(caller: str, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raise an ArgumentError unless a group sends tensors of a device from rank to rank."""
+    """Raise an ArgumentError unless a process group can send tensors of a device between ranks."""
     backend = ""
     if device.type not in _DEVICES:
         pass
@@ -76,13 +76,13 @@ def check_device(caller: str, group: dist.ProcessGroup, device: torch.device) ->
 def agree_on_settings(
     group: dist.ProcessGroup, device: torch.device, settings: str, mistake: Exception | None
 ) -> None:
-    """Compare settings among all ranks of a group, and raise any rank's mistake on all of them.
+    """Compare settings on all ranks of a group; an error on one rank is raised on all of them.
 
     Args:
         group: The group.
-        device: One that its collectives serve.
-        settings: What must be equal on all ranks, as text.
-        mistake: What this rank found wrong.
+        device: A device that the group's collectives support.
+        settings: The settings that must be equal on all ranks, as text.
+        mistake: The error that this rank found, or None.
 
     Raises:
         MismatchError: Another rank has other settings, or found a mistake.
@@ -96,7 +96,7 @@ def agree_on_settings(
 
 
 def _gather_over(group: dist.ProcessGroup, device: torch.device) -> Gather:
-    """Return a function that gathers a record from every rank of a group."""
+    """Return a function that gathers a record from each rank of a group."""
 
     def gather_tensors(mine: torch.Tensor) -> list[torch.Tensor]:
         rows = [empty(mine.shape, mine.dtype, device) for _ in range(dist.get_world_size(group))]
