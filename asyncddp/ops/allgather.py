@@ -59,7 +59,7 @@ def allgather(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: A 0-dim tensor; this rank is not in ``group``.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: Another rank has another dtype or other trailing dimensions.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -85,10 +85,10 @@ def plan_allgather(
     rows: Sequence[int] | None = None,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    """Plan an allgather in a group, whose arguments have been checked.
+    """Plan an allgather in a group; the arguments have been checked.
 
-    Where the numbers of ``rows`` of all ranks are known, they are not told; the result goes into
-    ``out``.
+    If ``rows`` gives the number of rows of each rank, the ranks do not exchange these numbers. The
+    result goes into ``out``.
     """
     title = "allgather" + (f" {name!r}" if name else "")
     if rows is not None:
@@ -112,7 +112,7 @@ def plan_allgather(
 
 
 def concatenated(parts: Tensors, given: torch.Tensor, out: Output) -> torch.Tensor:
-    """Concatenate what all ranks have given to slots."""
+    """Concatenate the tensors of all ranks, read from shared-memory slots."""
     with normal_mode():
         into = direct_out(out, given.dtype, out.shape) if out is not None else None
         rows = torch.cat(list(parts), out=into)
@@ -127,7 +127,7 @@ def start_gathering(
     rows: Sequence[int],
     out: torch.Tensor | None = None,
 ) -> StartedCollective[torch.Tensor]:
-    """Start to gather tensors, of which each has as many rows as ``rows`` says, in all."""
+    """Start gathering the ranks' tensors; ``rows`` gives each rank's number of rows."""
     assert transport is not None
     own, transport = prepare_for_transport(transport, tensor)
     width = math.prod(own.shape[1:])

@@ -1,4 +1,4 @@
-"""``allreduce`` and ``local_allreduce``: reduce over all ranks, a group, or those of a machine."""
+"""``allreduce`` and ``local_allreduce``: reduce a tensor over all ranks, a group or a machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def allreduce(
     compression: Compression = None,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Sum or average a tensor over all ranks or those of a group, or reduce it otherwise.
+    r"""Reduce a tensor over all ranks or a group: average (the default), sum or another operator.
 
     .. math:: y = \sum_j x_j \quad\text{or}\quad y = \frac{1}{n} \sum_j x_j
         \quad\text{or}\quad y = \max_j x_j \quad\text{or}\ \dots
@@ -79,8 +79,8 @@ def allreduce(
         name: For messages; all ranks must give the same.
         round_integers: Average integers in float64 and round half to even.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
-        compression: Compressor, or its name, by which floats travel: each rank averages one of n
-            parts of what all have encoded, and sends it encoded to all. All ranks get equal bits.
+        compression: Compressor, or its name, for floats: each rank averages one of n parts of all
+            ranks' encoded tensors, and sends the encoded average to all. All ranks get equal bits.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
 
     Returns:
@@ -90,7 +90,7 @@ def allreduce(
         NotInitializedError: ``init()`` was not called.
         ArgumentError: The average of integers or bools, which was not asked for; ``op`` contradicts
             ``average`` or the dtype; this rank is not in ``group``.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: Another rank calls another verb, dtype or shape.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -118,7 +118,7 @@ def local_allreduce(
     compression: Compression = None,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    """Do what :func:`allreduce` does among the ranks of this machine, with the same arguments."""
+    """Reduce over the ranks of this machine, with the arguments of :func:`allreduce`."""
     verb, group = "local_allreduce", ranks_of_machine(current())
     out = single_output(verb, out)
     compression = checked_compression(verb, tensor, compression, group.size)
@@ -144,7 +144,7 @@ def plan_allreduce(
     compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    """Plan a reduction over a group whose arguments have been checked."""
+    """Plan a reduction over a group; the arguments have been checked."""
     ranks, title = group.ranks, f"{verb}({reduction.name})" + (f" {name!r}" if name else "")
     if compression is not None and not reduction.is_sum:
         raise ArgumentError(
@@ -169,7 +169,7 @@ def plan_allreduce(
 def ways_of_reduction(
     group: ProcessGroup, tensor: torch.Tensor, reduction: Reduction
 ) -> CollectiveWays[torch.Tensor]:
-    """Return how slots reduce a tensor over a group, and how the transport sums it, if it does."""
+    """Return the ways of reducing in shared-memory slots and, for sums, by the transport."""
     transport = group.transport
     divisor, summed_in = reduction.divisor(group.size), reduction.summed_in(tensor.dtype)
 
@@ -196,7 +196,7 @@ def sum_over_group(
     divisor: int | None = None,
     out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
-    """Sum a tensor over a group in ``dtype``, and divide it; into ``out`` where possible."""
+    """Sum a tensor over a group in ``dtype``, and divide the sum; into ``out`` if possible."""
     start = partial(_start_sum, transport, tensor, dtype, divisor, out)
     return (yield from run_collective(op, group, signature_of(title, tensor), start))
 

@@ -1,4 +1,4 @@
-"""Average or broadcast many tensors, or a module's parameters, in pieces of bounded size."""
+"""Average or broadcast of many tensors, or of a module's parameters, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def average_tensors(
 ) -> None:
     r"""Replace tensors by their averages over ranks; collective.
 
-    They are dense floats, alike on all ranks in number, shapes and dtypes, and are written through
-    their ``data``, which leaves autograd's records alone. ``average`` starts that of a list, in
-    place.
+    The tensors are dense floats, equal on all ranks in number, shapes and dtypes. They are written
+    through their ``data``, which autograd does not record. ``average`` starts the in-place average
+    of a list of tensors.
     """
     _in_pieces([tensor.data for tensor in tensors], average)
 
@@ -38,9 +38,9 @@ def average_tensors(
 def broadcast_tensors(
     tensors: Sequence[torch.Tensor], root_rank: int = 0, group: ProcessGroup | None = None
 ) -> None:
-    """Give all ranks, or those of a group, the root's tensors, in place; collective.
+    """Overwrite tensors with the root's, on all ranks or those of a group; collective.
 
-    They are alike on all ranks in number, shapes and dtypes.
+    The tensors are equal on all ranks in number, shapes and dtypes.
     """
     start = partial(broadcast_nonblocking_, root_rank=root_rank, group=group)
     _in_pieces([tensor.detach() for tensor in tensors], start)
@@ -49,7 +49,7 @@ def broadcast_tensors(
 def _in_pieces(
     tensors: Sequence[torch.Tensor], start: Callable[[list[torch.Tensor]], Handle[Any]]
 ) -> None:
-    """Start an operation on lists that together are all tensors, and wait for all of them."""
+    """Run a non-blocking operation on all tensors, list by list, and wait for the results."""
     under_way: deque[Handle[Any]] = deque()
     for indices in partition(tensors, AVERAGED_BYTES):
         if len(under_way) == _UNDER_WAY:
@@ -69,7 +69,7 @@ def dense_floats(model: torch.nn.Module, *, buffers: bool) -> list[torch.Tensor]
 
 
 def average_module(model: torch.nn.Module, *, buffers: bool, parameters: bool = True) -> None:
-    r"""Replace a module's :func:`dense_floats`, or buffers alone, by averages; collective.
+    r"""Replace a module's dense floats (:func:`dense_floats`) by averages over ranks; collective.
 
     Running variances, such as those of batch normalisation, become the variance of all ranks' data
     taken together, with m and v the running means and variances:

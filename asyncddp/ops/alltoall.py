@@ -1,4 +1,4 @@
-"""``alltoall``: each rank sends every rank some of its rows."""
+"""``alltoall``: each rank sends a part of its rows to each rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def alltoall(
     check: bool = False,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Send each rank its rows of a tensor, and concatenate the rows that all send to this rank.
+    r"""Send a part of the rows to each rank, and concatenate the parts received from all ranks.
 
     With :math:`x_j = (x_{j,0}, \dots, x_{j,n-1})`, cut along dimension 0,
 
@@ -48,8 +48,8 @@ def alltoall(
         tensor: :math:`x_i`, with a first dimension that the number of ranks divides, unless there
             are ``splits``. Ranks agree in dtype and trailing dimensions.
         splits: How many rows go to each rank, in the order of the ranks; equally many by default.
-        receive_splits: How many rows come from each rank. By default as many as to each rank if
-            there are no ``splits``, else as many as come.
+        receive_splits: Number of rows to receive from each rank. Without ``splits`` as many as are
+            sent to it by default; with ``splits`` any number is accepted by default.
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
         check: Return only after all receivers have confirmed that they expect their rows.
@@ -63,7 +63,7 @@ def alltoall(
         NotInitializedError: ``init()`` was not called.
         ArgumentError: Rows that cannot be shared equally, splits that do not fit the tensor, or an
             ``out`` of another shape; this rank is not in ``group``.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: Another rank has another dtype, other trailing dimensions, or sends another
             number of rows than this rank expects.
         WaitTimeoutError: A rank has not come by the deadline.
@@ -111,7 +111,7 @@ def plan_alltoall(
     check: bool = False,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    """Plan an exchange of so many rows with each rank of a group; arguments have been checked."""
+    """Plan an all-to-all exchange in a group; the arguments have been checked."""
     title = _NAME + (f" {name!r}" if name else "")
 
     def messages(op: OperationExchanges, own: torch.Tensor) -> Steps[torch.Tensor]:
@@ -146,7 +146,7 @@ def plan_alltoall(
 def require_rows(
     rank: int, title: str, ranks: Sequence[int], awaited: Sequence[int], got: Sequence[int]
 ) -> None:
-    """Raise MismatchError if a rank has sent another number of rows than was expected."""
+    """Raise MismatchError unless each rank has sent the expected number of rows."""
     for peer, expected, rows in zip(ranks, awaited, got, strict=True):
         if rows != expected:
             raise mismatch_found_by(

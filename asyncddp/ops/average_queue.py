@@ -1,10 +1,10 @@
-"""Queue of non-blocking averages by fast paths: what a call does at once, and what it leaves.
+"""Queue of non-blocking averages on fast paths: sends and completes them in batches.
 
-A call alone sends its tensor at once, and is averaged when it is waited for. Of several calls the
-later ones are only queued: all their tensors are sent together when one of them is waited for, when
-this rank does anything else, or by the progress thread a moment later; and those whose neighbours'
-tensors are there are averaged together. So many small tensors cost a few operations of torch. Each
-is matched by its own name all the same, whatever others go with it on either side.
+A single call sends its tensor at once, and the average is computed when it is waited for. Of
+several calls the later ones are only queued: their tensors are sent together when one of them is
+waited for, when this rank does anything else, or by the progress thread a moment later. Calls whose
+neighbours' tensors have arrived are averaged together. Many small tensors therefore cost only a few
+operations of torch. Each call is matched by its own name, however either side batches its calls.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class AverageQueue(DeferredCalls):
 
     @staticmethod
     def of(engine: ProgressEngine) -> AverageQueue:
-        """Return the queue of an engine, made when it is first asked for."""
+        """Return the queue of an engine; create it on first use."""
         if not isinstance(engine.deferred, AverageQueue):
             engine.deferred = AverageQueue(engine)
         return engine.deferred
 
     def add(self, call: DeferredAverageHandle) -> None:
-        """Send the tensor of a call, or queue it where there are others or it takes long."""
+        """Send the tensor of a call; queue it if other calls are pending or it is large."""
         path, thread = call.path, self._engine.thread
         with self._lock:
             if path.name in self.names:
@@ -75,7 +75,7 @@ class AverageQueue(DeferredCalls):
             self._send(calls)
 
     def _send(self, calls: list[DeferredAverageHandle]) -> None:
-        """Send the tensors of calls, or submit them to the engine where that has to do it."""
+        """Send the tensors of calls; submit a call to the engine if it cannot be sent here."""
         try:
             self._begin(calls)
         finally:
@@ -84,7 +84,7 @@ class AverageQueue(DeferredCalls):
                     self._submit(call)
 
     def _begin(self, calls: list[DeferredAverageHandle]) -> None:
-        """Count and send the calls that need no engine for that; large ones are handed to it."""
+        """Count and send the calls that can bypass the engine; hand large tensors to the engine."""
         engine = self._engine
         free = [] if engine.closed else [call for call in calls if call.path.can_send(call.row)]
         steps = engine.count_uses([call.path.use for call in free])
@@ -107,7 +107,7 @@ class AverageQueue(DeferredCalls):
                 self._hand_over(call)
 
     def _submit(self, call: DeferredAverageHandle) -> None:
-        """Submit a call to the engine, after those that have begun under its name."""
+        """Submit a call to the engine, after the earlier calls under its name."""
         self.hand_over(call.path.channel)
         try:
             call.found = call.path.submit(call.row, call.own, call.into)
@@ -115,7 +115,7 @@ class AverageQueue(DeferredCalls):
             call.error = error
 
     def hand_over(self, channel: PersistentChannel) -> None:
-        """Let the engine complete what was sent through a channel, before anything else there."""
+        """Let the engine complete a channel's deferred averages before its other operations."""
         with self._lock:
             for call in list(channel.deferred):
                 self._hand_over(call)
@@ -123,7 +123,7 @@ class AverageQueue(DeferredCalls):
     # completing
 
     def complete(self, call: DeferredAverageHandle) -> torch.Tensor | Handle[torch.Tensor]:
-        """Complete a call and those that can be with it, or submit the rest to the engine."""
+        """Complete a call, if possible together with others, or submit the rest to the engine."""
         with self._lock:
             if self.unsent:
                 self.send()
@@ -138,7 +138,7 @@ class AverageQueue(DeferredCalls):
             return call.found
 
     def _average_from(self, first: DeferredAverageHandle) -> bool:
-        """Average a call of several, and those after it that are like it; False if it cannot be."""
+        """Average a call with similar later ones of its batch; return False if that is impossible."""
         row, calls = first.row, first.batch.calls
         if not row.is_pairwise or len(calls) == 1:
             return False
@@ -205,7 +205,7 @@ class AverageQueue(DeferredCalls):
 
 
 def _publish(calls: Sequence[DeferredAverageHandle]) -> None:
-    """Copy the tensors of calls into the slots of their ring buffers, and let neighbours read."""
+    """Copy the tensors of calls into slots of their ring buffers, and publish the slots."""
     if len(calls) == 1:
         call, ring = calls[0], calls[0].path.channel.send_ring
         sent = ring is None or ring.try_send(call.step, call.row.targets, call.own)
@@ -229,7 +229,7 @@ def _publish(calls: Sequence[DeferredAverageHandle]) -> None:
 def _lerp(
     own: list[torch.Tensor], others: list[torch.Tensor], calls: Sequence[DeferredAverageHandle]
 ) -> Sequence[torch.Tensor]:
-    """Average the tensors of calls with others, as one by one, into those that they give."""
+    """Average each call's tensor with its neighbour's, in few operations, into given outputs."""
     if not calls:
         return ()
     weight: float = calls[0].row.lerp_weight  # type: ignore[assignment]  # a number: it is pairwise

@@ -21,7 +21,7 @@ from asyncddp.tensors.allocation import empty
 
 @collective
 def barrier(*, group: ProcessGroup | None = None, name: str | None = None) -> OperationSpec[None]:
-    """Wait until all ranks, or those of a group, have called this; other operations go on.
+    """Wait until all ranks, or those of a group, have called it; other operations continue.
 
     Args:
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
@@ -64,7 +64,8 @@ def plan_barrier(members: ProcessGroup, name: str | None = None) -> OperationSpe
 def _meet(op: OperationExchanges, group: Sequence[int], verb: str) -> Steps[None]:
     """Run the dissemination barrier of Hensgen, Finkel and Manber, 1988, in log2(n) rounds.
 
-    In round k rank i tells rank :math:`i + 2^k`, and hears from :math:`i - 2^k` of all before it.
+    In round k rank i signals rank :math:`i + 2^k`, and waits for the signal of rank
+    :math:`i - 2^k`.
     """
     distance = 1
     while distance < len(group):

@@ -53,12 +53,12 @@ def broadcast(
     check: bool = False,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Give all ranks, or those of a group, the root's tensor.
+    r"""Copy the root's tensor to all ranks, or to those of a group.
 
     .. math:: y_i = x_\mathrm{root}
 
     Args:
-        tensor: :math:`x_i`, equal in shape and dtype on all ranks; its values count on the root.
+        tensor: :math:`x_i`, equal in shape and dtype on all ranks; only the root's values are used.
             Or a list, tuple or dict of tensors, as one operation: see :ref:`lists-of-tensors`.
         root_rank: The root's rank in the world, the same on all ranks.
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
@@ -72,7 +72,7 @@ def broadcast(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: There is no such root; it or this rank is not in ``group``.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: Another rank names another root, dtype or shape.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -101,7 +101,7 @@ def plan_broadcast(
     check: bool = False,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    """Plan a broadcast in a group, whose arguments have been checked."""
+    """Plan a broadcast in a group; the arguments have been checked."""
     title = f"broadcast(root_rank={root})" + (f" {name!r}" if name else "")
     form, place = signature_of(title, tensor), members.ranks.index(root)
     gives = members.context.rank == root
@@ -134,7 +134,7 @@ def plan_broadcast(
 def _result_of_root(
     own: torch.Tensor, given: torch.Tensor, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the root's result: a copy of its tensor, which it has already in place."""
+    """Return the root's result: a copy of its tensor, or the tensor itself if in place."""
     if out is not None and is_same_memory(out, own):
         return out
     if out is None or out.untyped_storage().data_ptr() == own.untyped_storage().data_ptr():
@@ -145,7 +145,7 @@ def _result_of_root(
 def broadcast_in_group(
     op: OperationExchanges, group: Sequence[int], root: int, own: torch.Tensor, title: str
 ) -> Steps[torch.Tensor]:
-    """Send the root's contiguous tensor to a group: a large one in parts, which go on to all."""
+    """Send the root's contiguous tensor to a group, a large one by scatter and allgather."""
     here = op.rank == root
     if goes_directly(group, own):
         form, whole = signature_of(title, own), [own] * len(group)

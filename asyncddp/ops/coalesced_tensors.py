@@ -1,4 +1,4 @@
-"""Calls of a verb on those tensors of a list that agree in dtype and device, as one flat tensor."""
+"""Calls of a verb on a list of tensors, coalesced into flat tensors and split again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ALIGNMENT = 16  # bytes: the size of the largest numbers
 
 
 class ElementwiseListCall:
-    """Call on the tensors of one group: the flat tensor given, that for the result, the way back.
+    """Elementwise verb on one group of a list's tensors: packs them flat, and unpacks the result.
 
-    ``given`` and ``out`` are the group's tensors, ``out`` None where the result is to be new. It
-    then overwrites a copy of those given, but where a rank may get no result.
+    ``given`` and ``out`` are the group's tensors; ``out`` is None if the result is to be new. A new
+    result overwrites a packed copy of the given tensors, unless a rank may get no result.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ElementwiseListCall:
             self.out = group.flat_view(out)
 
     def finish(self, result: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
-        """Return the group's results, written into the tensors that were given for them."""
+        """Unpack the result into the group's output tensors, and return these."""
         group, out, packed = self.group, self._out, self._packed
         if result is None:
             return out or [None] * len(group.indices)
@@ -63,9 +63,9 @@ class ElementwiseListCall:
 
 
 class RowwiseListCall:
-    """Call on the rows of a group's tensors, of which each of so many ranks gets an equal share.
+    """Row-wise verb on one group of a list's tensors: each rank gets an equal share of the rows.
 
-    The flat tensor has a row for each rank: its shares of all tensors.
+    The flat tensor has a row for each rank: the rank's shares of all tensors.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RowwiseListCall:
         self._shapes = [(one.shape[0] // ranks, *one.shape[1:]) for one in given]
 
     def finish(self, result: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
-        """Return this rank's shares, written into the tensors that were given for them."""
+        """Split this rank's result into the group's output tensors, and return these."""
         assert result is not None
         parts = result.view(-1).split_with_sizes(self._sizes)
         shares = [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
@@ -95,10 +95,10 @@ class RowwiseListCall:
 
 
 class GatheringListCall:
-    """Call that gives ranks the tensors of others, whose first dimensions may differ, as bytes.
+    """Gather-type verb on tensors whose first dimensions may differ between ranks, sent as bytes.
 
-    The flat tensor has the numbers of rows of all tensors, and then the bytes of each, whatever
-    their dtypes; all of them aligned.
+    The flat tensor holds each tensor's number of rows, and then the bytes of each tensor, whatever
+    their dtypes; all parts are aligned.
     """
 
     def __init__(self, group: TensorGroup, given: Sequence[torch.Tensor]) -> None:
@@ -112,7 +112,7 @@ class GatheringListCall:
         self.flat = torch.cat(parts)
 
     def finish(self, result: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
-        """Return the concatenations of all ranks' tensors that are in the result, if it is one."""
+        """Split the result into one concatenation per tensor; return Nones without a result."""
         if result is None:
             return [None] * len(self._given)
         parts: list[list[torch.Tensor]] = [[one.detach()[:0]] for one in self._given]
@@ -133,7 +133,7 @@ class GatheringListCall:
 
 
 def write_tensors(found: list[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
-    """Copy tensors into others, outside autograd."""
+    """Copy each tensor into its output tensor, outside autograd."""
     with torch.no_grad():
         if any(one.is_conj() or one.is_neg() for one in out):  # which no kernel for lists writes
             for one, value in zip(out, found, strict=True):
@@ -143,6 +143,6 @@ def write_tensors(found: list[torch.Tensor], out: Sequence[torch.Tensor]) -> Non
 
 
 def count_changes(tensors: Sequence[torch.Tensor]) -> None:
-    """Tell autograd that the tensors have changed, of which one flat view was written."""
+    """Tell autograd that tensors were changed through a flat view of their memory."""
     if not any(map(torch.Tensor.is_inference, tensors)):
         torch.autograd.graph.increment_version(tensors)

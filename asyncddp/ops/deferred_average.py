@@ -1,4 +1,4 @@
-"""Handles of non-blocking averages by fast paths, which are computed when they are waited for."""
+"""Handles of non-blocking averages on fast paths; waiting for a handle computes the average."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class AveragingPath(Protocol):
-    """Fast path of the averages under one name, as their handles see it."""
+    """Fast path of the averages under one name: the interface that their handles use."""
 
     channel: PersistentChannel
     verb: str
@@ -34,29 +34,29 @@ class AveragingPath(Protocol):
     fuses: bool  # it may send and average together with others
 
     def can_send(self, row: WeightRow) -> bool:
-        """Tell whether a tensor can be sent, and its neighbours' received, without the engine."""
+        """Return True if sending, and receiving from the neighbours, can bypass the engine."""
         ...
 
     def finish(self, average: SentAverage) -> torch.Tensor | Handle[torch.Tensor]:
-        """Average a tensor of one chunk that was sent, or submit the rest to the engine."""
+        """Average a one-chunk tensor that was sent, or submit the rest to the engine."""
         ...
 
     def hand_to_engine(self, average: SentAverage) -> Handle[torch.Tensor]:
-        """Submit the rest of an average to the engine, so that neighbours need not wait for it."""
+        """Submit the rest of an average to the engine, so that neighbours need not wait."""
         ...
 
     def submit(
         self, row: WeightRow, own: torch.Tensor, out: torch.Tensor | None
     ) -> Handle[torch.Tensor]:
-        """Submit an average of which nothing has begun to the engine."""
+        """Submit an average that has not started to the engine."""
         ...
 
 
 class AverageCompleter(Protocol):
-    """Queue of averages, as their handles see it."""
+    """Queue of averages: the interface that their handles use."""
 
     def send(self) -> None:
-        """Send the tensors of all calls that are yet to be sent."""
+        """Send the tensors of all queued calls."""
         ...
 
     def complete(self, call: DeferredAverageHandle) -> torch.Tensor | Handle[torch.Tensor]:
@@ -65,9 +65,9 @@ class AverageCompleter(Protocol):
 
 
 class AverageBatch:
-    """Averages that were sent together, in the order of their calls, and since when.
+    """Batch of averages that were sent together, in the order of their calls.
 
-    So many of them are ``open``: the queue has not done with them.
+    ``open`` is the number of calls yet to be completed, ``since`` the time of sending.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class AverageBatch:
 
 
 class DeferredAverageHandle(Handle[torch.Tensor]):
-    """Handle of an average; polling or waiting for it computes it.
+    """Handle of a non-blocking average; polling it or waiting for it computes the average.
 
     If the caller does not wait soon, the engine completes it, so that neighbours need not wait.
     """
@@ -102,12 +102,12 @@ class DeferredAverageHandle(Handle[torch.Tensor]):
 
     @property
     def average(self) -> SentAverage:
-        """Average that its fast path completes, once it is counted."""
+        """State of the average for its fast path: step, weights, tensor, output, chunks sent."""
         return self.step, self.row, self.own, self.into, self.sent_chunks
 
     @property
     def has_ended(self) -> bool:
-        """True if the queue has nothing more to do with it."""
+        """True if the call has a result, an engine handle or an error."""
         return self.found is not None or self.error is not None
 
     @uncompiled

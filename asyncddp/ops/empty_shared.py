@@ -11,11 +11,11 @@ from asyncddp.tensors.allocation import empty
 
 
 def empty_shared(shape: Sequence[int] | int, *, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Make a tensor on the host in memory that the ranks of this machine share.
+    """Allocate a CPU tensor in memory shared by the ranks of this machine.
 
-    Neighbours on this machine read such a tensor where it lies, so that averaging it costs little
-    more than the arithmetic; the flat buckets of the optimizers live there too. To everybody else
-    it is a tensor like any other. Where memory cannot be shared it is an ordinary one.
+    Neighbours on this machine read such a tensor in place, so that averaging it costs little more
+    than the arithmetic; the optimizers' flat buckets are allocated there too. In all other respects
+    it is a normal tensor. If memory cannot be shared, an ordinary tensor is returned.
 
     Returns:
         A contiguous CPU tensor with arbitrary values.

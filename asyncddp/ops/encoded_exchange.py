@@ -1,4 +1,4 @@
-"""Averages of tensors that travel encoded: with neighbours, or over all ranks of a group."""
+"""Averages of compressed tensors: with neighbours, or over all ranks of a group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.tensors.means import add, split_divisor
 
 Compression: TypeAlias = str | Compressor | TensorCompressor | None
-"""A compressor by name, with options, or with the state of one tensor; None sends as it is."""
+"""A compressor's name, a compressor, or one with a tensor's state; None means uncompressed."""
 
 
 def checked_compression(
@@ -39,10 +39,10 @@ def checked_compression(
     *,
     filled_up: bool = True,
 ) -> Compression:
-    """Check a verb's compression against its tensor; returns a compressor, or None for none.
+    """Check a verb's compression argument against its tensor; return a compressor or None.
 
-    The tensor travels in so many ``parts``, the last of which may be ``filled_up`` to the others'
-    size, or some have an element less.
+    The tensor is sent in ``parts`` parts. With ``filled_up`` the last part is padded to the size of
+    the others; otherwise some parts have one element less.
 
     Raises:
         ArgumentError: It is none, needs a state that the verb cannot keep, or cannot encode it.
@@ -73,7 +73,7 @@ def checked_compression(
 
 
 def bound_to(op: PeerExchanges, compression: Compression) -> TensorCompressor:
-    """Return the tensor compressor of one call, seeded by rank, name and use where it has none."""
+    """Return a call's tensor compressor; by default one seeded by rank, name and use."""
     if isinstance(compression, TensorCompressor):
         return compression
     assert isinstance(compression, Compressor)
@@ -81,7 +81,7 @@ def bound_to(op: PeerExchanges, compression: Compression) -> TensorCompressor:
 
 
 def encoded_signature(verb: str, tensor: torch.Tensor, encoded: torch.Tensor) -> ExchangeSignature:
-    """Return the signature of encoded messages, whose verb tells what they encode."""
+    """Return the signature of encoded messages; its verb names the original dtype and shape."""
     plain = signature_of(verb, tensor)
     dtype = str(encoded.dtype).removeprefix("torch.")
     title = f"{verb} of {plain.dtype} {plain.shape}"
@@ -95,7 +95,7 @@ def average_encoded(
     dtype: torch.dtype,
     codec: TensorCompressor,
 ) -> Steps[torch.Tensor]:
-    r"""Send an encoded tensor to the neighbours, and return the weighted sum in ``dtype``.
+    r"""Send a compressed tensor to the neighbours; return the weighted sum in ``dtype``.
 
     .. math:: y_i = w_{ii} x_i + \sum_j w_{ij} Q(d_{ji} x_j)
     """
@@ -123,22 +123,22 @@ def sum_encoded_over_group(
     title: str,
     divisor: float,
 ) -> Steps[torch.Tensor]:
-    r"""Sum encoded tensors over a group by scatter and gather, and divide by ``divisor``.
+    r"""Sum compressed tensors over a group by scatter and gather; divide by ``divisor``.
 
-    Each rank sums one of the group's equally long parts, whose elements it receives from all, and
-    sends the encoded quotient to all:
+    Each rank receives one of the group's equally long parts from all ranks, sums it, and sends the
+    encoded quotient to all:
 
     .. math:: y_c = Q_2\Big(\frac1d \sum_j Q_1(x_{j,c})\Big), \qquad c = 1, \dots, n
 
-    so that all ranks decode the same bytes. Without compressors parts travel as they are.
+    so that all ranks decode the same bytes. Without a compressor parts are sent uncompressed.
 
     Args:
         op: The operation's exchanges.
         group: Ranks that take part, in the same order on all.
-        tensor: What this rank adds.
-        codec: Compressor of the messages; None sends them as they are.
+        tensor: This rank's tensor.
+        codec: Compressor of the messages; None sends them uncompressed.
         title: Verb and arguments that must be equal on all ranks of the group.
-        divisor: By which the sum is divided.
+        divisor: Number that divides the sum.
     """
     tensor = on_host(tensor) if streams_of(tensor) is None else dense(tensor)
     parts = _equal_parts(tensor, len(group))
@@ -166,7 +166,7 @@ def sum_encoded_over_group(
 
 
 def _equal_parts(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """Return a tensor's elements as ``count`` rows, the last filled up with zeros."""
+    """Return a tensor's elements as ``count`` rows; the last row is padded with zeros."""
     numel, width = tensor.numel(), -(-tensor.numel() // count)
     if numel == count * width:
         return tensor.reshape(count, width)

@@ -47,7 +47,7 @@ def gather(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: A 0-dim tensor, or no such root; it or this rank is not in ``group``.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: Another rank has another root, dtype or other trailing dimensions.
         WaitTimeoutError: A rank has not come by the deadline.
 

@@ -1,7 +1,7 @@
-"""Fast path of repeated ``neighbor_allgather``: the calling thread does it over shared memory.
+"""Fast path of repeated ``neighbor_allgather``: runs on the calling thread, over shared memory.
 
-It goes through the persistent channel of this rank's name, dtype and shape. A neighbour whose
-tensor comes by message this time, or through the channel of another shape, leaves it to the engine.
+It uses the persistent channel of a name, dtype and shape. If a neighbour's tensor comes by message
+this time, or through the channel of another shape, the engine runs the call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VERB = "neighbor_allgather"
 
 
 class GatherFastPath(FastPath):
-    """Fast path of one repeated ``neighbor_allgather``, in the topology's neighbours' order."""
+    """Fast path of one repeated ``neighbor_allgather``, for one name, dtype and shape."""
 
     @override
     def run(
@@ -97,9 +97,9 @@ def gather_on_host(
     own: torch.Tensor,
     last_shapes: dict[str, torch.Size],
 ) -> Steps[torch.Tensor]:
-    """Send a contiguous tensor to targets, and concatenate those of the sources, in their order.
+    """Send a contiguous tensor to targets; concatenate the sources' tensors in source order.
 
-    ``last_shapes`` are those of this rank's last tensors, by name: a repeated one gets a channel.
+    ``last_shapes`` holds the last tensor's shape by name: a repeated shape gets a channel.
     """
     name, shape = op.key.name, own.shape
     repeated, last_shapes[name] = last_shapes.get(name) == shape, shape
@@ -116,7 +116,7 @@ def gather_on_host(
 
 
 def _gather_rows(exchange: ChunkedExchange, own: torch.Tensor) -> Steps[torch.Tensor]:
-    """Publish a tensor to the readers of its ring, and concatenate what comes from all sources."""
+    """Publish a tensor to the readers of its ring; concatenate the tensors of all sources."""
     while not exchange.for_chunk(0).done():
         yield exchange
     exchange.send_chunk(0, own.view(-1), 1.0, None)
@@ -147,7 +147,7 @@ def find_gather_path(
     check: bool = False,
     **unknown: object,
 ) -> tuple[FastPath, WeightRow, torch.Tensor, torch.Tensor | None] | None:
-    """Return the fast path if this name, dtype and shape has one, and what it needs to know."""
+    """Return the fast path of this name, dtype and shape with its arguments, or None."""
     if more or unknown:
         return None  # as the engine's path will report
     if src_ranks is not None or dst_ranks is not None or check or transforming() is not None:
@@ -167,7 +167,7 @@ def find_gather_path(
 
 
 def register_gather_path(context: Context, given: str | None, name: str, own: torch.Tensor) -> None:
-    """Register a fast path for tensors like this one, if its name has a persistent channel."""
+    """Register a fast path for tensors like this one if its name has a persistent channel."""
     key = _VERB, given, own.dtype, own.shape
     fast_paths = context.engine.fast_paths
     if key in fast_paths or context.tracer is not None:

@@ -1,7 +1,7 @@
-"""Exchanges of tensors among ranks of a group, point to point, as parts of an operation.
+"""Point-to-point exchanges of tensors among the ranks of a group, as parts of an operation.
 
-Every tensor follows a header with its verb, dtype and shape, so that sizes need not be known before
-and ranks that differ find out.
+A header with verb, dtype and shape precedes every tensor, so that sizes need not be known in
+advance, and mismatches between ranks are detected.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def exchange_tensors(
     into: Mapping[int, torch.Tensor] | None = None,
     audience: Collection[int] = (),
 ) -> Steps[dict[int, torch.Tensor]]:
-    """Send each peer a tensor on ``like``'s device; return those received, of one signature.
+    """Send each peer its tensor, and return the tensors received; all have one signature.
 
-    What fits a tensor of ``into``, by source, is received there. Ranks of the ``audience`` are told
-    of a failure, too.
+    All tensors are on ``like``'s device. A received tensor that fits its source's tensor in
+    ``into`` is written there. The ranks in ``audience`` are notified of a failure, too.
     """
     request = op.exchange(signature, sources, parts, streams_of(like), into=into)
     request.audience = frozenset(audience)
@@ -53,7 +53,7 @@ def exchange_all_to_all(
     parts: Sequence[torch.Tensor],
     outs: Sequence[torch.Tensor] | None = None,
 ) -> Steps[list[torch.Tensor]]:
-    r"""Send each rank of a group its part, and return the parts that they send to this rank.
+    r"""Send each rank of a group its part, and return the parts received from all ranks.
 
     With :math:`p_{ij}` the part of rank i for rank j, rank i gets :math:`(p_{0i}, p_{1i}, \dots)`.
 
@@ -62,7 +62,7 @@ def exchange_all_to_all(
         group: Ranks of the world in an order that is the same on all of them; this rank is one.
         signature: Verb, dtype, shape of a part and device; None stands for a size that may differ.
         parts: One contiguous tensor for each rank of ``group``, all on one device.
-        outs: Tensors in which those that fit are received, one for each rank of ``group``.
+        outs: Tensors for the received parts, one for each rank of ``group``; used if they fit.
 
     Returns:
         One tensor of each rank of ``group``: new ones, and this rank's own part itself.
@@ -82,7 +82,7 @@ def exchange_all_to_all(
 def exchange_all_gather(
     op: PeerExchanges, group: Sequence[int], signature: ExchangeSignature, own: torch.Tensor
 ) -> Steps[list[torch.Tensor]]:
-    """Send a contiguous tensor to all ranks of a group, and return all ranks' in its order.
+    """Send a contiguous tensor to all ranks of a group; return all ranks' tensors in its order.
 
     The arguments are those of :func:`exchange_all_to_all`, with the same part for all.
     """
@@ -97,10 +97,10 @@ def exchange_to_root(
     own: torch.Tensor,
     outs: Sequence[torch.Tensor] | None = None,
 ) -> Steps[list[torch.Tensor] | None]:
-    """Send a contiguous tensor to the root, and return all ranks' on the root; None elsewhere.
+    """Send a contiguous tensor to the root; return all ranks' tensors there, None elsewhere.
 
-    The arguments are those of :func:`exchange_all_to_all`; ``root`` is a rank of ``group``, and the
-    signature's verb names it, so that ranks with different roots find out.
+    The arguments are those of :func:`exchange_all_to_all`; ``root`` is a rank of ``group``. The
+    signature's verb names the root, so that different roots are detected.
     """
     others = [peer for peer in group if peer != op.rank]
     ring = signal_in_ring(op, group, signature.verb)
@@ -121,10 +121,11 @@ def exchange_from_root(
     like: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
-    """Send each rank of a group its part from the root, and return this rank's.
+    """Send each rank of a group its part from the root; return this rank's part.
 
-    The arguments are those of :func:`exchange_to_root`; the root alone has ``parts``, on ``like``'s
-    device, and gets its own part itself. Another rank receives it in ``out``, if it fits.
+    The arguments are those of :func:`exchange_to_root`. Only the root passes ``parts``, on
+    ``like``'s device, and gets its own part itself. Another rank receives its part in ``out`` if it
+    fits.
     """
     others = [peer for peer in group if peer != op.rank]
     ring = signal_in_ring(op, group, signature.verb)
@@ -139,9 +140,9 @@ def exchange_from_root(
 def signal_in_ring(
     op: OperationExchanges, group: Sequence[int], verb: str, distance: int = 1
 ) -> ExchangeRequest:
-    """Tell the rank so far after this one in a group what this one calls; it expects the same.
+    """Send the verb's name to the rank ``distance`` places ahead; expect it from the one behind.
 
-    Ranks that call different verbs, or name different roots in them, find out, and tell all.
+    Ranks that call different verbs, or verbs with different roots, detect this, and notify all.
     """
     index, alone = group.index(op.rank), len(group) == 1
     before, after = group[index - distance], group[(index + distance) % len(group)]
@@ -155,7 +156,7 @@ def signal_in_ring(
 
 
 def wait_in_ring(request: ExchangeRequest) -> Steps[None]:
-    """Wait for the signal of the rank before this one."""
+    """Wait until an exchange begun by :func:`signal_in_ring` is complete."""
     yield from request.receives.values()
     yield request.sent()
 
@@ -167,7 +168,7 @@ def gather_parts(
     part: torch.Tensor,
     shape: torch.Size,
 ) -> Steps[torch.Tensor]:
-    """Send this rank's part of a tensor to all ranks of a group, and return the whole, new."""
+    """Send this rank's part of a tensor to all ranks of a group; return the whole, new tensor."""
     parts = yield from exchange_all_gather(op, group, signature, part)
     return concatenate(parts).view(shape)
 
@@ -186,13 +187,13 @@ def concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def signature_of_parts(title: str, whole: torch.Tensor) -> ExchangeSignature:
-    """Return the signature of flat parts of a tensor, whose shape all ranks must share."""
+    """Return the signature of a tensor's flat parts; it includes the shape of the whole tensor."""
     flat = whole.view(-1)
     return signature_of(f"{title} of shape {tuple(whole.shape)}", flat, ragged=True)
 
 
 def goes_directly(group: Sequence[int], tensor: torch.Tensor) -> bool:
-    """Return True if a tensor had better go to each rank whole than in parts by way of others."""
+    """Return True if sending a tensor whole to each rank is better than exchanging its parts."""
     return len(group) <= 2 or is_short(tensor.nbytes)
 
 
@@ -203,9 +204,10 @@ def reduce_over_group(
     reduction: Reduction,
     title: str,
 ) -> Steps[torch.Tensor]:
-    """Reduce a contiguous tensor over a group, on all its ranks; the result has the same bits.
+    """Reduce a contiguous tensor over a group; all its ranks get the same bits.
 
-    Small ones go whole to all ranks. Of others each rank reduces a part and sends it to all.
+    Small tensors are sent whole to all ranks. For large ones each rank reduces a part and sends it
+    to all.
     """
     if goes_directly(group, own):
         terms = yield from exchange_all_gather(op, group, signature_of(title, own), own)
@@ -222,7 +224,7 @@ def reduce_to_root(
     reduction: Reduction,
     title: str,
 ) -> Steps[torch.Tensor | None]:
-    """Reduce a contiguous tensor over a group, on the root; None elsewhere."""
+    """Reduce a contiguous tensor over a group; return the result on the root, None elsewhere."""
     if goes_directly(group, own):
         terms = yield from exchange_to_root(op, group, root, signature_of(title, own), own)
         return None if terms is None else reduction.of(terms)
@@ -238,7 +240,7 @@ def reduce_scatter_over_group(
     reduction: Reduction,
     title: str,
 ) -> Steps[torch.Tensor]:
-    """Reduce a contiguous tensor over a group; each rank gets its equal share of the rows, flat."""
+    """Reduce a contiguous tensor over a group; return this rank's part of the result, flat."""
     form = signature_of_parts(title, own)
     terms = yield from exchange_all_to_all(op, group, form, own.view(-1).tensor_split(len(group)))
     return reduction.of(terms)
@@ -251,6 +253,6 @@ def _reduce_own_part(
     reduction: Reduction,
     title: str,
 ) -> Steps[torch.Tensor]:
-    """Reduce this rank's part of a tensor, and return it in the tensor's dtype."""
+    """Reduce this rank's part of a tensor over a group; return it in the tensor's dtype."""
     part = yield from reduce_scatter_over_group(op, group, own, reduction, title)
     return write_result(part, own, None)

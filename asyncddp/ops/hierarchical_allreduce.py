@@ -1,4 +1,4 @@
-"""``hierarchical_allreduce``: sum inside machines, then over one rank of each machine."""
+"""``hierarchical_allreduce``: sum within machines, then over one rank of each machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hierarchical_allreduce(
     compression: Compression = None,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Sum or average a tensor over all ranks, with one rank of each machine on the network.
+    r"""Sum or average a tensor over all ranks; only one rank of each machine uses the network.
 
     .. math:: y = \frac1d \sum_m s_m, \qquad s_m = \sum_{i \in m} x_i, \qquad
               d = n \text{ or } 1
@@ -57,8 +57,8 @@ def hierarchical_allreduce(
         name: For messages; all ranks must give the same.
         round_integers: Average integers in float64 and round half to even.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
-        compression: Compressor, or its name, that encodes what travels between machines; inside of
-            them tensors are summed as they are. That of each machine's first rank counts.
+        compression: Compressor, or its name, of messages between machines; within machines tensors
+            are summed uncompressed. The compressor of each machine's first rank is used.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
 
     Returns:
@@ -67,7 +67,7 @@ def hierarchical_allreduce(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: The average of integers or bools, which was not asked for.
-        DtypeError: The dtype cannot travel, or cannot be compressed.
+        DtypeError: The dtype cannot be sent, or cannot be compressed.
         MismatchError: Another rank calls another verb, dtype, shape or compression.
         WaitTimeoutError: A rank has not come by the deadline.
 

@@ -40,7 +40,7 @@ def hierarchical_neighbor_allreduce(
     compression: Compression = None,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Average inside each machine, then with the neighbour machines.
+    r"""Average within each machine, then with the neighbour machines.
 
     .. math:: y_m = w_{mm} \bar x_m + \sum_{m'} w_{mm'} d_{m'm} \bar x_{m'}, \qquad
               \bar x_m = \frac{1}{L} \sum_{i \in m} x_i
@@ -59,8 +59,8 @@ def hierarchical_neighbor_allreduce(
         round: Round of a time-varying topology; by default the number of earlier uses.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
         check: Compare verb, dtype and shape with the other ranks before anything is sent.
-        compression: Compressor, or its name, that encodes what is sent. In place of
-            other machines' tensors what it decodes counts; the own one counts as it is.
+        compression: Compressor, or its name, of sent tensors. Other machines' tensors enter the
+            average as decoded, the own tensor uncompressed.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
 
     Returns:
@@ -69,7 +69,7 @@ def hierarchical_neighbor_allreduce(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: No machine topology, machines of unequal size, or no such machine or weight.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: Another rank calls another verb, dtype, shape or neighbours.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -158,7 +158,7 @@ def average_by_machine_row_nonblocking(
     compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> Handle[torch.Tensor]:
-    """Start a hierarchical average by the weights of a row between machines; collective."""
+    """Start a hierarchical average; ``row`` gives the weights between machines; collective."""
     context = current()
     codec = checked_compression(_VERB, tensor, compression, context.local_size, filled_up=False)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=False)
@@ -168,14 +168,14 @@ def average_by_machine_row_nonblocking(
 
 
 def machine_schedule(context: Context, *, by_hand: bool) -> Schedule:
-    """Return the machine topology; it may be unset where the call gives all weights itself."""
+    """Return the machine topology; it may be unset if the call gives all weights."""
     if by_hand and context.topologies.machine_given is None:
         return as_schedule(complete(context.machine_size))
     return context.topologies.machines
 
 
 def to_rank_row(context: Context, row: WeightRow) -> WeightRow:
-    """Convert a machine's weight row to one between ranks of the same local rank."""
+    """Convert a row of weights between machines to weights between ranks of equal local rank."""
     machines, local_rank, row_of = context.machines.members, context.local_rank, row.row_of
 
     def same_local_rank(weights: Mapping[int, float]) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""``together``: work with files that succeeds on all ranks or fails on all."""
+"""``together``: file operations that succeed on all ranks or raise an error on all."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Each byte of a file may be another one: a wrong length, opcode or name ends in a
 
 
 def together(verb: str, what: str, action: Callable[[], T]) -> T:
-    """Do something on all ranks; where it fails on one, raise an error that says so on all.
+    """Run an action on all ranks; if it fails on one, raise an error on all of them; collective.
 
-    Collective, but for a process outside a world, which is alone. Mistakes of the caller stay
-    :class:`ArgumentError`, all else becomes :class:`EnvironmentProblem`.
+    A process outside a world runs the action alone. Mistakes of the caller stay
+    :class:`ArgumentError`, all other errors become :class:`EnvironmentProblem`.
     """
     kind, text, result = "", "", None
     try:

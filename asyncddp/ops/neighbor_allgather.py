@@ -36,7 +36,7 @@ def neighbor_allgather(
     round: int | None = None,  # noqa: A002 - the field's word
     check: bool = False,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Concatenate the in-neighbours' tensors, without this rank's, along the first dimension.
+    r"""Concatenate the in-neighbours' tensors along the first dimension, excluding this rank's.
 
     .. math:: y_i = (x_j)_{j \in \mathrm{src}(i)}
 
@@ -56,7 +56,7 @@ def neighbor_allgather(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: A 0-dim tensor, one list without the other, a rank that cannot be.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: A neighbour calls another verb, dtype, shape or neighbours under this name.
         WaitTimeoutError: A neighbour has not come by the deadline.
 
@@ -110,7 +110,7 @@ neighbor_allgather_nonblocking = nonblocking(neighbor_allgather)
 def _checked_peers(
     context: Context, verb: str, argument: str, ranks: Sequence[int] | None
 ) -> Sequence[int]:
-    """Require other ranks, each once; none for None."""
+    """Check that an argument names other ranks, each once; return an empty tuple for None."""
     given = () if ranks is None else ranks
     peers = [check_rank(verb, argument, rank, context.size, but=context.rank) for rank in given]
     if len(set(peers)) != len(peers):

@@ -52,7 +52,7 @@ def _find_fast_path(
     members: str = "",
     **unknown: object,
 ) -> FastCall | None:
-    """Return the fast path if this name, dtype and shape has one, and what it needs to know."""
+    """Return the fast path of this name, dtype and shape with its arguments, or None."""
     del round_integers
     if tensor is None or more or unknown:
         return None  # as the engine's path will report
@@ -98,7 +98,7 @@ def neighbor_allreduce(
     compression: Compression = None,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Average a tensor with the neighbours' tensors.
+    r"""Return the weighted average of a tensor and the neighbours' tensors.
 
     .. math:: y_i = w_{ii} x_i + \sum_{j \in \mathrm{src}(i)} w_{ij} d_{ji} x_j
 
@@ -117,10 +117,10 @@ def neighbor_allreduce(
         round: Round of a time-varying topology; by default the number of earlier uses of the name.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
         check: Return only after all receivers have confirmed that they expect the tensor.
-        compression: Compressor, or its name, that encodes what is sent. In place of
-            neighbours' tensors what it decodes counts; the own one counts as it is.
-        out: Tensor into which the result is written, which may be ``tensor`` itself. Where a
-            neighbour is lost in the middle, parts of it may be averages already.
+        compression: Compressor, or its name, of sent tensors. Neighbours' tensors enter the average
+            as decoded, the own tensor uncompressed.
+        out: Tensor into which the result is written, which may be ``tensor`` itself. If a neighbour
+            is lost during the call, parts of it may already be averages.
 
     Returns:
         :math:`y_i`, ``out`` or a new tensor with the shape, dtype and device of ``tensor``.
@@ -128,7 +128,7 @@ def neighbor_allreduce(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: A rank, weight or combination of arguments that cannot be.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: A neighbour calls another verb, dtype, shape or neighbours under this name.
         WaitTimeoutError: A neighbour has not come by the deadline.
 
@@ -187,7 +187,7 @@ neighbor_allreduce_nonblocking_ = nonblocking(neighbor_allreduce_)
 def _register_fast_path(
     context: Context, given: str | None, op: OperationExchanges, tensor: torch.Tensor
 ) -> None:
-    """Register a fast path for tensors like this one, if its name has a persistent channel."""
+    """Register a fast path for tensors like this one if its name has a persistent channel."""
     fast_paths, tracer = context.engine.fast_paths, context.tracer
     key = given, tensor.dtype, tensor.shape, op.members
     if key in fast_paths:
@@ -202,9 +202,10 @@ def _register_fast_path(
 def find_fast_path(
     context: Context, row: WeightRow, tensor: torch.Tensor, name: str
 ) -> Callable[[], bool] | None:
-    """Return a function that averages a tensor in place on the fast path, for given weights.
+    """Return a function that averages a tensor in place on the fast path, by given weights.
 
-    The function returns False if it could not. None stands for no fast path, or a busy one.
+    The function returns False if the fast path cannot do it. If there is no fast path, or a busy
+    one, None is returned.
     """
     path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape, ""))
     if path is None or not tensor.is_cpu or context.config.check or not path.is_ready(row):
@@ -220,7 +221,7 @@ def average_by_row_nonblocking(
     compression: Compression = None,
     out: torch.Tensor | None = None,
 ) -> Handle[torch.Tensor]:
-    """Start averaging a tensor with the neighbours of a row, by its weights."""
+    """Start averaging a tensor with the neighbours in ``row``, by its weights."""
     context = current()
     path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape, ""))
     fits = out is None or out is tensor or can_write_result(out, tensor)

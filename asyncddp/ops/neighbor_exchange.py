@@ -1,4 +1,4 @@
-"""Exchange of encoded tensors with the neighbours, each of which is returned by itself."""
+"""Exchange of tensors with neighbours, optionally compressed, without averaging them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncddp.tensors.byte_views import dense
 
 
 class ExchangedTensors(NamedTuple):
-    """Tensors that this rank has sent to neighbours and received from them, encoded or not."""
+    """Tensors of one exchange with neighbours: the one sent, and those received by rank."""
 
     rank: int
     sent: torch.Tensor
@@ -37,11 +37,11 @@ def exchange_with_neighbors(
     describe: Callable[[], str] = str,
     to_each: Mapping[int, torch.Tensor] | None = None,
 ) -> OperationSpec[ExchangedTensors]:
-    """Send a tensor, its rows encoded if there is a compressor; return what neighbours sent.
+    """Send a tensor to neighbours, encoded if there is a codec; return the tensors received.
 
-    ``describe`` tells, for the error of a tensor that is not finite, whose values it holds. Where
-    neighbours get different tensors, which are like ``tensor``, ``to_each`` has them by rank. Of a
-    rank that is silent nothing is encoded, and what is returned as sent means nothing.
+    ``describe`` returns a description of the tensor's values, for the error of a tensor that is not
+    finite. If neighbours get different tensors, ``to_each`` holds them by rank; they have the form
+    of ``tensor``. A silent rank encodes nothing, and its ``sent`` is undefined.
     """
     verb = "exchange_with_neighbors"
 
@@ -69,7 +69,7 @@ exchange_with_neighbors_nonblocking = nonblocking(exchange_with_neighbors)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether no element is NaN or infinite."""
+    """Return True if no element is NaN or infinite."""
     if not tensor.numel():
         return True
     low, high = torch.aminmax(tensor)

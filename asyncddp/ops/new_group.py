@@ -1,4 +1,4 @@
-"""``new_group``: make a process group of some ranks."""
+"""``new_group``: create a process group of some ranks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _COUNT = "number of process groups"
 
 
 def new_group(ranks: Iterable[int] | None = None) -> ProcessGroup:
-    """Make a group of ranks for the argument ``group`` of verbs; collective over all ranks.
+    """Create a group of ranks for the ``group`` argument of verbs; collective over all ranks.
 
-    Members alone call verbs with it. Collectives of a group are in the same order on its members,
-    in any order with those of other groups and of all ranks, and never match these.
+    Only members call verbs with it. Its members call the group's collectives in the same order;
+    collectives of other groups and of all ranks may come in between, and never match these.
 
     Args:
         ranks: The ranks, in any order, the same on all ranks; all by default.
 
     Returns:
-        The group, also on ranks that are no members.
+        The group, also on ranks that are not members.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
@@ -64,7 +64,7 @@ def new_group(ranks: Iterable[int] | None = None) -> ProcessGroup:
 
 
 def _open_slots(context: Context, members: list[int]) -> CollectiveSlots | None:
-    """Open the slots of a group whose members share memory, on these; collective over all ranks."""
+    """Open slots for a group if its members share memory; collective over all ranks."""
     if context.transport.collective_slots is None:
         return None
     shared = subgroup(context.transport.shared_memory_group, members)

@@ -1,6 +1,6 @@
 """``broadcast_object`` and ``allgather_object``: collectives of pickled Python objects.
 
-Pickle runs what it reads, so only users' objects use it; the library uses :func:`gather_records`.
+Pickle executes its input, so only users' objects use it; the library uses :func:`gather_records`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def broadcast_object(
     group: ProcessGroup | None = None,
     name: str | None = None,
 ) -> OperationSpec[Any]:
-    """Give all ranks the root's object, by pickle.
+    """Broadcast the root's Python object to all ranks, or to those of a group, by pickle.
 
     Args:
-        obj: The object; only the root's counts.
+        obj: The object; only the root's is used.
         root_rank: The root's rank in the world, the same on all ranks.
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
@@ -94,7 +94,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, *, group: ProcessGroup | None = None, name: str | None = None
 ) -> OperationSpec[list[Any]]:
-    """Give all ranks the list of all ranks' objects, by pickle.
+    """Gather the Python objects of all ranks, or of a group, in a list on each rank, by pickle.
 
     Args:
         obj: This rank's object.
@@ -121,10 +121,10 @@ def allgather_object(
 
 
 def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
-    """Gather plain records of all ranks on all ranks, without pickle; collective.
+    """Gather a plain record from each rank on all ranks, without pickle; collective.
 
-    A record is a number, string, None, or lists, mappings or records of them, of the given kind.
-    ``verb`` says in messages on whose behalf; it is the same on all ranks.
+    A record is a number, string or None, or lists, mappings or records of these, of type ``kind``.
+    ``verb`` names the caller in messages; it is the same on all ranks.
 
     Example:
         >>> import asyncddp as bf

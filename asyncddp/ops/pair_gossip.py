@@ -30,7 +30,7 @@ def pair_gossip(
     compression: Compression = None,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Average with one partner, who must name this rank in turn.
+    r"""Average with one partner rank, which must name this rank in turn.
 
     .. math:: y_i = w_\mathrm{self} x_i + w_\mathrm{pair} x_j
 
@@ -44,8 +44,8 @@ def pair_gossip(
             rank may sit rounds out; by the order of this pair's calls if None.
         round_integers: Average integers in float64 and round half to even; refused otherwise.
         check: Return only after the partner has confirmed that it expects the tensor.
-        compression: Compressor, or its name, that encodes what is sent. In place of
-            the partner's tensor what it decodes counts; the own one counts as it is.
+        compression: Compressor, or its name, of sent tensors. The partner's tensor enters the
+            average as decoded, the own tensor uncompressed.
         out: Tensor into which the result is written, which may be ``tensor`` itself.
 
     Returns:
@@ -54,7 +54,7 @@ def pair_gossip(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: No such partner, or one weight without the other.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: The partner calls another verb, dtype, shape or partner under this name.
         WaitTimeoutError: The partner has not come by the deadline.
 

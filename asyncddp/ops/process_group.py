@@ -1,4 +1,4 @@
-"""Process groups: ranks that call collectives among themselves, or all, or those of a machine."""
+"""Process groups: sets of ranks that call collectives, and planning of these collectives."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _ALL, _MACHINE = "process group of all ranks", "process group of the machine"
 
 @dataclass(frozen=True)
 class CollectiveWays(Generic[R]):
-    """Ways of doing a collective, other than point to point; None where there is no such way.
+    """Ways of running a collective besides point-to-point messages; None if there is no such way.
 
     Attributes:
-        combine: Makes the result of what all ranks have given to slots of shared memory.
-        start: Starts the collective of the group's transport.
-        counts: A number of this rank that ``start`` gets of all, such as its rows.
-        dtype: In which ranks give their tensors to slots; None for the tensor's own.
-        gives: Whether this rank gives anything to slots.
+        combine: Computes the result from all ranks' tensors in shared-memory slots.
+        start: Starts the transport's collective.
+        counts: A number of this rank, such as its rows, that ``start`` gets from all ranks.
+        dtype: Dtype of the tensors that ranks write to slots; None for the tensor's own.
+        gives: Whether this rank writes a tensor to slots.
         overlaps: Whether the next collective may start before this one has ended.
     """
 
@@ -60,15 +60,15 @@ class CollectiveWays(Generic[R]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ProcessGroup:
-    """Group of ranks, as :func:`~asyncddp.new_group` makes it, for the argument ``group`` of verbs.
+    """Group of ranks for the ``group`` argument of verbs; made by :func:`~asyncddp.new_group`.
 
     ``rank in group`` tells whether a rank is a member.
 
     Attributes:
         ranks: Its ranks in the world, ascending.
-        context: The context of the rank that has made it.
-        match_name: Name by which its collectives are counted and matched, apart from others'.
-        transport: Transport whose collectives are among just these ranks; None where there is none.
+        context: The context of the rank that created it.
+        match_name: Name that counts and matches its collectives, apart from other groups'.
+        transport: Transport for collectives among just these ranks; None if there is none.
     """
 
     ranks: Sequence[int]
@@ -83,12 +83,12 @@ class ProcessGroup:
 
     @property
     def size(self) -> int:
-        """Number of its ranks."""
+        """Number of ranks in the group."""
         return len(self.ranks)
 
     @property
     def rank(self) -> int | None:
-        """Place of this rank among the group's, from 0 on; None if it is no member."""
+        """Index of this rank in the group, from 0; None if it is not a member."""
         own = self.context.rank
         return self.ranks.index(own) if own in self.ranks else None
 
@@ -104,8 +104,8 @@ class ProcessGroup:
     ) -> OperationSpec[R]:
         """Return the specification of a collective of this group on tensors of one device.
 
-        With ``overlaps`` its steps run one collective of the transport, or none, and the next one
-        may start meanwhile.
+        With ``overlaps`` the steps run at most one collective of the transport, and the next
+        collective may start before this one has ended.
         """
         given = [tensor for tensor in tensors if tensor is not None]
         order = stream_ordering_of(*given) if given else None
@@ -135,11 +135,11 @@ class ProcessGroup:
 
         Args:
             verb: Type of the operation.
-            form: What must be the same on all ranks.
-            given: What this rank gives, and the tensor into which the result goes, or None.
-            messages: Does it point to point, with the tensor's values, where the group has no
-                transport or this collective no ``start``.
-            ways: How slots and the transport do it.
+            form: Signature that must be equal on all ranks.
+            given: This rank's tensor, and the output tensor or None.
+            messages: Runs it point to point, on the tensor's values, if the group has no transport
+                or this collective no ``start``.
+            ways: Ways of running it in slots and by the transport.
             name: For messages.
             check: Compare the signature with the other ranks before anything is sent.
         """
@@ -169,7 +169,7 @@ class ProcessGroup:
         out: torch.Tensor | None,
         ways: CollectiveWays[R],
     ) -> SlotCall[R] | None:
-        """Return how slots of shared memory do a collective, or agree on the transport's."""
+        """Return a collective's call through shared-memory slots; None if slots cannot serve it."""
         slots = self.context.engine.matcher.slots.get(self.match_name)
         dtype, start = ways.dtype or tensor.dtype, ways.start
         small = slots is not None and tensor.numel() * dtype.itemsize <= slots.capacity
@@ -190,7 +190,7 @@ class ProcessGroup:
 
 
 def members_of(verb: str, group: ProcessGroup | None) -> ProcessGroup:
-    """Return the group in which a verb is called, that of all ranks for None.
+    """Return the group in which a verb is called; None means the group of all ranks.
 
     Raises:
         ArgumentError: It is no group, was made before the last ``init()``, or lacks this rank.
@@ -230,10 +230,10 @@ def ranks_of_machine(context: Context) -> ProcessGroup:
 
 
 def open_group(context: Context, ranks: Sequence[int], name: str, tag: int) -> ProcessGroup:
-    """Open a group with a transport of its own among its ranks; collective over these.
+    """Open a group that has its own transport among its ranks; collective over these ranks.
 
-    ``name`` is that by which its collectives are matched, and ``tag`` keeps groups apart that are
-    opened at the same time.
+    ``name`` matches the group's collectives; ``tag`` distinguishes groups that are opened at the
+    same time.
     """
     with context.engine.lock:
         transport = context.transport.split_members(ranks, tag)
@@ -255,7 +255,7 @@ def open_group(context: Context, ranks: Sequence[int], name: str, tag: int) -> P
 
 
 def close_group(group: ProcessGroup) -> None:
-    """Close the transport of a group that :func:`open_group` has made; harmless when repeated."""
+    """Close the transport of a group opened by :func:`open_group`; may be called again."""
     context, transport = group.context, group.transport
     with context.engine.lock:
         if transport is not None and transport in context.group_transports:

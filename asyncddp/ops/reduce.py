@@ -1,4 +1,4 @@
-"""``reduce``: sum, average or reduce otherwise, on one rank."""
+"""``reduce``: combine all ranks' tensors (sum, average or another operator) on one rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reduce(
     check: bool = False,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor | None]:
-    r"""Average, sum or reduce a tensor otherwise over all ranks or a group, for one of them.
+    r"""Reduce a tensor over all ranks or a group; only the root rank gets the result.
 
     .. math:: y_\mathrm{root} = \frac{1}{n} \sum_j x_j \quad\text{or}\quad \sum_j x_j
         \quad\text{or}\quad \max_j x_j \quad\text{or}\ \dots
@@ -62,7 +62,7 @@ def reduce(
         ArgumentError: There is no such root; it or this rank is not in ``group``; the operator has
             no meaning for the dtype.
         UnknownNameError: There is no such operator.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: Another rank calls another verb, root, operator, dtype or shape.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -92,7 +92,7 @@ def plan_reduce(
     check: bool = False,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor | None]:
-    """Plan a reduction for one rank of a group, whose arguments have been checked."""
+    """Plan a reduction to one rank of a group; the arguments have been checked."""
     title = f"reduce({reduction.name}, root_rank={root})" + (f" {name!r}" if name else "")
 
     form, here = signature_of(title, tensor), members.context.rank == root

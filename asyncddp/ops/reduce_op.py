@@ -21,7 +21,7 @@ from asyncddp.tensors.means import rounds, sum_of
 
 
 class ReduceOp(Enum):
-    """Reduction operator, element by element; verbs take it or its name in lower case.
+    """Elementwise reduction operator; verbs take a member or its name in lower case.
 
     Sums and products of bools are their logical or and and, and so are maxima and minima. Bitwise
     operators, ``BAND`` or ``AND``, ``BOR`` or ``OR`` and ``BXOR`` or ``XOR``, are for integers and
@@ -75,7 +75,7 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """An operator, and the dtype in which it is computed."""
+    """Reduction operator and the dtype in which it is computed."""
 
     op: ReduceOp
     dtype: torch.dtype
@@ -95,17 +95,17 @@ class Reduction:
         return _OF_TWO[self.op]  # whose hash is slow
 
     def summed_in(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype of a sum or average by a transport, which rounds averages itself."""
+        """Return the dtype in which a transport sums; a transport rounds averages itself."""
         return dtype if self.op is ReduceOp.AVERAGE and rounds(dtype) else self.dtype
 
     def divisor(self, terms: int) -> int | None:
-        """Return by what a sum of so many terms is divided; None if it is not."""
+        """Return the divisor of a sum of ``terms`` terms; None if the operator does not average."""
         return terms if self.op is ReduceOp.AVERAGE else None
 
     def of(self, terms: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-        """Reduce tensors of one shape, dtype and device in their order; into ``out``, or a new one.
+        """Reduce tensors of one shape, dtype and device in order, into ``out`` or a new tensor.
 
-        ``out`` has the reduction's dtype, and memory of its own.
+        ``out`` has the reduction's dtype, and shares no memory with the terms.
 
         Example:
             >>> Reduction(ReduceOp.MAX, torch.int32).of(
@@ -142,7 +142,7 @@ def reduction_of(
     Raises:
         ArgumentError: The two contradict each other, or the operator has no meaning for the dtype.
         UnknownNameError: There is no such operator.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
     """
     chosen = _operator(verb, op, average)
     averages = chosen is ReduceOp.AVERAGE
@@ -162,7 +162,7 @@ def reduction_of(
 
 
 def _operator(verb: str, op: ReduceOp | str | None, average: bool | None) -> ReduceOp:
-    """Return the operator that ``op`` or ``average`` names; an average if neither is given."""
+    """Return the operator given by ``op`` or ``average``; the average if neither is given."""
     if op is None:
         return ReduceOp.AVERAGE if average is None or average else ReduceOp.SUM
     if isinstance(op, str):

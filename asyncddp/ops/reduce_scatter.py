@@ -44,7 +44,7 @@ def reduce_scatter(
     check: bool = False,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Sum or average a tensor over all ranks or a group, and give each rank its share of the rows.
+    r"""Reduce a tensor over all ranks or a group, and give each rank an equal share of the rows.
 
     With :math:`x_j = (x_{j,0}, \dots, x_{j,n-1})`, cut into n equal parts along dimension 0,
 
@@ -74,7 +74,7 @@ def reduce_scatter(
         ArgumentError: A first dimension that cannot be shared equally, an ``out`` of another shape,
             or the average of integers or bools, which was not asked for; ``op`` contradicts
             ``average`` or the dtype; this rank is not in ``group``.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: Another rank calls another verb, dtype or shape.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -105,7 +105,7 @@ def plan_reduce_scatter(
     check: bool = False,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    """Plan a reduction whose parts have a shape, and whose arguments have been checked."""
+    """Plan a reduce-scatter in a group; the arguments have been checked."""
     ranks, dtype = members.ranks, reduction.dtype
     summed_in = reduction.summed_in(tensor.dtype)
     title = f"{_NAME}({reduction.name})" + (f" {name!r}" if name else "")
@@ -138,7 +138,7 @@ def plan_reduce_scatter(
 
 
 def _part_shape(tensor: torch.Tensor, size: int, out: torch.Tensor | None) -> tuple[int, ...]:
-    """Return the shape of a rank's part of the rows, which ``out`` must have too."""
+    """Return the shape of a rank's part of the rows; check that ``out`` has this shape."""
     rows, odd = divmod(tensor.shape[0], size)
     if odd:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""``scatter``: give each rank its part of one rank's rows."""
+"""``scatter``: send each rank its part of the root's rows."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ def scatter(
     check: bool = False,
     out: torch.Tensor | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Cut the root's tensor along its first dimension, and give each rank its part.
+    r"""Cut the root's tensor along the first dimension, and send each rank its part.
 
     .. math:: x_\mathrm{root} = (y_0, y_1, \dots, y_{n-1})
 
     Args:
         tensor: :math:`x`, with a first dimension that the number of ranks divides, unless there are
-            ``splits``. Only the root's counts; elsewhere it may be None, or tell the part's device.
+            ``splits``. Only the root's is used; elsewhere it may be None, or give the part's
+            device.
         root_rank: The root's rank in the world, the same on all ranks.
-        splits: How many rows go to each rank, in the order of the ranks; equally many by default.
-            Only the root's counts.
+        splits: Number of rows for each rank, in the order of the ranks; equal by default. Only the
+            root's is used.
         group: The ranks that take part, from :func:`~asyncddp.new_group`; all if None.
         name: For messages; all ranks must give the same.
         check: Return only after all receivers have confirmed that they expect their part.
-        out: Tensor of the part's shape and dtype into which it is written. Ranks other than the
-            root have the part's form checked by it.
+        out: Tensor of the part's shape and dtype into which the part is written. Ranks other than
+            the root check the received part against it.
 
     Returns:
         :math:`y_i`: ``out`` or a new tensor on the device of ``tensor``, on the host where a rank
@@ -61,7 +62,7 @@ def scatter(
         NotInitializedError: ``init()`` was not called.
         ArgumentError: No tensor on the root, or rows that cannot be shared so; no such root; it or
             this rank is not in ``group``; an ``out`` of another shape on the root.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: Another rank names another root, or ``out`` does not fit the part.
         WaitTimeoutError: A rank has not come by the deadline.
 
@@ -101,7 +102,7 @@ def _from_here(
     check: bool,
     out: torch.Tensor | None,
 ) -> OperationSpec[torch.Tensor]:
-    """Build the root's operation."""
+    """Plan the root's side of a scatter."""
     if tensor is None:
         raise ArgumentError(
             f"{_NAME}: argument tensor: expected the tensor to cut on rank {root}, which is the "

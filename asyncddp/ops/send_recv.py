@@ -1,4 +1,4 @@
-"""``send`` and ``recv``: a tensor from one rank to another."""
+"""``send`` and ``recv``: send a tensor from one rank to another."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def send(
     name: str | None = None,
     check: bool = False,
 ) -> OperationSpec[None]:
-    """Send a tensor to another rank, which calls :func:`~asyncddp.recv`.
+    """Send a tensor to another rank, which must call :func:`~asyncddp.recv`.
 
-    It returns when the tensor may be changed again, which may be before the other rank has called:
-    two ranks that send to each other first, and receive then, need non-blocking calls.
+    The call returns when the tensor may be changed again, possibly before the other rank has
+    called: two ranks that both send first and then receive need non-blocking calls.
 
     Args:
-        tensor: What to send, of any shape.
+        tensor: Tensor of any shape.
         dst_rank: The receiver's rank in the world.
-        group: A group with both ranks, from :func:`~asyncddp.new_group`, whose messages are matched
-            apart from others.
+        group: A group with both ranks, from :func:`~asyncddp.new_group`; its messages are matched
+            separately.
         name: Matches this call with the receiver's of that name; by call order if None. Uses of a
             name are counted for each sender and receiver by itself.
         check: Return only after the receiver has confirmed that it expects the tensor.
@@ -55,7 +55,7 @@ def send(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: No such receiver; it or this rank is not in ``group``.
-        DtypeError: The dtype cannot travel.
+        DtypeError: The dtype cannot be sent.
         MismatchError: The receiver expects another dtype or shape.
         WaitTimeoutError: The receiver has not come by the deadline.
 
@@ -90,14 +90,14 @@ def recv(
     group: ProcessGroup | None = None,
     name: str | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    """Receive a tensor from another rank, which calls :func:`~asyncddp.send`.
+    """Receive a tensor from another rank, which must call :func:`~asyncddp.send`.
 
     Args:
         tensor: Tensor of the sent one's shape and dtype, on a device of the same type, into which
             it is written; None for any tensor of the host.
         src_rank: The sender's rank in the world.
-        group: A group with both ranks, from :func:`~asyncddp.new_group`, whose messages are matched
-            apart from others.
+        group: A group with both ranks, from :func:`~asyncddp.new_group`; its messages are matched
+            separately.
         name: Matches this call with the sender's of that name; by call order if None.
 
     Returns:
@@ -106,8 +106,8 @@ def recv(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: No such sender; it or this rank is not in ``group``.
-        DtypeError: The dtype cannot travel.
-        MismatchError: What is sent has another dtype or shape.
+        DtypeError: The dtype cannot be sent.
+        MismatchError: The sent tensor has another dtype or shape.
         WaitTimeoutError: The sender has not come by the deadline.
 
     Example:
@@ -141,14 +141,14 @@ recv_nonblocking = nonblocking(recv)
 
 
 def _peer(verb: str, argument: str, rank: int, group: ProcessGroup | None) -> int:
-    """Return the other rank; raise ArgumentError if it is this one or not in the group."""
+    """Return the peer's rank; raise ArgumentError if it is this rank or not in the group."""
     context, members = current(), members_of(verb, group)
     peer = check_rank(verb, argument, rank, context.size, but=context.rank)
     return check_member(verb, argument, peer, members)
 
 
 def _label(source: int, target: int, group: ProcessGroup | None, name: str | None) -> str:
-    """Return the name by which the two calls match, of which each pair of ranks has its own."""
+    """Return the name that matches the two calls; each pair of ranks has its own."""
     require_name(_FORM, name)
     within = "" if group is None else f" ({group.title})"
     return f"{name or _FORM}.{source}-{target}{within}"

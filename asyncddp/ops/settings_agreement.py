@@ -1,4 +1,4 @@
-"""Checks that all ranks have equal settings, tensor names and shapes."""
+"""Checks that settings, tensor names and shapes are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from asyncddp.ops.object_collectives import gather_records
 
 
 def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str]) -> None:
-    """Raise MismatchError on all ranks unless all have the same facts; collective.
+    """Raise MismatchError on all ranks unless their ``facts`` are equal; collective.
 
-    ``claim`` is what is asked of them, such as "training needs the same model"; ``facts`` are
-    sentences about this rank, in an order that does not depend on it.
+    ``claim`` states the requirement, such as "training needs the same model"; ``facts`` are
+    sentences about this rank, in an order that is the same on all ranks.
     """
     _agree(context, list(facts), claim)
 
 
 def _agree(context: Context, facts: Facts, claim: str, remedy: str = "") -> None:
-    """Compare facts among all ranks, in the name of who needs it by the claim; collective."""
+    """Compare facts on all ranks; the subject of ``claim`` names the caller; collective."""
     who = claim.partition(" need")[0]
 
     def gather(mine: T, kind: type[T]) -> list[T]:
@@ -47,7 +47,7 @@ def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, to
 def require_equal_tensors(context: Context, who: str, named: Mapping[str, torch.Tensor]) -> None:
     """Raise MismatchError on all ranks unless their tensors agree in names, shapes and dtypes.
 
-    The message says that ``who`` needs it, and names the tensors that differ.
+    The message names ``who`` as the caller that needs it, and the tensors that differ.
     """
     forms = {
         name: f"{str(named[name].dtype).removeprefix('torch.')} of shape {tuple(named[name].shape)}"

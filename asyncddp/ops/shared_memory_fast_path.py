@@ -1,7 +1,7 @@
-"""Fast path of repeated neighbour averages: the calling thread does them over shared memory.
+"""Fast path of repeated neighbour averages: runs on the calling thread, over shared memory.
 
-A tensor that was averaged before under the same name, dtype and shape goes through the rings of
-its persistent channel. Where a neighbour does not come at once, or anything differs from the last
+A tensor that was averaged before under the same name, dtype and shape goes through the ring buffers
+of its persistent channel. If a neighbour does not come at once, or anything differs from the last
 time, the engine takes over at the point that was reached, with its deadlines and checks.
 """
 
@@ -58,7 +58,7 @@ class FastPath:
         self._pause = os.sched_yield if context.transport.cores_shared else None
 
     def weight_row(self, schedule: Schedule, number: int | None) -> WeightRow:
-        """Return the weights of a round, by default of the next one."""
+        """Return the weights of a round; by default of the next round."""
         if number is None:
             number = self._engine.round_count(self.verb, self.name)
         if schedule is not self._schedule:
@@ -75,7 +75,7 @@ class FastPath:
         return row
 
     def is_ready(self, row: WeightRow) -> bool:
-        """Return True if ring buffers lead to all neighbours, and no exchange is in flight."""
+        """Return True if ring buffers connect all neighbours, and no exchange is in flight."""
         channel, queue = self.channel, self._queue
         if queue.unsent:
             queue.send()
@@ -90,7 +90,7 @@ class FastPath:
     def run(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Average a tensor and return the result; do nothing and return None if it cannot.
+        """Average a tensor and return the result; return None, having done nothing, if it cannot.
 
         ``tensor`` and ``out`` are contiguous, on the host, and of the channel's dtype and shape.
         """
@@ -121,7 +121,7 @@ class FastPath:
         return result if out is None else out
 
     def _read_in_place(self, own: torch.Tensor, into: torch.Tensor | None) -> bool:
-        """Tell whether neighbours may read a tensor in its own memory, which is shared."""
+        """Return True if neighbours may read a tensor in its own shared memory."""
         if into is not None and into.data_ptr() == own.data_ptr():
             return False
         return self._channels.handle_of(own) is not None
@@ -129,7 +129,7 @@ class FastPath:
     def start(
         self, row: WeightRow, tensor: torch.Tensor, out: torch.Tensor | None
     ) -> Handle[torch.Tensor] | None:
-        """Begin an average that the handle's wait completes; return None if it cannot."""
+        """Start an average that waiting for the handle completes; return None if it cannot."""
         if profiler._is_profiler_enabled and not self._profiled:
             return self._run_profiled(self.start, row, tensor, out)
         if out is not None and out.is_inference():  # it must be written in this mode, not later
@@ -151,7 +151,7 @@ class FastPath:
             self._profiled = False
 
     def can_send(self, row: WeightRow) -> bool:
-        """Tell whether a tensor can be sent, and its neighbours' received, without the engine."""
+        """Return True if sending, and receiving from the neighbours, can bypass the engine."""
         channel, send_ring, served = self.channel, self.channel.send_ring, self._served
         if served is None or served[0] is not row or served[1] is not send_ring:
             if row.common_factor != 1.0 or not channel.serves(row.sources, row.targets):
@@ -164,7 +164,7 @@ class FastPath:
         )
 
     def finish(self, average: SentAverage) -> torch.Tensor | Handle[torch.Tensor]:
-        """Average a tensor of one chunk that was sent, or submit the rest to the engine."""
+        """Average a one-chunk tensor that was sent, or submit the rest to the engine."""
         step, row, own, out, sent_chunks = average
         channel = self.channel
         if sent_chunks and row.is_pairwise:
@@ -185,7 +185,7 @@ class FastPath:
     def submit(
         self, row: WeightRow, own: torch.Tensor, out: torch.Tensor | None
     ) -> Handle[torch.Tensor]:
-        """Submit an average of which nothing has begun to the engine."""
+        """Submit an average that has not started to the engine."""
 
         def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
             return (yield from exchange_and_average(op, own, row, own.dtype, out))
@@ -193,7 +193,7 @@ class FastPath:
         return self._engine.submit(OperationSpec(self.verb, steps, self.name))
 
     def hand_to_engine(self, average: SentAverage) -> Handle[torch.Tensor]:
-        """Submit the rest of an average to the engine, so that neighbours need not wait for it."""
+        """Submit the rest of an average to the engine, so that neighbours need not wait."""
         step, row, own, out, sent_chunks = average
         exchange = self._make_exchange(step, row, sent_chunks)
         return self._submit_rest(exchange, average_chunks(exchange, own, row, own.dtype, out))
@@ -201,7 +201,7 @@ class FastPath:
     def _submit_rest(
         self, exchange: ChunkedExchange, rest: Steps[torch.Tensor]
     ) -> Handle[torch.Tensor]:
-        """Submit what is left of an exchange to the engine, which adopts it where it stands."""
+        """Submit the rest of an exchange to the engine, which continues it from there."""
 
         def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
             op.adopt(exchange)
@@ -259,7 +259,7 @@ class FastPath:
         sent_chunks: int = 0,
         start: int = 0,
     ) -> torch.Tensor | Handle[torch.Tensor]:
-        """Average chunk by chunk while there is progress; then submit the rest to the engine."""
+        """Average chunk by chunk as long as peers keep up; then submit the rest to the engine."""
         exchange = self._make_exchange(step, row, sent_chunks)
         steps = average_chunks(exchange, own, row, own.dtype, out, start)
         try:
@@ -285,6 +285,6 @@ class FastPath:
 
 
 def _raising(error: PeerError) -> Steps[torch.Tensor]:
-    """Fail an operation at once, so that peers are told."""
+    """Raise an error as the first step of an operation, so that peers are notified."""
     yield from ()
     raise error

@@ -1,7 +1,7 @@
-"""Fast path of collectives among ranks that share memory: the calling thread does them in slots.
+"""Fast path of collectives among ranks that share memory: runs on the calling thread, in slots.
 
-What does not depend on a tensor's values is worked out in the first call of a verb with these
-arguments, and kept for the calls that follow. Where a rank does not come at once, anything differs
+Everything that does not depend on a tensor's values is computed in the first call of a verb with
+given arguments, and reused in later calls. If a rank does not come at once, anything differs
 between ranks, or a large tensor takes long, the engine takes over at the point that was reached.
 """
 
@@ -63,9 +63,9 @@ class SlotFastPath(Generic[R]):
         *,
         plain: bool,
     ) -> R:
-        """Run a collective on a tensor, by the engine from where a rank does not come soon.
+        """Run a collective on a tensor; let the engine continue it if a rank does not come soon.
 
-        ``plain`` tells that the tensor's memory is, as :func:`has_plain_memory` does.
+        ``plain`` tells that the tensor has plain memory in the sense of :func:`has_plain_memory`.
         """
         engine, slots, exchange, digest = self._engine, self._slots, self._exchange, self._digest
         data = given if plain and self._as_it_is else exchange.data_of(given)
@@ -109,7 +109,7 @@ class SlotFastPath(Generic[R]):
         return Handle(engine, work).wait()
 
     def _read(self, step: int) -> Sequence[torch.Tensor]:
-        """Return what all ranks have given."""
+        """Return the tensors that all ranks have written to the slots of a step."""
         parts = self._parts.get(step % SLOTS)
         if parts is None:
             exchange = self._exchange
@@ -125,9 +125,9 @@ class SlotFastPath(Generic[R]):
         given: torch.Tensor | None,
         out: torch.Tensor | None,
     ) -> StartedCollective[R] | None:
-        """Start what the ranks agree on, and progress it on the calling thread.
+        """Start the transport's collective after agreement, and progress it on the calling thread.
 
-        It is None where the engine must start it: it is at work, or the transport refuses.
+        Returns None if the engine must start it: the engine is busy, or the transport refuses.
         """
         lock = self._engine.lock
         if not lock.acquire(blocking=False):
@@ -153,7 +153,7 @@ class SlotFastPath(Generic[R]):
 
 
 def run_in_slots(engine: ProgressEngine, spec: OperationSpec[R], about: Sequence[object] = ()) -> R:
-    """Run an operation on the calling thread, in slots where it can, and return its result."""
+    """Run an operation on the calling thread, in slots if possible, and return its result."""
     call = spec.slot_call
     path = None if call is None or _is_recorded(engine) else _path_of(engine, spec)
     if path is None or call is None:
@@ -168,7 +168,7 @@ def run_repeated(
     kwargs: Mapping[str, Any],
     out: torch.Tensor | None,
 ) -> R:
-    """Run a collective verb, whose ``plan`` is not asked again in calls with equal arguments."""
+    """Run a collective verb; repeated calls with equal arguments reuse the first call's plan."""
     given = args[0] if args else None
     paths: dict[Hashable, SlotFastPath[Any]] = engine.slot_paths
     key = None
@@ -194,9 +194,9 @@ def _key_of(
     kwargs: Mapping[str, Any],
     out: torch.Tensor | None,
 ) -> Hashable | None:
-    """Return what calls of a verb must have in common so that one fast path serves them.
+    """Return a key that is equal for all calls of a verb that one fast path serves.
 
-    It is None where an argument, such as the root, is a tensor, whose values may change.
+    It is None if an argument, such as the root, is a tensor, because its values may change.
     """
     key: tuple[Hashable, ...] = (plan,)
     if args:
@@ -215,7 +215,7 @@ def _key_of(
 
 
 def _have_memory(given: object, out: Any) -> bool:
-    """Return True if tensors are such that they can be read and written as they lie."""
+    """Return True if the tensors can be read and written directly in their memory."""
     if torch.is_inference_mode_enabled() or transforming() is not None:
         return False
     if given is not None and not _has_memory(given):
@@ -230,12 +230,12 @@ def _has_memory(tensor: object) -> bool:
 
 
 def _is_recorded(engine: ProgressEngine) -> bool:
-    """Return True while calls are recorded, in the timeline or by torch's profiler."""
+    """Return True while calls are recorded in the timeline or by torch's profiler."""
     return engine.tracer is not None or bool(profiler._is_profiler_enabled)
 
 
 def _path_of(engine: ProgressEngine, spec: OperationSpec[R]) -> SlotFastPath[R] | None:
-    """Return the fast path of an operation; None without slots, or where only the engine can."""
+    """Return the fast path of an operation; None without slots, or if the engine must run it."""
     call = spec.slot_call
     if call is None or spec.group not in engine.matcher.slots:
         return None

@@ -1,7 +1,7 @@
-"""Calls of verbs on a list of tensors: one operation on few flat tensors, whatever their number.
+"""Calls of verbs on a list of tensors: one operation on a few flat tensors.
 
-The verb itself is called on each flat tensor, as :mod:`asyncddp.tensors.tensor_lists` makes them,
-and its result is given back as the list was: as views of the flat result, or in the tensors for it.
+The verb is called on each flat tensor that :mod:`asyncddp.tensors.tensor_lists` makes. The results
+are returned in the form of the list: as views of the flat result, or in the output tensors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FastCall: TypeAlias = tuple[FastPath, WeightRow, torch.Tensor, torch.Tensor | No
 
 
 class ListKind(Enum):
-    """Call of a verb on a list of tensors, according to what it does with one."""
+    """Kind of a verb's call on a list of tensors: elementwise, row-wise or gathering."""
 
     ELEMENTWISE = "as on one flat tensor of all elements, which it treats alike"
     ROWWISE = "as on one tensor whose rows have the shares of all, of which each rank gets some"
@@ -53,17 +53,17 @@ class ListKind(Enum):
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: what plans its operation, and how it is called.
+    """Communication verb: the function that plans its operation, and the ways of calling it.
 
     Attributes:
-        plan: Makes the operation of the verb's arguments.
-        lists: How it is called on a list of tensors; None where it cannot be.
+        plan: Makes the operation from the verb's arguments.
+        lists: Kind of its calls on a list of tensors; None if it takes no lists.
         collective: True if repeated calls go through slots.
         for_some: True if a rank may get no result.
-        fast_path: Returns the fast path of a call outside the engine. It takes the verb's
-            arguments, and ``members``, the description of the list whose flat tensor it is called
-            on; it returns None where the engine must do it.
-        in_place: True if the first argument is ``out`` as well.
+        fast_path: Returns the fast path of a call outside the engine, or None if the engine must
+            run it. It takes the verb's arguments, and ``members``, the description of the list
+            whose flat tensor is given.
+        in_place: True if the first argument is also ``out``.
     """
 
     plan: Callable[..., OperationSpec[Any]]
@@ -75,11 +75,11 @@ class Verb:
 
     @property
     def name(self) -> str:
-        """Name of the verb, which its variant in place has with an underscore."""
+        """Name of the verb, without the underscore of its in-place variant."""
         return self.plan.__name__
 
     def add_out(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Let the result of a call in place replace its first argument."""
+        """Set ``out`` of an in-place call to its first argument."""
         if not args:
             raise TypeError(f"{self.name}_() missing 1 required positional argument: 'tensor'")
         if kwargs.setdefault("out", args[0]) is not args[0]:
@@ -87,18 +87,18 @@ class Verb:
 
 
 def is_collection(given: object) -> TypeGuard[TensorCollection]:
-    """Tell whether an argument is a list, tuple or dict, which should be one of tensors."""
+    """Return True for a list, tuple or dict, as a collection of tensors."""
     return not isinstance(given, torch.Tensor) and isinstance(given, (list, tuple, Mapping))
 
 
 class TensorListCall:
-    """One call of a verb on a list of tensors, as an operation on few flat ones, and the way back.
+    """Call of a verb on a list of tensors, as one operation on a few flat tensors.
 
-    Unless the verb's result is for all ranks, a rank may get none.
+    A rank may get no result if the verb's result is not for all ranks.
 
     Raises:
-        ArgumentError: An element is no tensor that can be sent, or ``out`` is not like the list.
-        DtypeError: An element's dtype cannot travel.
+        ArgumentError: An element is no tensor that can be sent, or ``out`` does not match the list.
+        DtypeError: An element's dtype cannot be sent.
     """
 
     def __init__(self, verb: Verb, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ class TensorListCall:
         ]
 
     def _gather(self, tensors: Sequence[torch.Tensor]) -> list[_GroupCall]:
-        """Return the one call by which tensors of all dtypes are gathered."""
+        """Return the one call that gathers tensors of all dtypes."""
         if self._result is not None:
             raise TypeError(f"{self._verb.name}() got an unexpected keyword argument 'out'")
         devices = sorted({str(one.device) for one in tensors})
@@ -150,7 +150,7 @@ class TensorListCall:
         )
 
     def find_fast_path(self) -> FastCall | None:
-        """Return the fast path of the call on the only flat tensor, if there is one."""
+        """Return the fast path of the call if there is only one flat tensor, or None."""
         find, kind = self._verb.fast_path, self._verb.lists
         if find is None or len(self._calls) != 1 or kind is not ListKind.ELEMENTWISE:
             return None
@@ -159,11 +159,11 @@ class TensorListCall:
 
     @property
     def about(self) -> list[torch.Tensor]:
-        """The flat tensors."""
+        """Flat tensors of the call."""
         return [call.flat for call in self._calls]
 
     def operation(self) -> OperationSpec[Any]:
-        """Return the specification of the operation, whose result is what :meth:`finish` takes."""
+        """Return the operation's specification; :meth:`finish` takes the operation's result."""
         if self._empty is not None:
             specs = [self._verb.plan(self._empty, *self._args, **self._kwargs)]
         else:
@@ -194,7 +194,7 @@ class TensorListCall:
             raise type(error)(f"{error}; of {len(self._given)} tensors, this is {where}") from error
 
     def _stream_ordering(self) -> StreamOrdering | None:
-        """Return the order of all groups on the streams of the device, if there is one."""
+        """Return the stream ordering of all groups on the device; None on the host."""
         on_device = [call.flat for call in self._calls if streams_of(call.flat) is not None]
         if not on_device:
             return None
@@ -204,7 +204,7 @@ class TensorListCall:
         return stream_ordering_of(on_device[0], *on_device[1:])
 
     def finish(self, result: Any) -> Any:
-        """Return the results as the list was given, or ``out``, from that of the operation."""
+        """Return the operation's results in the form of the given list, or ``out``."""
         if len(self._calls) == 1:
             found = self._calls[0].finish(result)
         else:
@@ -218,9 +218,9 @@ class TensorListCall:
 
 
 class TensorListHandle(Handle[R]):
-    """Handle of a call on a list: what is done at its end is done when it is polled or waited for.
+    """Handle of a call on a list; polling it or waiting for it unpacks the result.
 
-    So the tensors for its result are written then, on the calling thread.
+    The output tensors are written at that moment, on the calling thread.
     """
 
     def __init__(self, inner: Handle[Any], finish: Callable[[Any], R]) -> None:
@@ -230,7 +230,7 @@ class TensorListHandle(Handle[R]):
 
     @uncompiled
     def poll(self) -> bool:
-        """Tell whether the call has ended, well or not; never waits."""
+        """Return True if the call has ended, with or without an error; never wait."""
         if not self._found:
             if not self._inner.poll():
                 return False
@@ -255,7 +255,7 @@ class TensorListHandle(Handle[R]):
 def _layout_of(
     verb: str, argument: str, given: TensorCollection
 ) -> tuple[TensorListLayout, Sequence[torch.Tensor]]:
-    """Return the layout of a list and its tensors, after checking each."""
+    """Check each tensor of a list; return the list's layout and its tensors."""
     keys = tuple(given) if isinstance(given, Mapping) else None
     tensors = list(given.values() if isinstance(given, Mapping) else given)
     refuse_transforms(verb)
@@ -289,7 +289,7 @@ def _shares_of(verb: str, given: TensorCollection, ranks: int) -> TensorListLayo
 def _tensors_like(
     verb: str, layout: TensorListLayout, out: TensorOrTensors
 ) -> Sequence[torch.Tensor]:
-    """Return the tensors of ``out``, after comparing it with the list."""
+    """Return the tensors of ``out``, after checking that it matches the list."""
     if not is_collection(out):
         raise ArgumentError(
             f"{verb}: argument out: expected a list of tensors like the results, got "
@@ -303,7 +303,7 @@ def _tensors_like(
 
 
 def _like(given: TensorCollection, keys: tuple[Any, ...] | None, found: Sequence[Any]) -> Any:
-    """Return results in a collection of the kind that was given."""
+    """Return results in a collection of the given one's type."""
     if keys is not None:
         return dict(zip(keys, found, strict=True))
     if isinstance(given, tuple):

@@ -1,4 +1,4 @@
-"""Neighbour averages that bypass the engine, with their spans recorded in the timeline."""
+"""Fast path of neighbour averages that records spans in the timeline."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TimelineFastPath(FastPath):
             waiting.end()
 
     def _receive_ring(self, row: WeightRow) -> TracedReceiveRingBuffer | None:
-        """Return the receive ring of the only neighbour averaged with."""
+        """Return the ring buffer of the only in-neighbour, if it is traced."""
         receive_ring = self.channel.receive_rings.get(row.sources[0]) if row.sources else None
         return receive_ring if isinstance(receive_ring, TracedReceiveRingBuffer) else None
 

@@ -1,4 +1,4 @@
-"""Averaging while some ranks have run out of input and no longer train (as torch's ``Join``)."""
+"""Averages while some ranks have run out of input and no longer train (like torch's ``Join``)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from asyncddp.tensors.tensor_lists import TensorOrTensors
 def renormalise(
     row: WeightRow, training: Collection[int], *, pushed_by: int | None = None
 ) -> WeightRow:
-    r"""Return this rank's weight row with the weights of ranks that have finished added to its own.
+    r"""Return this rank's weight row, with the weights of finished ranks moved to its own weight.
 
     .. math:: w'_{ii} = w_{ii} + \sum_{j \notin T} w_{ij}, \qquad w'_{ij} = w_{ij}\ (j \in T)
 
-    T, ``training``, are the ranks that still train. Rows still sum to one. Columns do where weights
-    are symmetric; elsewhere the mean over those who train is no longer kept exactly. Where columns
-    of W sum to one in place of rows, with ``pushed_by`` this rank, a rank keeps what it would give:
+    T, ``training``, is the set of ranks that still train. Rows still sum to one. Columns still do
+    if the weights are symmetric; otherwise the mean over the training ranks is no longer preserved
+    exactly. If the columns of W sum to one instead of the rows, pass this rank as ``pushed_by``: it
+    then keeps the weights that it would give away:
     :math:`w'_{ii} = w_{ii} + \sum_{j \notin T} w_{ji}`.
 
     Raises:
@@ -46,7 +47,7 @@ def renormalise(
 
 
 def among_active(row: WeightRow, rank: int, training: Collection[int]) -> WeightRow:
-    r"""Return this rank's weights of the mean over those who train, whom the others only listen to.
+    r"""Return this rank's weights for the mean over training ranks; finished ranks only receive.
 
     .. math:: w'_{ij} = \frac{1}{|T|}\ (j \in T), \qquad w'_{ij} = 0\ (j \notin T)
 
@@ -61,7 +62,7 @@ def among_active(row: WeightRow, rank: int, training: Collection[int]) -> Weight
 
 
 def _given_weights(row: WeightRow, rank: int) -> Mapping[int, float]:
-    """Return the weights that targets give to what this rank sends."""
+    """Return the weights that out-neighbours give to this rank's tensor."""
     if row.row_of is None:
         raise ArgumentError(
             "join: src_weights set by hand: expected None, since a rank keeps what it would give "
@@ -83,7 +84,7 @@ def _require_common_factor(row: WeightRow) -> None:
 def skip_round(
     tensor: torch.Tensor, *, name: str, compression: Compression = None
 ) -> OperationSpec[torch.Tensor]:
-    """Count a round of a name and return the tensor unchanged, while others average under it."""
+    """Count a round of a name and return the tensor unchanged, while other ranks average."""
     del compression
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
@@ -104,12 +105,12 @@ def average_active_ranks(
     compression: Compression = None,
     out: TensorOrTensors | None = None,
 ) -> OperationSpec[torch.Tensor]:
-    r"""Average over the ranks that still train, while all ranks take part in the collective.
+    r"""Average a tensor over the ranks that still train; collective over all ranks.
 
     .. math:: y = \frac{1}{|T|} \sum_{j \in T} x_j
 
-    T are the ``active_ranks``, which still train; in place of the others' tensors zeros count.
-    Without ``average`` it is the sum.
+    T, ``active_ranks``, is the set of ranks that still train; the tensors of all other ranks count
+    as zeros. Without ``average`` the result is the sum.
     """
     context, number, out = current(), len(active_ranks), single_output("allreduce", out)
     dtype = accumulation_dtype("allreduce", tensor, round_integers=False)

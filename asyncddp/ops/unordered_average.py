@@ -1,4 +1,4 @@
-"""Average over all ranks that is matched by name, in any order with other calls."""
+"""Average over all ranks, matched by name: its calls may be in any order with other calls."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _VERB = "unordered_average"
 def unordered_average(
     tensor: torch.Tensor, *, name: str, compression: Compression = None
 ) -> OperationSpec[torch.Tensor]:
-    r"""Average a tensor over all ranks, which may call it between collectives in any order.
+    r"""Average a tensor over all ranks; calls are matched by name, not by order.
 
     .. math:: y = \frac{1}{n} \sum_j x_j
 
-    Calls are matched by name and by how often it was used, as those of neighbours are; an allreduce
-    has to be called in the same order with all other collectives.
+    Calls are matched by name and by the number of earlier uses, as neighbour averages are; an
+    allreduce must be called in the same order as all other collectives.
     """
     context = current()
     dtype = accumulation_dtype(_VERB, tensor, round_integers=False)

@@ -24,7 +24,7 @@ from asyncddp.transport.cuda.staged_transport import device_transport_for
 def check_tensor(
     verb: str, tensor: Any, *, min_ndim: int = 0, argument: str = "tensor"
 ) -> DtypeTraits:
-    """Require a dense tensor with values, of a dtype that can be sent; raise an error otherwise."""
+    """Check that an argument is a dense tensor of a dtype that can be sent; return its traits."""
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(
             f"{verb}: argument {argument}: expected a torch.Tensor, got {type(tensor).__name__}; "
@@ -52,7 +52,7 @@ def check_tensor(
 
 
 def single_output(verb: str, out: TensorOrTensors | None) -> torch.Tensor | None:
-    """Return a verb's ``out`` if it is a tensor or None, as it must be where a tensor is given."""
+    """Return a verb's ``out``; raise ArgumentError unless it is a writable tensor or None."""
     if out is None:
         return out
     if isinstance(out, torch.Tensor):
@@ -65,7 +65,7 @@ def single_output(verb: str, out: TensorOrTensors | None) -> torch.Tensor | None
 
 
 def require_writable(verb: str, out: torch.Tensor, argument: str = "out") -> None:
-    """Require a tensor in place whose elements can be written one by one; an error otherwise."""
+    """Raise ArgumentError unless each element of an output tensor can be written separately."""
     require_ordinary(verb, out, argument)
     if out.is_inference() and not torch.is_inference_mode_enabled():
         made, remedy = "one made in torch.inference_mode()", "write in that mode, or use a clone()"
@@ -97,7 +97,8 @@ def accumulation_dtype(
 ) -> torch.dtype:
     """Check a tensor as :func:`check_tensor` does; return the dtype of its average or sum.
 
-    Floats average in their own precision, halves in float32; integers in float64, if asked for.
+    Floats are averaged in their own precision, half-precision floats in float32, and integers in
+    float64 if ``round_integers`` is set.
     """
     traits = check_tensor(verb, tensor, min_ndim=min_ndim)
     if traits.averages or not average:
@@ -132,12 +133,12 @@ def write_result(
 
 
 def can_write_result(out: torch.Tensor | None, own: torch.Tensor) -> TypeGuard[torch.Tensor]:
-    """Return True if the average can be written directly into ``out``, chunk by chunk."""
+    """Return True if the result can be written directly into ``out``, chunk by chunk."""
     return out is not None and can_receive(out, own, in_place=True) and out.shape == own.shape
 
 
 def can_receive(out: torch.Tensor, own: torch.Tensor, *, in_place: bool = False) -> bool:
-    """Return True if ``out`` can be written while a tensor of its dtype is read, or is that one."""
+    """Return True if ``out`` can be written while ``own`` is read, or (``in_place``) is ``own``."""
     return (
         is_ordinary(out)
         and out.device == own.device
@@ -162,7 +163,7 @@ def direct_out(
 
 
 def is_same_memory(out: torch.Tensor | None, own: torch.Tensor) -> bool:
-    """Return True if ``out`` begins where the tensor does."""
+    """Return True if ``out`` begins at the tensor's memory address."""
     return out is not None and out.data_ptr() == own.data_ptr()
 
 
@@ -179,10 +180,10 @@ def signature_of(verb: str, tensor: torch.Tensor, *, ragged: bool = False) -> Ex
 def expected_by(
     verb: str, given: torch.Tensor | None, beside: torch.Tensor | None = None
 ) -> tuple[ExchangeSignature, torch.Tensor]:
-    """Return the signature of what goes into a tensor, and the tensor.
+    """Return the signature that a received tensor must have, and a tensor on its device.
 
-    For None it is that of any tensor on the device of ``beside``, on the host where that is None
-    too; an empty tensor tells the device.
+    If ``given`` is None, any tensor on the device of ``beside`` is expected, on the host if that is
+    None too; the returned tensor is then empty.
     """
     if given is not None:
         return signature_of(verb, given), given
@@ -194,9 +195,10 @@ def expected_by(
 def prepare_for_transport(
     transport: Transport, tensor: torch.Tensor
 ) -> tuple[torch.Tensor, Transport]:
-    """Return a tensor's values, contiguous and outside autograd, and the transport to send them.
+    """Return a tensor's values, contiguous and detached, and the transport that sends them.
 
-    They stay on their device, with that device's transport, or go to the host with the given one.
+    Values stay on a device that has its own transport; otherwise they go to the host, with the
+    given transport.
     """
     streams = streams_of(tensor)
     if streams is None:
@@ -205,7 +207,7 @@ def prepare_for_transport(
 
 
 def equal_splits(verb: str, rows: int, number: int) -> list[int]:
-    """Share rows equally among so many ranks; raise ArgumentError if that cannot be.
+    """Divide rows equally among ranks; raise ArgumentError if that is impossible.
 
     Example:
         >>> equal_splits("alltoall", 6, 3)
@@ -224,7 +226,7 @@ def equal_splits(verb: str, rows: int, number: int) -> list[int]:
 def checked_splits(
     verb: str, argument: str, splits: Sequence[int], number: int, rows: int | None = None
 ) -> list[int]:
-    """Return numbers of rows, one of each rank; raise ArgumentError unless they fit the tensor.
+    """Return the number of rows of each rank; raise ArgumentError unless they fit the tensor.
 
     Example:
         >>> checked_splits("alltoall", "splits", (2, 0, 1), 3, rows=3)

@@ -1,9 +1,9 @@
 """Decorators that make the blocking, non-blocking and in-place variants of an operation.
 
 A verb is written once, as a function from its arguments to a
-:class:`~asyncddp.engine.OperationSpec`; the decorators here make what users call. A :class:`Verb`
-says how. One of tensors is called on a list of them as well, by a
-:class:`~asyncddp.ops.tensor_list_call.TensorListCall`.
+:class:`~asyncddp.engine.OperationSpec`; the decorators turn it into the functions that users call,
+as described by a :class:`Verb`. A verb that takes a tensor can also be called on a list of tensors,
+by a :class:`~asyncddp.ops.tensor_list_call.TensorListCall`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def of_tensors(
     for_some: bool = False,
     fast_path: Callable[..., FastCall | None] | None = None,
 ) -> Callable[[Callable[Concatenate[torch.Tensor, P], OperationSpec[R]]], TensorVerb[P, R]]:
-    """Make the blocking variant of a verb that takes a tensor, or a list of them.
+    """Make the blocking variant of a verb that takes a tensor or a list of tensors.
 
     The arguments are those of :class:`Verb`.
     """
@@ -102,12 +102,12 @@ def blocking(plan: Callable[P, OperationSpec[R]]) -> Callable[P, R]:
 
 
 def collective(plan: Callable[P, OperationSpec[R]]) -> Callable[P, R]:
-    """Make the blocking variant of a collective, of which repeated calls go through slots."""
+    """Make the blocking variant of a collective; repeated calls use shared-memory slots."""
     return _blocking(Verb(plan, collective=True))
 
 
 def _blocking(verb: Verb) -> Callable[..., Any]:
-    """Make the blocking variant of a verb."""
+    """Make the blocking variant that a :class:`Verb` describes."""
     plan, find, on_lists = verb.plan, verb.fast_path, verb.lists is not None
     in_place = verb.in_place
     repeated = partial(_plan_in_place, verb) if in_place else plan
@@ -144,7 +144,7 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
 
 
 def _plan_in_place(verb: Verb, *args: Any, **kwargs: Any) -> OperationSpec[Any]:
-    """Plan the operation of a verb whose result replaces its first argument."""
+    """Plan the operation of an in-place verb: its result overwrites its first argument."""
     verb.add_out(args, kwargs)
     return verb.plan(*args, **kwargs)
 
@@ -167,7 +167,7 @@ def _run_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> o
 
 
 def _start_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle[object]:
-    """Start a call of a verb on a list of tensors."""
+    """Start a call of a verb on a list of tensors, and return its handle."""
     call = TensorListCall(verb, args, kwargs)
     if (found := call.find_fast_path()) is not None:
         path, row, tensor, out = found
@@ -185,7 +185,7 @@ def nonblocking(  # type: ignore[overload-overlap]  # the more exact type of the
 @overload
 def nonblocking(variant: Callable[P, R]) -> Callable[P, Handle[R]]: ...
 def nonblocking(variant: Any) -> Any:
-    """Make the non-blocking variant of a blocking one."""
+    """Make the non-blocking variant of a blocking verb."""
     verb = _verbs[variant]
     plan, find, on_lists = verb.plan, verb.fast_path, verb.lists is not None
     in_place = verb.in_place
@@ -216,14 +216,14 @@ def in_place(
     variant: Callable[Concatenate[torch.Tensor, P], R],
 ) -> Callable[Concatenate[torch.Tensor, P], R]: ...
 def in_place(variant: Any) -> Any:
-    """Make the variant whose result replaces its first argument; the verb takes an ``out``."""
+    """Make the in-place variant of a blocking verb that takes an ``out``."""
     return _blocking(replace(_verbs[variant], in_place=True))
 
 
 def _documented(
     variant: F, verb: Verb, name: str, doc: str | None, returns: str | None = None
 ) -> F:
-    """Give a variant the signature of its verb, for readers, with a name and doc of its own."""
+    """Give a variant its verb's signature, and its own name and docstring."""
     functools.update_wrapper(variant, verb.plan)
     signature = inspect.signature(verb.plan)
     if returns is None:  # what the planned operation returns
@@ -237,7 +237,7 @@ def _documented(
 def set_metadata(
     variant: F, name: str, doc: str | None, returns: object, like: inspect.Signature | None = None
 ) -> F:
-    """Set the name, docstring, signature and return annotation of a variant, for its readers."""
+    """Set the name, docstring, signature and return annotation of a variant."""
     variant.__name__ = variant.__qualname__ = name
     variant.__doc__ = doc
     signature = (like or inspect.signature(variant)).replace(return_annotation=returns)

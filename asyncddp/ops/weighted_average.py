@@ -1,4 +1,4 @@
-"""Weighted average of a tensor with neighbours': its weights, the exchange, and the sum."""
+"""Weighted average of a tensor and the neighbours' tensors: weights, exchange and sum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Weights: TypeAlias = Mapping[int, float]
 
 
 class WeightResolver:
-    """Chooses the weights of an averaging call: those the caller gave, or the topology's.
+    """Resolver of an averaging call's weights: those given by the caller, or the topology's.
 
     ``place`` is this rank or, with the topology of machines, this machine; ``given`` holds the
     verb's three weight arguments by name: own, sources, targets.
@@ -106,7 +106,7 @@ class WeightResolver:
 
 
 def refuse_scaling(verb: str, argument: str, targets: object, dtype: torch.dtype) -> None:
-    """Require send factors of 1 for tensors of a dtype that cannot be scaled."""
+    """Raise ArgumentError unless send factors are 1, for a dtype that cannot be scaled."""
     scaled = {r: w for r, w in targets.items() if w != 1} if isinstance(targets, Mapping) else {}
     if scaled:
         name = DTYPES[dtype].name
@@ -135,7 +135,7 @@ def exchange_and_average(
     out: torch.Tensor | None = None,
     compression: Compression = None,
 ) -> Steps[torch.Tensor]:
-    r"""Send a tensor, receive the neighbours', and return the weighted sum, if possible in ``out``.
+    r"""Exchange tensors with neighbours; return the weighted sum, in ``out`` if possible.
 
     .. math:: y_i = w_{ii} x_i + \sum_j w_{ij} d_{ji} x_j
     """
@@ -166,10 +166,10 @@ def _exchange_on_device(
     out: torch.Tensor | None,
     streams: DeviceStreams,
 ) -> Steps[torch.Tensor]:
-    """Send a tensor, receive the neighbours', and return the weighted sum.
+    """Exchange device tensors with neighbours; return the weighted sum.
 
-    Where the transport lets ranks read each other's memory, neighbours read a copy. Elsewhere
-    tensors are received first.
+    If the transport lets ranks read each other's memory, neighbours read a copy. Otherwise tensors
+    are received first.
     """
     own = dense(tensor)
     total = out if can_write_result(out, own) else empty_like(own)
@@ -198,7 +198,7 @@ def average_chunks(
     out: torch.Tensor | None,
     start: int = 0,
 ) -> Steps[torch.Tensor]:
-    """Publish a tensor chunk by chunk, and average each chunk with the neighbours'."""
+    """Publish a tensor chunk by chunk, and average each chunk with the neighbours' chunks."""
     result = out if can_write_result(out, own) else None
     flat, layout, tracing = own.reshape(-1), exchange.layout, exchange.channels.tracing
     factor = row.dst_weights[exchange.targets[0]] if exchange.targets else 1.0
@@ -234,6 +234,6 @@ def average_chunks(
 def _result_memory(
     exchange: ChunkedExchange, own: torch.Tensor, row: WeightRow, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return memory for the result: that of a tensor received by message, or new memory."""
+    """Return memory for the result: a tensor received by message, if reusable, or new memory."""
     spare = exchange.first_received() if own.dtype == dtype and row.reuses_received else None
     return empty(own.shape, own.dtype) if spare is None else spare

@@ -1,4 +1,4 @@
-"""Functions that flush, wait for, poll and cancel window operations under way."""
+"""Functions that flush, wait for, poll and cancel non-blocking window operations."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from asyncddp.windows.nonblocking_handle import WindowHandle
 
 @uncompiled
 def win_flush(name: str | None = None) -> bool:
-    """Wait until neighbours can see all that this rank has put or accumulated; return True.
+    """Wait until neighbours can see all puts and accumulates of this rank; return True.
 
-    A barrier after it makes a step of windows as good as a collective: what is latest in a buffer
-    is then what its neighbour has written before.
+    With a barrier after it a step of windows works like a collective: each buffer then holds its
+    neighbour's latest write.
 
     Args:
-        name: Of which window; all if None.
+        name: Name of the window; all windows if None.
 
     Raises:
         UnknownNameError: There is no such window.
@@ -69,7 +69,7 @@ def win_wait(handle: WindowHandle) -> bool:
 
 @uncompiled
 def win_poll(handle: WindowHandle) -> bool:
-    """Return whether a non-blocking window operation is done; never waits; see :func:`win_wait`.
+    """Return True if a non-blocking window operation is done; never wait; see :func:`win_wait`.
 
     Raises:
         ArgumentError: It is no handle of a window operation.
@@ -79,7 +79,7 @@ def win_poll(handle: WindowHandle) -> bool:
 
 @uncompiled
 def win_cancel(handle: WindowHandle) -> None:
-    """Stop waiting for a non-blocking window operation, which goes on; see :func:`win_wait`.
+    """Stop waiting for a window operation, which still completes; see :func:`win_wait`.
 
     Raises:
         ArgumentError: It is no handle of a window operation.

@@ -55,13 +55,14 @@ def win_create(
     associated_p: bool = False,
     compression: Compression = None,
 ) -> bool:
-    """Make a window along the edges of the topology; collective.
+    """Create a window along the edges of the topology; collective.
 
     Args:
-        tensor: This rank's own, of equal shape and dtype on all; the window keeps and updates it.
+        tensor: This rank's tensor, equal in shape and dtype on all ranks; the window keeps and
+            updates it.
         name: The window's name, equal on all ranks.
-        zero_init: Whether the buffers begin at zero; as this rank's own tensor otherwise.
-        associated_p: Whether operations map :func:`win_associated_p` too, as push-sum needs it.
+        zero_init: Whether the buffers start at zero; otherwise as copies of this rank's own tensor.
+        associated_p: Whether operations also apply to :func:`win_associated_p`, as push-sum needs.
         compression: Compressor, or its name, that encodes what is put and published for gets; this
             rank's own tensor counts as it is in updates. Not for ``win_accumulate``, nor for
             tensors on a GPU.
@@ -108,9 +109,9 @@ def create_along(
     associated_p: bool = False,
     compression: Compression = None,
 ) -> bool:
-    """Do what :func:`win_create` does, along the edges of any topology; collective.
+    """Create a window as :func:`win_create` does, along the edges of any topology; collective.
 
-    The window's verbs take the topology's weights where they are given none.
+    By default the window's verbs use the weights of this topology.
     """
     traits = check_tensor("win_create", tensor)
     if traits.kind in (DtypeKind.BOOL, DtypeKind.COMPLEX):
@@ -150,7 +151,7 @@ def create_along(
 def _codec_for(
     tensor: torch.Tensor, compression: Compression, rank: int, name: str
 ) -> TensorCompressor | None:
-    """Return the compressor of a window's tensors, with the state that it keeps; None for none."""
+    """Return the compressor of a window's tensors with its state; None for no compression."""
     if isinstance(compression, str):
         compression = compressor_for("win_create", compression)
     if isinstance(compression, Compressor):  # a window remembers what its compressor has to
@@ -178,7 +179,7 @@ def _neighbors(schedule: Schedule, rank: int) -> tuple[list[int], list[int]]:
 
 
 def _require_matching_proposals(gathered: list[_WindowProposal]) -> None:
-    """Require that all ranks make the same window along the same edges; same result on all."""
+    """Raise MismatchError on all ranks unless they propose the same window and edges."""
     for peer, offer in enumerate(gathered):
         compared = zip(_WindowSpec._fields, gathered[0].facts, offer.facts, strict=True)
         for key, value, theirs in compared:
@@ -202,11 +203,11 @@ def _require_matching_proposals(gathered: list[_WindowProposal]) -> None:
 def win_free(name: str | None = None) -> bool:
     """Free the window of that name, or all windows if None, and return True; collective.
 
-    What is under way into a window that is freed gets lost, and handles of it raise.
+    Operations in flight into a freed window are lost, and their handles raise an error.
 
     Raises:
         UnknownNameError: There is no such window.
-        MismatchError: Another rank frees another one, or calls another collective.
+        MismatchError: Another rank frees another window, or calls another collective.
 
     Example:
         >>> import asyncddp as bf, torch

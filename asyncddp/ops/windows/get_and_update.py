@@ -21,7 +21,7 @@ def win_get_nonblocking(
     src_weights: Mapping[int, float] | Iterable[int] | None = None,
     require_mutex: bool = False,
 ) -> WindowHandle:
-    """Start :func:`win_get` and give a handle."""
+    """Start :func:`win_get` and return a handle."""
     windows = windows_of(current())
     window = windows.find("win_get", name)
     if src_weights is None:
@@ -44,12 +44,13 @@ def win_get(
     src_weights: Mapping[int, float] | Iterable[int] | None = None,
     require_mutex: bool = False,
 ) -> bool:
-    r"""Read neighbours' tensors into this rank's buffers, whatever they do meanwhile.
+    r"""Read neighbours' tensors into this rank's buffers, without their participation.
 
     .. math:: b_j \leftarrow w_j x_j
 
-    A neighbour's tensor is what it has published last: in ``win_create``, in puts of the window's
-    own tensor, and, while it has not put anything or once somebody has got, in ``win_update``.
+    A neighbour's tensor is the one that it published last: in ``win_create``, in puts of the
+    window's own tensor, and, as long as it has not put anything or once a rank has called
+    ``win_get``, in ``win_update``.
 
     Args:
         name: The window.
@@ -93,15 +94,16 @@ def win_update(
 
     .. math:: x \leftarrow w_0 x + \sum_j w_j b_j
 
-    A neighbour that was killed or has raised is left out: where the weights sum to 1 the own tensor
-    gets its weight.
+    A neighbour that was killed or has raised an error is left out: if the weights sum to 1, its
+    weight is added to that of this rank's own tensor.
 
     Args:
         name: The window.
         self_weight: :math:`w_0`.
-        src_weights: :math:`w_j` of in-neighbours. Both or neither, for the topology's of the round.
+        src_weights: :math:`w_j` of in-neighbours. Give both or neither; by default the topology's
+            weights of the round.
         reset: Whether the buffers of these neighbours are zero afterwards.
-        clone: Give a new tensor, and leave this rank's own as it is.
+        clone: Return a new tensor, and leave this rank's own tensor unchanged.
         require_mutex: Wait while a neighbour holds this rank's mutex.
 
     Returns:
@@ -150,7 +152,7 @@ def win_update(
 
 @uncompiled
 def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tensor:
-    r"""Add all buffers to this rank's tensor, and leave them at zero.
+    r"""Add all buffers to this rank's tensor, and set them to zero.
 
     .. math:: x \leftarrow x + \sum_j b_j, \qquad b_j \leftarrow 0
 
@@ -175,7 +177,7 @@ def win_update_then_collect(name: str, require_mutex: bool = True) -> torch.Tens
 
 @uncompiled
 def win_read_neighbor(name: str, rank: int, require_mutex: bool = True) -> torch.Tensor:
-    """Give a copy of one in-neighbour's buffer, which stays as it is.
+    """Return a copy of one in-neighbour's buffer, without changing the buffer.
 
     Args:
         name: The window.

@@ -34,7 +34,7 @@ def get_win_version(name: str) -> dict[int, int]:
 
 @uncompiled
 def win_staleness(name: str) -> dict[int, Staleness]:
-    """Return the age of what was last read from each in-neighbour.
+    """Return the age of the data last read from each in-neighbour.
 
     Returns:
         By rank, a tuple ``(version, steps, seconds, lag)``: how many times the neighbour had
@@ -51,7 +51,7 @@ def win_staleness(name: str) -> dict[int, Staleness]:
 
 @uncompiled
 def win_associated_p(name: str) -> float:
-    """Return this rank's associated scalar p, which push-sum divides by.
+    """Return this rank's associated scalar p, the divisor in push-sum.
 
     It is 1 unless ``win_create(..., associated_p=True)`` made the window.
 

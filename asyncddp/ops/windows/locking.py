@@ -15,12 +15,13 @@ from asyncddp.windows import Window, windows_of
 def win_mutex(
     name: str, for_self: bool = False, ranks: Iterable[int] | None = None
 ) -> Iterator[None]:
-    """Hold the mutex of a window's buffers while inside.
+    """Hold the mutex of a window's buffers inside the ``with`` block.
 
-    What is published or read is whole without a mutex. It is for sequences of verbs: a writer that
-    holds a neighbour's mutex keeps that neighbour from updating with ``require_mutex``, a rank that
-    holds its own keeps its neighbours from writing with it. Two writers do not exclude each other.
-    A thread that holds it may take it again; other threads of the rank wait.
+    Single values are published and read whole without a mutex. The mutex serves sequences of verbs:
+    a writer that holds a neighbour's mutex keeps that neighbour from updating with
+    ``require_mutex``; a rank that holds its own mutex keeps its neighbours from writing with
+    ``require_mutex``. Two writers do not exclude each other. A thread that holds the mutex may take
+    it again; other threads of the rank wait.
 
     Args:
         name: The window.
@@ -61,7 +62,7 @@ def weights_by_rank(
     known: Iterable[int],
     what: str,
 ) -> dict[int, float]:
-    """Require weights of neighbours, or their ranks, each once, which stand for weights of 1."""
+    """Check weights of neighbours, and return them by rank; a list of ranks means weights of 1."""
     if not isinstance(given, Iterable):
         raise ArgumentError(
             f"{verb}: argument {argument}: expected ranks, or a mapping {{rank: weight}}, got "
@@ -84,7 +85,7 @@ def weights_by_rank(
 
 
 def require_integer_weights(verb: str, window: Window, weights: Iterable[float]) -> None:
-    """Require whole weights for a window that holds integers."""
+    """Raise ArgumentError unless all weights are whole numbers, for a window of integers."""
     broken = [weight for weight in weights if weight != int(weight)]
     if broken:
         raise ArgumentError(

@@ -24,7 +24,7 @@ def win_put_nonblocking(
     dst_weights: Mapping[int, float] | Iterable[int] | None = None,
     require_mutex: bool = False,
 ) -> WindowHandle:
-    """Start :func:`win_put` and give a handle; the tensor may be changed at once."""
+    """Start :func:`win_put` and return a handle; the tensor may be changed at once."""
     return _write("win_put", tensor, name, self_weight, dst_weights, require_mutex)
 
 
@@ -36,14 +36,14 @@ def win_put(
     dst_weights: Mapping[int, float] | Iterable[int] | None = None,
     require_mutex: bool = False,
 ) -> bool:
-    r"""Overwrite this rank's buffer at neighbours, whatever they do meanwhile.
+    r"""Overwrite this rank's buffer at neighbours, without their participation.
 
     .. math:: b_i^{(j)} \leftarrow w_j x \quad \text{at each rank j}, \qquad x \leftarrow w_0 x
 
     Args:
         tensor: x, of the window's shape and dtype.
         name: The window.
-        self_weight: :math:`w_0`, by which ``tensor`` is multiplied in place in the end; 1 if None.
+        self_weight: :math:`w_0`, a factor that scales ``tensor`` in place at the end; 1 if None.
         dst_weights: :math:`w_j` by rank, or ranks of weight 1; if None the round's out-neighbours.
         require_mutex: Wait while a neighbour holds its own mutex. A put is whole without it.
 
@@ -80,7 +80,7 @@ def win_accumulate_nonblocking(
     dst_weights: Mapping[int, float] | Iterable[int] | None = None,
     require_mutex: bool = False,
 ) -> WindowHandle:
-    """Start :func:`win_accumulate` and give a handle; the tensor may be changed at once."""
+    """Start :func:`win_accumulate` and return a handle; the tensor may be changed at once."""
     return _write("win_accumulate", tensor, name, self_weight, dst_weights, require_mutex)
 
 
@@ -92,12 +92,12 @@ def win_accumulate(
     dst_weights: Mapping[int, float] | Iterable[int] | None = None,
     require_mutex: bool = False,
 ) -> bool:
-    r"""Add to this rank's buffer at neighbours; as :func:`win_put` otherwise.
+    r"""Add a tensor to this rank's buffer at neighbours; otherwise like :func:`win_put`.
 
     .. math:: b_i^{(j)} \leftarrow b_i^{(j)} + w_j x \quad \text{at each rank j}, \qquad
               x \leftarrow w_0 x
 
-    Windows with a compressor refuse it.
+    Windows with a compressor do not support it.
 
     Example:
         >>> import asyncddp as bf, torch
