@@ -1,4 +1,4 @@
-"""Training by any method of the library in scripts that use Hugging Face's accelerate.
+"""Training with any method of the library in scripts that use Hugging Face's accelerate.
 
 ::
 
@@ -46,14 +46,14 @@ def prepare(
     topology: Any = None,
     **arguments: Any,
 ) -> tuple[Any, ...]:
-    """Prepare objects as ``accelerator.prepare`` does, but for an optimizer that averages.
+    """Prepare objects as ``accelerator.prepare`` does, with an optimizer that averages over ranks.
 
-    The model is moved to its device, with mixed precision, and not wrapped in
-    ``DistributedDataParallel``; ``accelerator.accumulate(model)`` holds averaging back. Joins the
-    world, and is collective. From then on ``accelerator.save_state`` saves the average model, and
-    beside it each rank's own model and optimizer, which ``accelerator.load_state`` gives back;
-    where the number of ranks is another, all go on from the average. All ranks call both, between
-    two steps. Called once for each model that is trained.
+    The model is moved to its device, with mixed precision, but not wrapped in
+    ``DistributedDataParallel``; ``accelerator.accumulate(model)`` defers averaging. The call joins
+    the world, and is collective. From then on ``accelerator.save_state`` saves the average model,
+    and beside it each rank's own model and optimizer, which ``accelerator.load_state`` restores; if
+    the number of ranks has changed, all ranks continue from the average. All ranks call both,
+    between two steps. Call it once for each model that is trained.
 
     Args:
         accelerator: The ``accelerate.Accelerator``.
@@ -95,10 +95,10 @@ def prepare(
 
 
 def leave_unwrapped(accelerator: Any, caller: str) -> None:
-    """Join the world, and let an accelerator of the same world leave models without DDP.
+    """Join the world, and keep an accelerator of the same world from wrapping models in DDP.
 
-    Parameters are views of buckets, of which accelerate would save one of each bucket: what it
-    saves gets memory of its own.
+    Parameters are views of buckets, and accelerate would save only one view of each bucket: saved
+    tensors therefore get their own memory.
     """
     kind, sizes = accelerator.distributed_type.value, accelerator.parallelism_config
     if sizes is not None and sizes.non_data_parallel_size * sizes.dp_shard_size > 1:
@@ -123,7 +123,7 @@ def leave_unwrapped(accelerator: Any, caller: str) -> None:
 
 
 def _hold_back(accelerator: Any, model: Any, distributed: DistributedOptimizer) -> None:
-    """Let accelerate's accumulation of the model's gradients count as one backward pass."""
+    """Make accelerate's gradient accumulation count as one backward pass of the model."""
     before = accelerator.no_sync
 
     def no_sync(accumulated: Any) -> AbstractContextManager[None]:
@@ -137,9 +137,9 @@ def _hold_back(accelerator: Any, model: Any, distributed: DistributedOptimizer) 
 def _save_replicas(
     accelerator: Any, model: Any, part: TrainablePart, distributed: DistributedOptimizer
 ) -> None:
-    """Let an accelerator's checkpoints have the average, and each rank's own beside it.
+    """Make an accelerator's checkpoints hold the average model, and each rank's own beside it.
 
-    accelerate loads an optimizer after the models, so that ranks take their own once it has.
+    accelerate loads an optimizer after the models; each rank's own state is loaded after that.
     """
     due: list[Path] = []
     stand_in = SimpleNamespace(

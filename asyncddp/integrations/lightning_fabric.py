@@ -1,4 +1,4 @@
-"""The strategy of :mod:`asyncddp.integrations.lightning.fabric` for ``lightning_fabric``."""
+"""Strategy ``AsyncDDPStrategy`` for Fabric of the package ``lightning_fabric``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strategy of :mod:`asyncddp.integrations.lightning` for the package ``pytorch_lightning``."""
+"""Strategy ``AsyncDDPStrategy`` and callbacks for the package ``pytorch_lightning``."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class AverageQueue(DeferredCalls):
             return call.found
 
     def _average_from(self, first: DeferredAverageHandle) -> bool:
-        """Average a call with similar later ones of its batch; return False if that is impossible."""
+        """Average a call with similar later ones of its batch; return False if impossible."""
         row, calls = first.row, first.batch.calls
         if not row.is_pairwise or len(calls) == 1:
             return False

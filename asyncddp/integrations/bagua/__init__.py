@@ -1,21 +1,21 @@
-"""Bagua's names on asyncddp: import lines change, and calls stay, on CPU as well as GPU.
+"""Bagua's API on asyncddp: only import lines change, and calls run on CPU as well as GPU.
 
 ::
 
     import asyncddp.integrations.bagua.torch_api as bagua  # was: import bagua.torch_api as bagua
     from asyncddp.integrations.bagua.torch_api.algorithms import bytegrad
 
-What is behind ``bagua.torch_api`` has the same path behind :mod:`asyncddp.integrations.bagua`.
+The modules of ``bagua.torch_api`` have the same paths below :mod:`asyncddp.integrations.bagua`.
 ``python -m bagua.distributed.launch`` becomes ``python -m asyncddp.integrations.bagua.launch``, and
-``baguarun`` is there too. Algorithms are the library's methods; those that users write with Bagua's
-hooks, and the old API, run by the library's verbs. As with Bagua, importing ``torch_api`` gives all
-modules ``with_bagua`` and all tensors ``ensure_bagua_tensor`` and their kin. What differs from
-Bagua, since it is wrong there or does without:
+``baguarun`` exists too. Bagua's algorithms are methods of the library; algorithms that users write
+with Bagua's hooks, and the old API, run on the library's verbs. As with Bagua, importing
+``torch_api`` adds methods such as ``with_bagua`` to all modules, and such as
+``ensure_bagua_tensor`` to all tensors. Deliberate differences from Bagua:
 
 - ``with_bagua`` makes buffers and options of optimizers equal at the start, too; wrapping a model
   again averages the ranks' models, in place of dropping all but one.
-- Nodes count by their numbers of ranks in hierarchical averages; on one node nothing is quantised.
-- Averaging by the clock adds its change between two steps; there is no lock and no thread.
+- Hierarchical averages weight nodes by their numbers of ranks; on one node nothing is quantised.
+- Asynchronous averaging adds its change between two steps; there is no lock and no thread.
 - Evaluation never communicates and counts no step. Gradients may be set to None. A parameter that
   lets ranks wait is named in an error.
 - In the old API a switch works with integer buffers, and ``message_size`` closes buckets.
@@ -32,7 +32,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Load ``BaguaStrategy``, which needs Lightning, when it is asked for."""
+    """Load ``BaguaStrategy`` on first use, since it needs Lightning."""
     if name == "BaguaStrategy":
         from asyncddp.integrations.bagua.lightning import BaguaStrategy
 

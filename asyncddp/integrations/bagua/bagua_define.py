@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.bagua_define``, where the old API has its enumeration of algorithms."""
+"""Bagua's ``bagua.bagua_define``: the old API's enum of algorithms."""
 
 from asyncddp.integrations.bagua.torch_api.distributed_define import DistributedAlgorithm
 

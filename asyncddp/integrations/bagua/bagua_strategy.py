@@ -1,4 +1,4 @@
-"""Behaviour of ``BaguaStrategy``, for whichever package of Lightning its class is made."""
+"""Mixin of ``BaguaStrategy``, shared by the packages ``lightning`` and ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from asyncddp.registry import nearest
 
 
 class BaguaStrategyMixin:
-    """Strategy of Lightning's Trainer with Bagua's names of algorithms.
+    """Strategy of Lightning's Trainer that takes Bagua's names of algorithms and their options.
 
     Args:
         algorithm: ``"gradient_allreduce"``, ``"bytegrad"``, ``"decentralized"``,
             ``"low_precision_decentralized"``, ``"qadam"`` (with one ``QAdamOptimizer``) or
             ``"async"``.
-        flatten: Accepted for Bagua's sake: buckets are always flat.
-        accelerator, parallel_devices, checkpoint_io, precision_plugin: As of Lightning's own.
-        cluster_environment: Accepted for Bagua's sake: ranks are those of the world.
+        flatten: Accepted for compatibility with Bagua: buckets are always flat.
+        accelerator, parallel_devices, checkpoint_io, precision_plugin: As in Lightning's
+        strategies.
+        cluster_environment: Accepted for compatibility with Bagua: ranks are those of the world.
         **bagua_kwargs: Options of the algorithm, by Bagua's names.
 
     Raises:
@@ -60,5 +61,5 @@ class BaguaStrategyMixin:
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Register ``bagua``, which Lightning before 2.3 keeps for a package of its own."""
+        """Register the name ``bagua``, which Lightning before 2.3 uses for a package of its own."""
         strategy_registry.register("bagua", cls, "Bagua's algorithms by asyncddp", override=True)

@@ -1,4 +1,4 @@
-"""``baguarun``: Bagua's launcher for the ranks of several hosts, over ssh."""
+"""``baguarun``: Bagua's launcher, which starts the ranks of several hosts over ssh."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def main(
 def read_hosts(
     host_list: str | None, ssh_port: int | None, environment: Mapping[str, str] | None = None
 ) -> tuple[list[str], int | None]:
-    """Return the hosts' names, and their port of ssh where there is one.
+    """Return the host names, and the ssh port if one is given.
 
     Args:
         host_list: The value of ``--host_list``.
-        ssh_port: That of ``--ssh_port``.
-        environment: Variables that stand for options; by default this process's.
+        ssh_port: The value of ``--ssh_port``.
+        environment: Variables that replace options; by default this process's.
 
     Raises:
-        ArgumentError: No host, something else, or several ports.
+        ArgumentError: No host, an invalid entry, or several ports.
 
     Example:
         >>> read_hosts("h1:2222,h2:2222", None, {})

@@ -1,4 +1,4 @@
-"""``save_checkpoint`` and ``load_checkpoint``, with Bagua's files and a file of each rank's own."""
+"""``save_checkpoint`` and ``load_checkpoint`` with Bagua's files, optionally one for each rank."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def save_checkpoint(
     """Save a model, an optimizer and a scheduler in Bagua's files; collective.
 
     Rank 0 writes ``iter_0000010/mp_rank_00_model_states.pt`` for iteration 10, and then the number
-    into ``latest_checkpointed_iteration.txt``. A file is whole or not there, and all ranks leave
-    when it is. With algorithms that average parameters the ranks' models differ, and the file has
-    rank 0's: save inside of :func:`asyncddp.average_model`, or with ``per_rank``.
+    into ``latest_checkpointed_iteration.txt``. A file is whole or not there, and all ranks return
+    when it is written. With algorithms that average parameters the ranks' models differ, and the
+    file holds rank 0's: save inside :func:`asyncddp.average_model`, or with ``per_rank``.
 
     Args:
         iteration: The iteration, of at most seven digits if folders are to sort.
-        checkpoints_path: The folder, the same for all ranks; made where it is not there.
+        checkpoints_path: The folder, the same for all ranks; created if it is missing.
         model: The model.
         optimizer: Its optimizer.
         lr_scheduler: The scheduler.
-        per_rank: Whether each rank writes a file of its own, from which the same number of ranks
-            goes on exactly.
+        per_rank: Whether each rank writes its own file, from which the same number of ranks resumes
+            exactly.
 
     Raises:
         ArgumentError: The iteration is no whole number, or below 0.
-        EnvironmentProblem: A rank could not write, for example since the disk is full; raised on
-            all ranks. What ``load_checkpoint`` reads is then an older checkpoint.
+        EnvironmentProblem: A rank could not write, for example because the disk is full; raised on
+            all ranks. ``load_checkpoint`` then reads an older checkpoint.
 
     Example:
         >>> import tempfile, torch
@@ -93,19 +93,19 @@ def load_checkpoint(
     lr_scheduler: HasState | None = None,
     strict: bool = True,
 ) -> int:
-    """Load what :func:`save_checkpoint` has saved last; collective.
+    """Load the latest checkpoint that :func:`save_checkpoint` has saved; collective.
 
-    Each rank loads its own file where there is one for each, and else that of rank 0.
+    Each rank loads its own file if there is one for each rank, and otherwise the common file.
 
     Args:
         checkpoints_path: The folder, the same for all ranks.
-        model: The model that is given its parameters and buffers.
-        optimizer: The optimizer that is given its state.
-        lr_scheduler: The scheduler that is given its state.
-        strict: Whether the model must have exactly the names that were saved; Bagua ignores it.
+        model: The model into which parameters and buffers are loaded.
+        optimizer: The optimizer into which the state is loaded.
+        lr_scheduler: The scheduler into which the state is loaded.
+        strict: Whether the model must have exactly the saved names; Bagua ignores it.
 
     Returns:
-        The iteration, or 0 where nothing has been saved.
+        The iteration, or 0 if nothing has been saved.
 
     Raises:
         ArgumentError: The optimizer or the scheduler was not saved.
@@ -147,7 +147,7 @@ def load_checkpoint(
 
 
 def _place() -> tuple[int, int]:
-    """Return this rank and the number of ranks; a process outside a world is alone."""
+    """Return this rank and the number of ranks; 0 and 1 for a process outside a world."""
     return (current().rank, current().size) if is_initialized() else (0, 1)
 
 
@@ -164,7 +164,7 @@ def _rank_files(folder: Path) -> list[Path]:
 
 
 def _latest(path: Path) -> int:
-    """Return the iteration of the newest checkpoint, -1 for none."""
+    """Return the iteration of the latest checkpoint, or -1 if there is none."""
     try:
         text = (path / _TRACKER).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -175,7 +175,7 @@ def _latest(path: Path) -> int:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """Read this rank's file, or the common one where ranks have none of their own."""
+    """Read this rank's file, or the common file if ranks have no files of their own."""
     rank, size = _place()
     of_ranks = _rank_files(folder)
     if of_ranks and len(of_ranks) != size:

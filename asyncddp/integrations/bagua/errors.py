@@ -1,4 +1,4 @@
-"""Errors of Bagua's API: asyncddp's, which are also the built-in ones that Bagua raises."""
+"""Errors of Bagua's API: subclasses of asyncddp's and of the built-in errors that Bagua raises."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from asyncddp.errors import ArgumentError, UsageError
 
 
 class ProcessGroupError(UsageError, RuntimeError):
-    """``init_process_group`` was not called, or twice."""
+    """Error of a missing or repeated call of ``init_process_group``."""
 
 
 class AlgorithmNameError(UsageError, TypeError):
-    """A name of an algorithm is no string."""
+    """Error of an algorithm name that is not a string."""
 
 
 class UnmanagedParameterError(UsageError, RuntimeError):
-    """A parameter belongs to no optimizer, and the algorithm communicates in their steps."""
+    """Error of a parameter without optimizer, for an algorithm that communicates in its steps."""
 
 
 class SparseGradientError(ArgumentError, NotImplementedError):
-    """A module has sparse gradients, which the algorithm cannot average."""
+    """Error of a module with sparse gradients, which the algorithm cannot average."""

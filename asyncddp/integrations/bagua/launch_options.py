@@ -1,4 +1,4 @@
-"""Options of Bagua's launchers: those with another name here, and those without effect."""
+"""Options of Bagua's launchers: common ones, renamed ones, and ones without effect."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ common_options = add_options(
 
 
 class LauncherCommand(click.Command):
-    """A click command that tells the library's errors as click's are told."""
+    """Click command that reports the library's errors as click reports its own."""
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
@@ -73,10 +73,10 @@ def launch(
     exports: Sequence[str] = (),
     **placement: Any,
 ) -> None:
-    """Run the program of Bagua's options by ``asyncddp run``, and exit with its exit code.
+    """Run the program with ``asyncddp run``, by Bagua's options, and exit with its exit code.
 
     Args:
-        command: How the launcher is called, for messages.
+        command: Name of the launcher, for messages.
         nodes: Number of nodes.
         given: The values of :data:`common_options`.
         exports: Variables for the ranks, as ``-x`` takes them.

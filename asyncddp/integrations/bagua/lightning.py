@@ -1,4 +1,4 @@
-"""``BaguaStrategy``: the former strategy of that name, for the Trainer of ``lightning``."""
+"""``BaguaStrategy`` for the Trainer of the package ``lightning``, as Lightning once had it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of Bagua's that are not here: asking for one raises an error that says what there is."""
+"""Names of Bagua that asyncddp lacks: using one raises an error that names the replacement."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ INSTEAD = {
 
 
 class MissingNameError(UsageError, ImportError):
-    """A name of Bagua's that is not here; the message says what takes its place."""
+    """Error of a Bagua name that asyncddp does not provide; the message names the replacement."""
 
 
 def refusing(module: str) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a module, which refuses names that are not here in words.
+    """Return a ``__getattr__`` for a module; it raises a MissingNameError for missing names.
 
     Example:
         >>> from asyncddp.integrations.bagua.torch_api.contrib import CachedDataset

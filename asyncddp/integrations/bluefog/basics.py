@@ -41,7 +41,7 @@ shutdown = lifecycle.shutdown
 def init(
     topology_fn: Callable[[int], nx.DiGraph[int]] | None = None, is_weighted: bool = False
 ) -> None:
-    """Join the world of ranks, and set a topology; where that was done before, only set a topology.
+    """Join the world of ranks, and set a topology; if already initialised, only set a topology.
 
     ``topology_fn`` makes the graph from the number of ranks, by default ``ExponentialGraph``. Ranks
     average uniformly unless ``is_weighted``.
@@ -78,7 +78,7 @@ def set_skip_negotiate_stage(value: bool) -> None:
 
 
 def get_skip_negotiate_stage() -> bool:
-    """Return the flag that was set last; False at first."""
+    """Return the flag set by :func:`set_skip_negotiate_stage`; False at first."""
     return current_state().skip_negotiate
 
 

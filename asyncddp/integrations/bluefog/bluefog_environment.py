@@ -72,7 +72,7 @@ def _parse_level(text: str) -> int:
 
 
 def warn_of_others(environ: Mapping[str, str] | None = None) -> None:
-    """Say in one warning which variables are not read, and what there is instead."""
+    """Log one warning that lists ignored variables of BlueFog with their replacements."""
     found = [name for name in _INSTEAD if read_variable(name, str, environ) is not None]
     if found:
         listed = "; ".join(f"{name}: {_INSTEAD[name]}" for name in found)

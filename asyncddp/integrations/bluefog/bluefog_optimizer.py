@@ -34,7 +34,7 @@ Models = torch.nn.Module | Iterable[torch.nn.Module]
 
 
 class CommunicationType(Enum):
-    """BlueFog's enum of whom an optimizer averages with: all ranks, neighbours, machines, none."""
+    """BlueFog's enum of communication: with all ranks, neighbours, machines or nobody."""
 
     neighbor_allreduce = "neighbor.allreduce"
     hierarchical_neighbor_allreduce = "hierarchical.neighbor.allreduce"
@@ -51,7 +51,7 @@ class BluefogOptimizer(DistributedOptimizer):
     Arguments are those of its base class; ``communication`` None is the algorithm's default.
 
     Attributes:
-        enable_topo_check: Means nothing here: who sends to whom is always checked.
+        enable_topo_check: Has no effect: senders and receivers are always checked.
         neighbor_weights, send_neighbors: Older names of ``src_weights`` and ``dst_weights``.
         unregister_window: BlueFog's name of :meth:`unregister_windows`.
     """
@@ -133,7 +133,7 @@ def _checked(value: Any) -> CommunicationType:
 
 
 def _warn_of_passes(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Warn once of more backward passes before a step than the setting says."""
+    """Warn once if there are more backward passes before a step than configured."""
     phase, passes = optimizer._phase, optimizer._phase.accumulation
     too_many = passes.current_passes > passes.passes_per_round
     if too_many and phase.named_parameters and not optimizer._warned:
@@ -152,7 +152,7 @@ class _GraphWarningAlgorithm(Algorithm):
     """Base class of algorithm variants that warn of an unsuitable graph instead of raising."""
 
     def check(self, graph_or_schedule: GraphOrSchedule) -> None:
-        """Warn of a graph that the theory of the method does not allow."""
+        """Log a warning for a graph that the method's theory does not allow."""
         try:
             super().check(graph_or_schedule)
         except TopologyError as problem:
@@ -221,7 +221,7 @@ def DistributedPullGetOptimizer(  # noqa: N802 - BlueFog's name
 def DistributedPushSumOptimizer(  # noqa: N802 - BlueFog's name
     optimizer: torch.optim.Optimizer, model: Models, num_steps_per_communication: int = 1
 ) -> BluefogOptimizer:
-    """Stochastic gradient push; ranks meet in each round while ``force_barrier`` is True."""
+    """Train by stochastic gradient push; ranks meet in each round if ``force_barrier`` is True."""
     made = BluefogOptimizer(optimizer, model, "push_sum", None, num_steps_per_communication)
     made.force_barrier = True
     return made

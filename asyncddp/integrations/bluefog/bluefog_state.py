@@ -34,7 +34,7 @@ class HandleTable(Generic[H]):
         return number
 
     def require_free_name(self, name: str | None) -> None:
-        """Raise ArgumentError if an operation of that name is under way."""
+        """Raise ArgumentError if an operation of that name is in progress."""
         number = None if name is None else self._named.get(name)
         if number is not None and number in self._under_way and not self._under_way[number].poll():
             raise ArgumentError(
@@ -72,7 +72,7 @@ class BluefogState:
 
 
 def current_state() -> BluefogState:
-    """Return the state of this rank, which ends with its context."""
+    """Return this rank's state, which is kept in its context; create it on first use."""
     extensions = current().extensions
     if _KEY not in extensions:
         extensions[_KEY] = BluefogState()

@@ -52,7 +52,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def translate_errors_of(module: dict[str, Any], names: Iterable[str]) -> None:
-    """Make a module's functions of these names raise BlueFog's errors; called at its end."""
+    """Make the named functions of a module raise BlueFog's errors; called at the module's end."""
     translated: dict[FunctionType, Any] = {}  # a function of two names stays one
     for name in names:
         plain = module[name]

@@ -37,7 +37,7 @@ logger = logging.getLogger("asyncddp")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UserGraphSchedule(Schedule):
-    """Schedule of the user's graph in every round, by the graph's weights or uniform ones."""
+    """Schedule that uses the user's graph in every round, with its own weights or uniform ones."""
 
     user_graph: nx.DiGraph[int]
     weighted: bool
@@ -114,18 +114,18 @@ def _schedule(graph: nx.DiGraph[int], *, weighted: bool) -> _UserGraphSchedule:
 
 
 def _same_each_round(views: list[Neighbors], place: int, k: int) -> Neighbors:
-    """Look up the neighbours; schedules can be pickled, so this is no lambda."""
+    """Return the neighbours of a place in any round; it can be pickled, unlike a lambda."""
     return views[place]
 
 
 def load_topology() -> GraphOrSchedule:
-    """Return the graph in use, the object that was set."""
+    """Return the graph in use, as the object that was set."""
     in_use = current().topologies.given
     return in_use.user_graph if isinstance(in_use, _UserGraphSchedule) else in_use
 
 
 def load_machine_topology() -> GraphOrSchedule | None:
-    """Return the graph between machines, the object that was set; None before."""
+    """Return the graph between machines, as the object that was set; None if none was set."""
     in_use = current().topologies.machine_given
     return in_use.user_graph if isinstance(in_use, _UserGraphSchedule) else in_use
 

@@ -62,7 +62,7 @@ def RingGraph(size: int, connect_style: int = 0) -> Graph[int]:  # noqa: N802 - 
 
 
 def StarGraph(size: int, center_rank: int = 0) -> Graph[int]:  # noqa: N802 - BlueFog's name
-    """Build a star, in which one rank exchanges with all others; see :func:`.topology.star`."""
+    """Build a star: one rank exchanges with all others; see :func:`.topology.star`."""
     graph = topology.star(size, center_rank)
     graph[center_rank][center_rank]["weight"] = 1 / size
     return graph
@@ -81,7 +81,7 @@ def MeshGrid2DGraph(  # noqa: N802 - BlueFog's name
 
 
 def _even(graph: Graph[int]) -> Graph[int]:
-    """Set each self-loop's weight to exactly that of the rank's other edges, which are equal.
+    """Set each self-loop's weight to exactly the weight of the rank's other edges.
 
     Ours is 1 minus the others, so that rows sum to 1 exactly; over there it is the same fraction.
     """
@@ -165,7 +165,7 @@ def GetDynamicOnePeerSendRecvRanks(  # noqa: N802 - BlueFog's name
 def GetExp2DynamicSendRecvMachineRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int, local_rank: int
 ) -> SendRecv:
-    """Yield numbers of machines: machine m sends to machine m + 1, m + 2, m + 4, … in turn.
+    """Yield machine numbers: machine m sends to machine m + 1, m + 2, m + 4, … in turn.
 
     Raises:
         TopologyAssertionError: Only one machine, or machines without ``local_size`` ranks each.
@@ -209,7 +209,7 @@ def _ranks(schedule: topology.Schedule, rank: int) -> SendRecv:
 def InferSourceFromDestinationRanks(  # noqa: N802 - BlueFog's name
     dst_ranks: Sequence[int], construct_adjacency_matrix: bool = False
 ) -> Inferred:
-    """Return the ranks that send to this one, ascending, from those to which it sends; collective.
+    """Return the ranks that send to this rank, from those that it sends to; collective.
 
     With ``construct_adjacency_matrix`` return ``(sources, W)``, W being an (n, n) float64 array in
     which ``W[i, j]`` is 1 over the number of those who send to j, itself included, where i is one
@@ -224,7 +224,7 @@ def InferSourceFromDestinationRanks(  # noqa: N802 - BlueFog's name
 def InferDestinationFromSourceRanks(  # noqa: N802 - BlueFog's name
     src_ranks: Sequence[int], construct_adjacency_matrix: bool = False
 ) -> Inferred:
-    """Return the ranks to which this one sends, from those from which it receives; collective.
+    """Return the ranks that receive from this rank, from those it receives from; collective.
 
     The rest is as in :func:`InferSourceFromDestinationRanks`.
     """

@@ -1,4 +1,4 @@
-"""Makes the blocking, non-blocking and in-place variants of BlueFog's operations."""
+"""Functions that make the blocking, non-blocking and in-place variants of BlueFog's operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Options = dict[str, Any]
 
 
 class _OperationMapping(NamedTuple):
-    """Operation of asyncddp that implements one of BlueFog's, and how arguments are mapped.
+    """Mapping of one of BlueFog's operations to asyncddp's operation and arguments.
 
     A prefix is put before names, so that different verbs may share one, as in BlueFog.
     """
@@ -32,7 +32,7 @@ class _OperationMapping(NamedTuple):
     plan: Callable[..., Options]
 
     def prepare(self, args: Any, kwargs: Any) -> tuple[HandleTable[Handle[Any]], Options]:
-        """Return the table of handles, and the arguments under a name that no handle has."""
+        """Return the table of handles, and the arguments with a prefixed name that is free."""
         handles, options = active_state().collectives, self.plan(*args, **kwargs)
         if options["name"] is not None:
             options["name"] = f"{self.prefix}.{options['name']}"
@@ -41,7 +41,7 @@ class _OperationMapping(NamedTuple):
 
 
 def unless_suspended(verb: Callable[P, R]) -> Callable[P, R]:
-    """Make an operation raise BlueFog's errors, and one of its own after ``suspend()``."""
+    """Make an operation raise BlueFog's errors, and an error while communication is suspended."""
 
     @functools.wraps(verb)
     def variant(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -86,7 +86,7 @@ def nonblocking(variant: Callable[P, torch.Tensor]) -> Callable[P, int]:
 
 
 def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
-    """Make the variant of a blocking verb whose result replaces the tensor."""
+    """Make the in-place variant of a blocking verb: its result overwrites the tensor."""
     verb: _OperationMapping = variant.verb  # type: ignore[attr-defined]
 
     @functools.wraps(verb.plan)
@@ -101,12 +101,12 @@ def in_place(variant: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
 
 
 def poll(handle: int) -> bool:
-    """Return True if a verb has ended or failed; never waits."""
+    """Return True if a verb has ended or failed; never wait."""
     return current_state().collectives.find("poll", handle).poll()
 
 
 def synchronize(handle: int) -> torch.Tensor:
-    """Wait for the result of a verb; its handle is gone then, also where the verb has failed."""
+    """Wait for the result of a verb, and remove its handle, even if the verb has failed."""
     result: torch.Tensor = current_state().collectives.pop("synchronize", handle).wait()
     return result
 

@@ -1,4 +1,4 @@
-"""BlueFog's communication operations, among all ranks and among neighbours, and of objects."""
+"""BlueFog's communication operations: collectives, neighbour averages and object broadcasts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def allreduce(
 ) -> Options:
     """Average or sum a tensor over all ranks; see :func:`asyncddp.allreduce`.
 
-    With ``is_hierarchical_local`` among the ranks of this machine alone.
+    With ``is_hierarchical_local`` only the ranks of this machine take part.
     """
     may_average = not isinstance(tensor, torch.Tensor) or tensor.is_floating_point()
     if average and not may_average and not tensor.is_complex():
@@ -74,7 +74,7 @@ def allreduce(
 
 @blocking(_cast.broadcast, _cast.broadcast_nonblocking)
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Options:
-    """Give all ranks the root's tensor, as a new one; see :func:`asyncddp.broadcast`."""
+    """Copy the root's tensor to all ranks, as a new tensor; see :func:`asyncddp.broadcast`."""
     return {"tensor": tensor, "root_rank": root_rank, "name": name}
 
 
@@ -95,7 +95,7 @@ allgather_nonblocking = nonblocking(allgather)
 
 @unless_suspended
 def barrier() -> None:
-    """Wait until all ranks have called this; other operations stay under way.
+    """Wait until all ranks have called it; other operations continue.
 
     What was noted in a timeline before is in its file afterwards.
     """
@@ -107,7 +107,7 @@ def barrier() -> None:
 
 @unless_suspended
 def broadcast_parameters(params: _parameters.Parameters, root_rank: int) -> None:
-    """Give all ranks the root's parameters, in place; see :func:`asyncddp.broadcast_parameters`."""
+    """Copy the root's parameters to all ranks; see :func:`asyncddp.broadcast_parameters`."""
     _parameters.broadcast_parameters(params, root_rank)
 
 
@@ -116,7 +116,7 @@ allreduce_parameters = unless_suspended(_parameters.allreduce_parameters)
 
 @unless_suspended
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
-    """Give all ranks the root's optimizer state; see :func:`asyncddp.broadcast_optimizer_state`."""
+    """Copy the root's optimizer state to all; see :func:`asyncddp.broadcast_optimizer_state`."""
     _state.broadcast_optimizer_state(optimizer, root_rank)
 
 
@@ -124,7 +124,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) 
 def broadcast_object(
     obj: Any, src: int = 0, device: torch.device | str | None = None, name: str | None = None
 ) -> Any:
-    """Give all ranks the object of the root ``src``, by pickle; ``device`` means nothing here."""
+    """Broadcast the Python object of ``src`` to all ranks, by pickle; ``device`` has no effect."""
     return _objects.broadcast_object(obj, src, name=name)
 
 
@@ -134,7 +134,7 @@ def broadcast_object_list(
     device: torch.device | str | None = None,
     name: str | None = None,
 ) -> None:
-    """Replace the objects of a list by the root's, which is rank 0 if ``src`` is None."""
+    """Replace the objects of a list by the root's; None for ``src`` means rank 0."""
     if object_list:
         object_list[:] = broadcast_object(object_list, 0 if src is None else src, device, name)
 
@@ -229,7 +229,7 @@ def pair_gossip(
     pair_weight: float | None = None,
     name: str | None = None,
 ) -> Options:
-    """Average with a partner, who must name this rank in turn; see :func:`asyncddp.pair_gossip`."""
+    """Average with a partner, which must name this rank too; see :func:`asyncddp.pair_gossip`."""
     weights = {"self_weight": self_weight, "pair_weight": pair_weight}
     return {"tensor": tensor, "target_rank": target_rank, **weights, "name": name}
 

@@ -1,4 +1,4 @@
-"""BlueFog's one-sided window operations, such as ``win_put``, whose handles are integers."""
+"""BlueFog's one-sided window operations, such as ``win_put``, with integer handles."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _switch_associated_p(*, on: bool) -> None:
 
 @unless_suspended
 def win_create(tensor: torch.Tensor, name: str, zero_init: bool = False) -> bool:
-    """Make a window along the edges of the topology; see :func:`asyncddp.win_create`."""
+    """Create a window along the edges of the topology; see :func:`asyncddp.win_create`."""
     made = creation.win_create(tensor, name, zero_init)
     if made:
         windows_of(current()).find("win_create", name).with_p = current_state().associated_p
@@ -73,7 +73,7 @@ def win_update(
     clone: bool = False,
     require_mutex: bool = False,
 ) -> torch.Tensor:
-    """Mix the buffers into this rank's tensor and return it; see :func:`asyncddp.win_update`."""
+    """Average the buffers with this rank's tensor; return it; see :func:`asyncddp.win_update`."""
     return get_and_update.win_update(
         name, self_weight, neighbor_weights, reset, clone, require_mutex
     )
@@ -81,14 +81,14 @@ def win_update(
 
 @unless_suspended
 def win_read_neighbor(name: str, rank_: int, require_mutex: bool = True) -> torch.Tensor:
-    """Give a copy of one in-neighbour's buffer; see :func:`asyncddp.win_read_neighbor`."""
+    """Return a copy of one in-neighbour's buffer; see :func:`asyncddp.win_read_neighbor`."""
     return get_and_update.win_read_neighbor(name, rank_, require_mutex)
 
 
 def win_wait(handle: int) -> bool:
     """Wait for a window operation, remove its handle, and return True.
 
-    Where there is no such handle, warn in the log and return False.
+    If there is no such handle, log a warning and return False.
     """
     handles = current_state().windows
     if handle not in handles:
@@ -98,17 +98,17 @@ def win_wait(handle: int) -> bool:
 
 
 def win_poll(handle: int) -> bool:
-    """Return True if a window operation is done; never waits."""
+    """Return True if a window operation is done; never wait."""
     return current_state().windows.find("win_poll", handle).poll()
 
 
 def win_cancel(handle: int) -> None:
-    """Stop waiting for a window operation, which goes on."""
+    """Stop waiting for a window operation, which still completes."""
     current_state().windows.pop("win_cancel", handle).cancel()
 
 
 def _nonblocking(start: Callable[P, WindowHandle]) -> Callable[P, int]:
-    """Make BlueFog's variant of a non-blocking window operation, which gives an integer."""
+    """Make BlueFog's variant of a non-blocking window operation: it returns an integer handle."""
 
     @unless_suspended
     @functools.wraps(start)
@@ -143,7 +143,7 @@ def win_mutex(
 
 @contextmanager
 def win_lock(name: str) -> Iterator[None]:
-    """Hold this rank's own buffers against neighbours that write with ``require_mutex``."""
+    """Lock this rank's own buffers against neighbours that write with ``require_mutex``."""
     with win_mutex(name, for_self=True):
         yield
 

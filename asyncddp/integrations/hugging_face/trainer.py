@@ -1,4 +1,4 @@
-"""Mixin that makes a Trainer of transformers average models with other ranks."""
+"""Mixin for a Trainer of transformers that averages models or gradients with other ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TrainerOfTransformers: Any = object
 
 
 class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  # any of them
-    r"""Trains as a Trainer of transformers does, and averages models or gradients by any method.
+    r"""Trainer of transformers that averages models or gradients over ranks, by any method.
 
     The Trainer's optimizer, whatever its ``args.optim``, is wrapped by
     :class:`asyncddp.DistributedOptimizer`; the model is not wrapped in ``DistributedDataParallel``.
@@ -84,12 +84,12 @@ class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  
     # training
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Make the accelerator, which leaves the model without DistributedDataParallel."""
+        """Make the accelerator, and keep it from wrapping the model in DistributedDataParallel."""
         super().create_accelerator_and_postprocess()
         leave_unwrapped(self.accelerator, type(self).__name__)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the optimizer as the Trainer does, or take the one that was given, and wrap it."""
+        """Make the Trainer's optimizer, or take the given one; wrap it to average over ranks."""
         plain = super().create_optimizer(*args, **kwargs)
         if isinstance(plain, DistributedOptimizer):
             raise ArgumentError(
@@ -103,13 +103,13 @@ class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  
         return self.optimizer
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a backward pass; those that accumulate gradients do not count."""
+        """Make a backward pass; passes that only accumulate gradients do not average."""
         held = None if self.accelerator.sync_gradients else self._distributed
         with nullcontext() if held is None else held.no_sync():
             return super().training_step(*args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """End averaging before the best model is loaded, so that another train() begins anew."""
+        """Stop averaging before the best model is loaded, so that another train() starts fresh."""
         if self._distributed is not None:
             self._distributed.close()
             self.optimizer, self._distributed = self._distributed.wrapped, None
@@ -119,7 +119,7 @@ class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  
 
     @contextmanager
     def _averaging_paused(self) -> Iterator[None]:
-        """End averaging that goes on by the clock for the length of a block; collective."""
+        """Stop asynchronous averaging inside a ``with`` block; collective."""
         distributed = None if self._paused else self._distributed
         if distributed is None:
             yield
@@ -134,7 +134,7 @@ class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  
 
     @contextmanager
     def _average_lent(self) -> Iterator[None]:
-        """Give all ranks the average model for the length of a block; collective."""
+        """Give all ranks the average model inside a ``with`` block; collective."""
         with self._averaging_paused(), average_model(TrainablePart(self.model)):
             yield
 
@@ -156,7 +156,7 @@ class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  
             super()._save_checkpoint(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Save each rank's own beside the average model; the Trainer's would be rank 0's."""
+        """Save each rank's own state beside the average model; the Trainer would save rank 0's."""
         save_checkpoint(
             Path(output_dir, FOLDER),
             TrainablePart(self.model),
@@ -169,7 +169,7 @@ class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  
         )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Give each rank its own, or what is in the checkpoint of another Trainer."""
+        """Load each rank's own state, or the state in another Trainer's checkpoint."""
         self._scaler_state = None
         if checkpoint is None:
             return
@@ -182,7 +182,7 @@ class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Give each rank its own scale of losses."""
+        """Load each rank's own loss scale."""
         super()._load_scaler(checkpoint)
         if self._scaler_state:
             self.accelerator.scaler.load_state_dict(self._scaler_state)

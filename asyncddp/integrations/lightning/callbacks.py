@@ -1,4 +1,4 @@
-"""Mixins of the callbacks, for whichever package of Lightning their classes are made."""
+"""Mixins of callbacks, shared by the packages ``lightning`` and ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROW = "lightning"
 
 
 class ConsensusMonitorMixin:
-    """Logs each rank's consensus distance, staleness and times into the Trainer's loggers.
+    """Callback that logs each rank's consensus distance, staleness and times to the loggers.
 
     Args:
         every: Optimizer steps from report to report.
@@ -29,7 +29,7 @@ class ConsensusMonitorMixin:
         self._monitor: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to watch the first optimizer."""
+        """Start monitoring the first optimizer."""
 
         def write(record: dict[str, Any]) -> None:
             rank = record["rank"]
@@ -47,13 +47,13 @@ class ConsensusMonitorMixin:
         )
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write what is left."""
+        """Write the remaining records."""
         if self._monitor is not None:
             self._monitor.close()
 
 
 class SwitchAlgorithmMixin:
-    """Switches the algorithm at the start of epochs.
+    """Callback that switches the algorithm at the start of epochs.
 
     Args:
         at_epoch: By epoch, counted from 0: the algorithm, or that and a dict of its arguments.
@@ -73,17 +73,17 @@ class SwitchAlgorithmMixin:
         self._replicas, self._made = replicas, -1
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin with the strategy's own algorithm."""
+        """Start with the strategy's own algorithm."""
         self._made = -1
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Switch to what was in use when the checkpoint was written."""
+        """Switch to the algorithm that was in use when the checkpoint was written."""
         due = [epoch for epoch in self._entries if epoch <= checkpoint["epoch"]]
         if due and trainer.state.fn == "fit":
             self._switch(trainer, max(due))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Switch if the epoch says so."""
+        """Switch the algorithm if one is given for this epoch."""
         if trainer.current_epoch in self._entries:
             self._switch(trainer, trainer.current_epoch)
 
@@ -97,22 +97,22 @@ class SwitchAlgorithmMixin:
 
 
 class TimelineCallbackMixin:
-    """Shows epochs and validation in the timeline, which ``asyncddp run --timeline DIR`` writes."""
+    """Callback that records epochs and validation in the timeline (``asyncddp run --timeline``)."""
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Note that an epoch begins."""
+        """Record the start of an epoch."""
         timeline_start_activity(_ROW, f"epoch {trainer.current_epoch}")
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note that it ends."""
+        """Record the end of an epoch."""
         timeline_end_activity(_ROW)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Note that validation begins."""
+        """Record the start of validation."""
         timeline_start_activity(f"{_ROW} validation", "validation")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note that it ends."""
+        """Record the end of validation."""
         timeline_end_activity(f"{_ROW} validation")
 
 

@@ -1,4 +1,4 @@
-"""Content of Lightning's checkpoints of all ranks' training, and the files of each rank."""
+"""Contents of a Lightning checkpoint that covers all ranks, and the file of each rank."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KEY = "asyncddp"
 
 
 def described(policy: str, algorithm: str, *, alone: bool = False) -> dict[str, Any]:
-    """Return what a checkpoint says of the run and of itself; collective unless ``alone``."""
+    """Return a checkpoint's metadata about the run and itself; collective unless ``alone``."""
     name = uuid4().hex if alone else broadcast_object(uuid4().hex)
     facts = {"world_size": current().size, "algorithm": algorithm, "replicas": policy}
     return {**facts, "id": name}
 
 
 def shared_model_state(policy: str, module: torch.nn.Module) -> dict[str, Any]:
-    """Return the model that a checkpoint holds: rank 0's, or the average; collective for that."""
+    """Return the model to save: rank 0's, or the average, which is collective."""
     if policy == "rank0":
         return module.state_dict()
     with average_model(module):
@@ -45,18 +45,18 @@ def copied(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_optimizer_state(policy: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state that suits :func:`shared_model_state`; collective likewise."""
+    """Return the optimizer state to save: rank 0's, or the average, which is collective."""
     return without_own_memory(state) if policy == "rank0" else averaged_optimizer_state(state)
 
 
 def rank_file(filepath: Any) -> str:
-    """Return the name of this rank's own file beside a checkpoint, or beside what it links to."""
+    """Return the name of this rank's own file beside a checkpoint, or beside its link target."""
     path = os.fspath(filepath)
     return f"{path if '://' in path else os.path.realpath(path)}.rank{current().rank}"
 
 
 def write(filepath: Any, action: Callable[[], None]) -> None:
-    """Write files on all ranks; what fails on one, such as a full disk, is raised on all."""
+    """Write files on all ranks; an error on one, such as a full disk, is raised on all."""
     together("save_checkpoint", f"write {filepath}", action)
 
 
@@ -67,7 +67,7 @@ def read(
     resumes: bool,
     required: bool = False,
 ) -> dict[str, Any]:
-    """Read a checkpoint, and where it has them and the ranks are as many, the rank's own states.
+    """Read a checkpoint, with each rank's own states if they exist for the same number of ranks.
 
     Args:
         filepath: The checkpoint.
@@ -109,7 +109,7 @@ def read(
 def _own_states(
     filepath: Any, load: Callable[[Any], dict[str, Any]], wanted: str
 ) -> dict[str, Any] | str:
-    """Return the states in this rank's own file, or in words why it cannot be used."""
+    """Return the states in this rank's own file, or a text on why it cannot be used."""
     file = rank_file(filepath)
     try:
         own = load(file)
@@ -120,7 +120,7 @@ def _own_states(
 
 
 def remove_rank_files(filepath: Any) -> None:
-    """Remove the ranks' own files beside a checkpoint, also those of more ranks than there are."""
+    """Remove the rank files beside a checkpoint, including those of a larger world."""
     file = Path(filepath)
     for one in file.parent.iterdir() if file.parent.is_dir() else ():
         if one.name.startswith(f"{file.name}.rank"):

@@ -21,7 +21,7 @@ _OPERATIONS = {
 
 
 def logged_figure() -> str | None:
-    """Return which figure of ``self.log`` the caller is asked to reduce, and when; None if none is.
+    """Return the name and time of the ``self.log`` value that is being reduced; None if none is.
 
     Lightning tells a strategy a tensor alone, and the figure of a step has the form of an epoch's:
     where ranks have unequal numbers of batches the one would be added to the other.
@@ -37,7 +37,7 @@ def logged_figure() -> str | None:
 
 
 def reduce_in_place(tensor: Any, group: Any, operation: Any, figure: str | None = None) -> Any:
-    """Reduce a tensor over all ranks, in place; anything else is returned as it is.
+    """Reduce a tensor over all ranks, in place; return anything else unchanged.
 
     Args:
         tensor: The tensor.
@@ -76,7 +76,7 @@ def gather_stacked(tensor: torch.Tensor, group: Any, *, sync_grads: bool) -> tor
 
 
 def require_no_group(verb: str, group: Any) -> None:
-    """Raise an ArgumentError for a group of torch's."""
+    """Raise an ArgumentError for a torch process group of some ranks."""
     if group is not None and "WORLD" not in str(group):
         raise ArgumentError(
             f"{verb}: argument group: AsyncDDPStrategy works on all ranks; expected None, got "
@@ -85,7 +85,7 @@ def require_no_group(verb: str, group: Any) -> None:
 
 
 class _StackedGather(torch.autograd.Function):
-    """Gather whose gradient is the sum of all ranks' gradients for this rank's part."""
+    """Autograd function that gathers tensors; its gradient sums all ranks' gradients."""
 
     @staticmethod
     @override

@@ -1,4 +1,4 @@
-"""Strategy of Lightning's Fabric, for whichever package of Lightning its class is made."""
+"""Strategy mixin for Fabric, shared by the packages ``lightning`` and ``lightning_fabric``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from asyncddp.optim.parameter_sync import broadcast_parameters
 
 
 class FabricStrategyMixin(WorldStrategyMixin):
-    """Trains modules by Fabric on the library's world, by any of its methods.
+    """Strategy of Lightning's Fabric that trains modules with any method of the library.
 
     ``fabric.setup(model, optimizer)`` gives all ranks rank 0's model, and wraps the optimizer by
     :class:`asyncddp.DistributedOptimizer`. Ranks, devices and samplers are those of the world that
@@ -100,7 +100,7 @@ class FabricStrategyMixin(WorldStrategyMixin):
         module.to(self.root_device)
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Give all ranks rank 0's module."""
+        """Broadcast rank 0's module to all ranks."""
         broadcast_parameters(module)
         self._modules.append(module)
         return module
@@ -126,7 +126,7 @@ class FabricStrategyMixin(WorldStrategyMixin):
 
     @contextmanager
     def no_backward_sync(self, module: Any, enabled: bool = True) -> Iterator[None]:
-        """Let gradients accumulate, so that a step counts as one pass."""
+        """Accumulate gradients inside a ``with`` block, so that a step counts as one pass."""
         with ExitStack() as stack:
             for optimizer in self.distributed_optimizers if enabled else ():
                 stack.enter_context(optimizer.no_sync())
@@ -135,11 +135,11 @@ class FabricStrategyMixin(WorldStrategyMixin):
     # checkpoints
 
     def get_module_state_dict(self, module: torch.nn.Module) -> dict[str, Any]:
-        """Return the module that a checkpoint holds; collective for the average."""
+        """Return the module's state for a checkpoint; collective for the average."""
         return shared_model_state(self._replicas, module)
 
     def get_optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the state that suits it; collective likewise."""
+        """Return the optimizer's state for a checkpoint; collective for the average."""
         return shared_optimizer_state(self._replicas, optimizer.state_dict())
 
     def save_checkpoint(
@@ -149,7 +149,7 @@ class FabricStrategyMixin(WorldStrategyMixin):
         storage_options: Any = None,
         filter: Any = None,  # noqa: A002 - Lightning's name
     ) -> None:
-        """Write a checkpoint on rank 0, and before it each rank's own if that was asked for."""
+        """Write a checkpoint on rank 0, after each rank's own if ``replicas`` is ``"all"``."""
         found = described(self._replicas, self._settings.method_name)
         convert = self._convert_stateful_objects_in_state
         if self._replicas == "all":
@@ -163,7 +163,7 @@ class FabricStrategyMixin(WorldStrategyMixin):
     def load_checkpoint(
         self, path: Any, state: Any = None, strict: bool = True, **kwargs: Any
     ) -> dict[str, Any]:
-        """Read a checkpoint into modules and optimizers; return what is left of it.
+        """Load a checkpoint into modules and optimizers; return its other entries.
 
         Raises:
             KeyError: ``strict``, and it lacks something of ``state``.

@@ -1,4 +1,4 @@
-"""Evaluation and checkpoints of each rank's own model, of rank 0's, or of the average."""
+"""Evaluation and checkpoints of models that differ between ranks: own, rank 0's or average."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _OF_FILES = (
 
 
 class TrainerCheckpointsMixin(WorldStrategyMixin):
-    """Part of the Trainer's strategy: evaluation and checkpoints of models that differ.
+    """Mixin of the Trainer's strategy: evaluation and checkpoints of models that differ.
 
-    After a failure nothing here is collective, since other ranks may not come: a checkpoint that
-    is written then, such as Lightning's at an exception, holds rank 0's model.
+    After a failure nothing here is collective, since other ranks may not take part: a checkpoint
+    written then, such as Lightning's on an exception, holds rank 0's model.
     """
 
     optimizers: Any
@@ -50,7 +50,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
 
     @property
     def distributed_optimizers(self) -> list[DistributedOptimizer]:
-        """The wrapped optimizers of the fit under way."""
+        """Wrapped optimizers of the current fit."""
         return [one for one in self.optimizers if isinstance(one, DistributedOptimizer)]
 
     @property
@@ -59,24 +59,24 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         return self._failed or bool(trainer is not None and trainer.interrupted)
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait for all ranks; not after a failure."""
+        """Wait for all ranks, unless there was a failure."""
         if not self._interrupted:
             barrier()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Note the failure."""
+        """Record the failure, and restore each rank's own model."""
         self._failed = True
         self._restore_own_model()
 
     def teardown(self) -> None:
-        """Give each rank its own model again, and release what Lightning holds."""
+        """Restore each rank's own model, and release Lightning's resources."""
         self._restore_own_model()
         super().teardown()
 
     # evaluation
 
     def on_validation_start(self) -> None:
-        """Pause averaging by the clock, and take the average model if that is validated."""
+        """Pause asynchronous averaging, and load the average model if it is to be validated."""
         for optimizer in self.distributed_optimizers:
             optimizer.abort()
         self._paused = True
@@ -85,7 +85,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
             self._averaged.enter_context(average_model(self.lightning_module))
 
     def on_validation_end(self) -> None:
-        """Give each rank its own model again, and let averaging by the clock go on."""
+        """Restore each rank's own model, and resume asynchronous averaging."""
         self._restore_own_model()
         if self._paused:
             self._paused = False
@@ -104,7 +104,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """True: each rank may load weights of its own, which setup would overwrite."""
+        """True: each rank may load its own weights, which setup would overwrite."""
         return True
 
     def check_checkpoint_folders(self, trainer: Any) -> None:
@@ -118,7 +118,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         return found
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the model that a checkpoint holds; collective for the average."""
+        """Return the model's state for a checkpoint; collective for the average."""
         if self._averaged is not None and self._replicas != "rank0" and not self._interrupted:
             return copied(self._own_state())
         self._restore_own_model()
@@ -128,7 +128,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Write the checkpoint on rank 0, and before it each rank's own if that was asked for."""
+        """Write a checkpoint on rank 0, after each rank's own if ``replicas`` is ``"all"``."""
         alone = self._interrupted
         policy = "rank0" if alone else self._replicas
         states = checkpoint.get("optimizer_states", [])
@@ -151,7 +151,7 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         write(filepath, save_shared)
 
     def _agree_on_paths(self, checkpoint: dict[str, Any], filepath: Any) -> Any:
-        """Give all ranks rank 0's names of files, here and in ModelCheckpoint; collective.
+        """Set rank 0's file names on all ranks, here and in ModelCheckpoint; collective.
 
         A name or an order by figures that ranks have logged each for itself differs between them.
         """
@@ -167,13 +167,13 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         return filepath
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        """Remove a checkpoint with the ranks' files beside it."""
+        """Remove a checkpoint and the rank files beside it."""
         if self._replicas == "all":
             remove_rank_files(filepath)
         super().remove_checkpoint(filepath)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read a checkpoint; to resume it must be one of this strategy."""
+        """Read a checkpoint; to resume, it must be one of this strategy."""
         load = super().load_checkpoint
         fits = self.lightning_module.trainer.state.fn == "fit"
         return read(

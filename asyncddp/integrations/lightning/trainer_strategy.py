@@ -1,4 +1,4 @@
-"""Strategy of Lightning's Trainer, for whichever package of Lightning its class is made."""
+"""Strategy mixin for the Trainer of the packages ``lightning`` and ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALIDATIONS = ("local", "average")
 
 
 class TrainerStrategyMixin(TrainerCheckpointsMixin):
-    """Trains a LightningModule on the library's world, by any of its methods.
+    """Strategy of Lightning's Trainer that trains with any method of the library.
 
     Each optimizer is wrapped by :class:`asyncddp.DistributedOptimizer`. Ranks, devices and samplers
     are those of the world that ``asyncddp run``, ``mpirun``, ``srun`` or ``torchrun`` has started;
@@ -101,7 +101,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
     # training
 
     def model_to_device(self) -> None:
-        """Move the model to its device, and give all ranks rank 0's before they train it first."""
+        """Move the model to its device, and broadcast rank 0's before its first training."""
         module = self.lightning_module
         module.to(self.root_device)
         if module.trainer.state.fn == "fit" and self._trained is not module:
@@ -109,7 +109,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
             self._trained = module
 
     def setup(self, trainer: Any) -> None:
-        """Set up as Lightning does, with layers that synchronise if they were asked for."""
+        """Set up as Lightning does, with synchronised batch normalisation if requested."""
         self._failed = self._paused = False
         if trainer.state.fn == "fit":
             self.check_checkpoint_folders(trainer)
@@ -118,7 +118,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
         super().setup(trainer)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Make the module's optimizers, and wrap them."""
+        """Make the module's optimizers, and wrap them to average over ranks."""
         super().setup_optimizers(trainer)
         optimizers = [one for one in self.optimizers if type(one).__name__ != "_MockOptimizer"]
         check_shares_nothing("configure_optimizers gave", optimizers)
@@ -135,7 +135,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
         ]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a step by the module's ``__call__``, so that hooks on the module run."""
+        """Run the training step through the module's ``__call__``, so that its hooks run."""
         with self.precision_plugin.train_step_context():
             return self._forward_redirection(
                 self.model, self.lightning_module, "training_step", *args, **kwargs
@@ -144,7 +144,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        """Make a step; one by hand, whose backward passes are over, gets no closure."""
+        """Make an optimizer step; a manual one, after its backward passes, gets no closure."""
         plugin = self.precision_plugin
         by_hand = getattr(closure, "__name__", "") == "do_nothing_closure"
         if by_hand and getattr(plugin, "scaler", None) is None:
@@ -154,13 +154,13 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Let gradients accumulate, so that a step counts as one pass."""
+        """Accumulate gradients inside a ``with`` block, so that a step counts as one pass."""
         with ExitStack() as stack:
             for optimizer in self.distributed_optimizers:
                 stack.enter_context(optimizer.no_sync())
             yield
 
     def on_train_end(self) -> None:
-        """End what is under way, and free the windows; collective."""
+        """Finish all communication, and free the windows; collective."""
         for optimizer in self.distributed_optimizers:
             optimizer.close()

@@ -1,4 +1,4 @@
-"""Base of Lightning's strategies, for Trainer and Fabric: the world's ranks, devices and verbs."""
+"""Base class of Lightning's strategies for Trainer and Fabric: ranks, devices and collectives."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from asyncddp.optim.method_settings import MethodSettings
 
 
 class WorldEnvironment:
-    """Answers of a ``ClusterEnvironment``, taken from the running world whoever started it.
+    """Lightning ``ClusterEnvironment`` that reads ranks from the running world, however launched.
 
-    Each package registers it with its own abstract class, of which it then counts as a subclass.
+    Each package registers it as a virtual subclass of its own abstract class.
     """
 
     @property
@@ -43,7 +43,7 @@ class WorldEnvironment:
 
     @staticmethod
     def detect() -> bool:
-        """Return False: only the strategy chooses it."""
+        """Return False: the environment is only chosen by the strategy."""
         return False
 
     def world_size(self) -> int:
@@ -63,23 +63,23 @@ class WorldEnvironment:
         return current().machine_rank
 
     def set_world_size(self, size: int) -> None:
-        """Ignore what the Trainer has computed of ``devices``."""
+        """Ignore the size that the Trainer computes from ``devices``."""
 
     def set_global_rank(self, rank: int) -> None:
-        """Ignore what the Trainer has computed of ``devices``."""
+        """Ignore the rank that the Trainer computes from ``devices``."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Ignore them: the strategy checks the flags against the world."""
+        """Do nothing: the strategy checks the flags against the world."""
 
     def teardown(self) -> None:
-        """Leave the world as it is: it ends with the script."""
+        """Do nothing: the world ends with the script."""
 
 
 _StrategyOfLightning: Any = object
 
 
 class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whichever package
-    """Base of strategies whose ranks are those of the library's own world, which they join."""
+    """Base class of strategies whose ranks are those of the library's own world."""
 
     strategy_name: ClassVar[str] = "asyncddp"
     _caller: ClassVar[str]
@@ -96,7 +96,7 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
         arguments: dict[str, Any],
         **of_lightning: Any,
     ) -> None:
-        """Check the arguments, become a rank of the world, and make Lightning's strategy of it."""
+        """Check the arguments, join the world, and initialise Lightning's strategy."""
         replicas = "all" if replicas == "per_rank" else replicas  # its name of old
         checked_choice("AsyncDDPStrategy: argument replicas", replicas, POLICIES)
         self._settings = MethodSettings.of(algorithm, arguments)
@@ -123,7 +123,7 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
 
     @property
     def is_distributed(self) -> bool:
-        """True if there are other ranks, so that data are shared out."""
+        """True if there is more than one rank, so that data are sharded."""
         return current().size > 1
 
     @property
@@ -137,12 +137,12 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Ranks for samplers."""
+        """Arguments of distributed samplers: the number of ranks, and this rank."""
         return {"num_replicas": current().size, "rank": current().rank}
 
     @property
     def root_device(self) -> torch.device:
-        """Device of this rank: one for each rank of a machine, where there are so many."""
+        """Device of this rank; each rank of a machine has its own if there are enough."""
         devices = self._devices()
         if not devices:
             return torch.device("cpu")
@@ -174,7 +174,7 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
             self._check_layer_sync()
 
     def _check_layer_sync(self) -> None:
-        """Raise an ArgumentError where torch's layers that synchronise cannot work."""
+        """Raise an ArgumentError if torch's synchronised batch normalisation cannot work."""
         flag = f"{self._caller}: argument sync_batchnorm:"
         if self.root_device.type == "cpu":
             raise ArgumentError(
@@ -188,7 +188,7 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
             )
 
     def setup_environment(self) -> None:
-        """Set the device, and begin ``torch.distributed`` if it was asked for."""
+        """Set the device, and initialise ``torch.distributed`` if requested."""
         super().setup_environment()
         backend = self._process_group_backend
         if backend is None or torch.distributed.is_initialized():
@@ -213,7 +213,7 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
     # collectives
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return the object of one rank."""
+        """Broadcast the Python object of rank ``src``."""
         return broadcast_object(obj, src)
 
     def all_gather(
@@ -227,13 +227,13 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
     def _wrapped(
         self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | list[torch.nn.Module]
     ) -> DistributedOptimizer:
-        """Return an optimizer that trains by the method."""
+        """Wrap an optimizer so that it trains by the strategy's method."""
         arguments = {**self._settings.arguments(), "topology": self._topology}
         return DistributedOptimizer(optimizer, model, **arguments, broadcast=False)
 
 
 def check_shares_nothing(given: str, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Raise an ArgumentError where two optimizers train one parameter: each would average it."""
+    """Raise an ArgumentError if two optimizers share a parameter: each would average it."""
     owners: dict[int, torch.optim.Optimizer] = {}
     for optimizer in optimizers:
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):

@@ -1,4 +1,4 @@
-"""Arguments of torch's verbs in their old and new forms: lists or tensors, options or not."""
+"""Arguments of torch's verbs in old and new forms: tensors or lists, with options or without."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TAG = 32766
 
 @dataclass(frozen=True)
 class VerbOptions:
-    """Options of one call.
+    """Options of one call of a verb.
 
     Attributes:
         op: Reduction operator.
@@ -35,12 +35,12 @@ class VerbOptions:
 
 
 def as_list(tensors: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return a list of tensors, also for one tensor."""
+    """Return a list of tensors; wrap a single tensor in a list."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def as_lists(tensors: Sequence[Any]) -> list[list[torch.Tensor]]:
-    """Return a list of lists of tensors, also for one list."""
+    """Return a list of lists of tensors; wrap a single list in a list."""
     if tensors and isinstance(tensors[0], torch.Tensor):
         return [list(tensors)]
     return [list(inner) for inner in tensors]
@@ -53,7 +53,7 @@ def verb_options(
     root: int | None = None,
     timeout: timedelta | None = None,
 ) -> VerbOptions:
-    """Return a call's options, from one of torch's option classes, an operator, a root or none."""
+    """Return a call's options, from torch's option class, an operator, a root or nothing."""
     if isinstance(given, timedelta):
         given, timeout = None, given
     if isinstance(given, int) and not isinstance(given, bool):
@@ -71,7 +71,7 @@ def verb_options(
 
 
 def check_tensors(verb: str, tensors: Sequence[Any]) -> None:
-    """Raise an ArgumentError for what are no dense tensors on one device that the group serves."""
+    """Raise an ArgumentError unless all are dense tensors on one device that the group serves."""
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(f"{verb}: expected tensors, got {type(tensor).__name__}")
@@ -101,7 +101,7 @@ def check_count(verb: str, what: str, tensors: Sequence[object], size: int) -> N
 
 
 def check_rows(verb: str, tensor: torch.Tensor, rows: Sequence[int], size: int) -> None:
-    """Raise an ArgumentError for split sizes that do not fit a tensor and the ranks."""
+    """Raise an ArgumentError unless split sizes fit the tensor and the number of ranks."""
     if rows:
         check_count(verb, "split sizes", rows, size)
         fits = sum(rows) == (tensor.shape[0] if tensor.dim() else 1)

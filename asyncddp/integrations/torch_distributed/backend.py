@@ -23,7 +23,7 @@ BACKEND = "asyncddp"
 
 
 def register() -> None:
-    """Register the backend and ``mpi://``, and set the variables of MPI's launcher for torch."""
+    """Register the backend and ``mpi://``; set torch's variables from those of MPI's launcher."""
     if BACKEND.upper() in dist.Backend._plugins:
         return
     set_torch_variables()
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def create_process_group(options: Any, backend_options: Any = None) -> AsyncDDPProcessGroup:
-    """Create a group for torch; collective over its members.
+    """Create a process group for torch; collective over its members.
 
     Args:
         options: Torch's ``_DistributedBackendOptions``: store, rank, size, timeout and members.

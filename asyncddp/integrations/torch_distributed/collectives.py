@@ -1,4 +1,4 @@
-"""Operations of a process group on torch's tensors, as the engine runs them.
+"""Operations of a process group on torch's tensors, for the engine to run.
 
 Each function returns a specification whose result is written into tensors of the caller.
 """
@@ -44,7 +44,7 @@ Operation: TypeAlias = OperationSpec[Any]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values in a flat tensor of a dtype that can be sent, its own memory if so.
+    """Flatten a tensor, without a copy if possible; view dtypes that cannot be sent as bytes.
 
     What no number can be computed of travels as bytes.
     """
@@ -53,12 +53,12 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _count(tensor: torch.Tensor) -> int:
-    """Return how many elements :func:`_flat` makes of a tensor."""
+    """Return the number of elements that :func:`_flat` makes of a tensor."""
     return tensor.numel() if tensor.dtype in DTYPES else tensor.nbytes
 
 
 def _store(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Write values that :func:`_flat` has made into a tensor, unless they are there."""
+    """Write values in the form of :func:`_flat` into a tensor, unless they share its memory."""
     if value.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
         tensor.detach().copy_(value.view(tensor.dtype).view(tensor.shape))
 
@@ -68,14 +68,14 @@ def _joined(tensors: Tensors) -> torch.Tensor:
 
 
 def _split(flat: torch.Tensor, tensors: Tensors) -> None:
-    """Write a flat tensor into several, one after the other."""
+    """Split a flat tensor into several tensors, in their order."""
     sizes = [_count(one) for one in tensors]
     for tensor, part in zip(tensors, torch.split(flat, sizes), strict=True):
         _store(tensor, part)
 
 
 def allreduce(group: ProcessGroup, verb: str, tensors: Tensors, op: object) -> list[Operation]:
-    """Reduce tensors in place; those of one dtype travel as one."""
+    """Reduce tensors in place; tensors of one dtype are sent together."""
     specs: list[Operation] = []
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         same = [tensor for tensor in tensors if tensor.dtype == dtype]
@@ -95,7 +95,7 @@ def allreduce(group: ProcessGroup, verb: str, tensors: Tensors, op: object) -> l
 def reduce(
     group: ProcessGroup, verb: str, tensors: Tensors, op: object, root: int
 ) -> list[Operation]:
-    """Reduce tensors into those of the root; those of other ranks stay as they are."""
+    """Reduce tensors into the root's tensors; other ranks' tensors are unchanged."""
     specs: list[Operation] = []
     for tensor in tensors:
         reduction = reduction_for(verb, op, tensor)
@@ -114,7 +114,7 @@ def reduce(
 
 
 def broadcast(group: ProcessGroup, tensors: Tensors, root: int) -> list[Operation]:
-    """Replace tensors by the root's."""
+    """Overwrite tensors with the root's."""
     specs: list[Operation] = []
     for tensor in tensors:
         flat = _flat(tensor)
@@ -164,7 +164,7 @@ def gather(group: ProcessGroup, outs: Tensors, own: torch.Tensor, root: int) -> 
 
 
 def scatter(group: ProcessGroup, out: torch.Tensor, parts: Tensors, root: int) -> Operation:
-    """Send part r of the root to rank r."""
+    """Send part r of the root's tensors to rank r."""
     into, given = _flat(out), [_flat(part) for part in parts] or None
     form = signature_of(f"scatter(root={root})", into)
 
@@ -176,7 +176,7 @@ def scatter(group: ProcessGroup, out: torch.Tensor, parts: Tensors, root: int) -
 
 
 def reduce_scatter(group: ProcessGroup, out: torch.Tensor, parts: Tensors, op: object) -> Operation:
-    """Reduce part r of all ranks on rank r."""
+    """Reduce part r of all ranks' lists into the tensor of rank r."""
     if len({part.numel() for part in parts}) == 1:
         return reduce_scatter_whole(group, "reduce_scatter", out, _joined(parts), op)
     reduction = reduction_for("reduce_scatter", op, out)
@@ -194,7 +194,7 @@ def reduce_scatter(group: ProcessGroup, out: torch.Tensor, parts: Tensors, op: o
 def reduce_scatter_whole(
     group: ProcessGroup, verb: str, out: torch.Tensor, whole: torch.Tensor, op: object
 ) -> Operation:
-    """Reduce the parts of one tensor, of equal length, each on its rank."""
+    """Reduce one tensor in parts of equal length, each into the tensor of its rank."""
     reduction = reduction_for(verb, op, out)
     given = reduction.prepare(_flat(whole))
     flat, shape = out.detach(), (given.numel() // group.size,)
@@ -212,7 +212,7 @@ def reduce_scatter_whole(
 
 
 def alltoall(group: ProcessGroup, outs: Tensors, parts: Tensors) -> Operation:
-    """Send part r to rank r, and receive into the tensors of a list."""
+    """Send part r of a list to rank r, and receive into the tensors of another list."""
     given, into = [_flat(part) for part in parts], [_flat(out) for out in outs]
     form = signature_of("alltoall", given[0], ragged=True)
 
@@ -233,7 +233,7 @@ def alltoall_whole(
     out_rows: Sequence[int],
     rows: Sequence[int],
 ) -> Operation:
-    """Send rows of one tensor to each rank, and receive rows into another; equal parts if none."""
+    """Send rows of one tensor to each rank, receive rows into another; by default equal parts."""
     into, given = _flat(out), _flat(whole)
     sent, awaited = _counts(given, rows, group.size), _counts(into, out_rows, group.size)
     if sent == awaited and not rows and not out_rows:
@@ -243,7 +243,7 @@ def alltoall_whole(
 
 
 def _counts(flat: torch.Tensor, rows: Sequence[int], size: int) -> list[int]:
-    """Return how many elements go to each rank, or come from it: those of so many rows."""
+    """Convert rows for each rank to elements; by default equal parts."""
     if not rows:
         return [flat.numel() // size] * size
     width = flat.numel() // max(1, sum(rows))
@@ -263,7 +263,7 @@ def send(group: ProcessGroup, tensor: torch.Tensor, peer: int, tag: int) -> Oper
 
 
 def receive(group: ProcessGroup, tensor: torch.Tensor, peers: Sequence[int], tag: int) -> Operation:
-    """Receive a tensor from whichever of some ranks sends first; the result is that rank."""
+    """Receive a tensor from whichever of the given ranks sends first; the result is its rank."""
     flat, context = _flat(tensor), group.context
     names = {peer: _message_name(group, tag, peer, context.rank) for peer in peers}
 
@@ -292,7 +292,7 @@ def _message_name(group: ProcessGroup, tag: int, source: int, target: int) -> st
 
 
 class AnySourceCondition:
-    """Wait condition: one of some ranks has sent a tensor under its name, which nobody expects yet.
+    """Wait condition: one of several ranks has announced a tensor that no call expects yet.
 
     Attributes:
         source: That rank, once done.
@@ -302,7 +302,7 @@ class AnySourceCondition:
         self._engine, self._names, self.source = engine, names, -1
 
     def done(self) -> bool:
-        """Look for a tensor."""
+        """Return True once a tensor is announced, and store its rank in ``source``."""
         for peer, name in self._names.items():
             key = MatchKey(name, self._engine.use_count(name))
             if self._engine.matcher.is_announced(peer, key):
@@ -311,5 +311,5 @@ class AnySourceCondition:
         return False
 
     def missing(self) -> list[tuple[int, MatchKey]]:
-        """Return nobody: no rank by itself holds this one up."""
+        """Return no ranks: no single rank delays this one."""
         return []

@@ -1,4 +1,4 @@
-"""Process group without its collectives: names, messages, coalescing, its end."""
+"""Base class of process groups without collectives: names, messages, coalescing, closing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ALIVE_BYTES = 1 << 16  # of the tensors of each
 
 
 class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is for the class in C++
-    """Process group without its collectives.
+    """Base class of process groups: everything but the collectives.
 
     Args:
         group: The library's group of its ranks, in a context of torch's world.
@@ -101,7 +101,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         *,
         names_source: bool = False,
     ) -> GroupWork:
-        """Run operations as one, or submit them; return their work, which a blocking one has ended.
+        """Run operations as one, or submit them; return their work, already ended if blocking.
 
         Where the result ``names_source``, it is the rank from which a message has come.
         """
@@ -132,7 +132,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         return work
 
     def _run(self, work: GroupWork, verb: str, run: Callable[[], object]) -> None:
-        """Run a work on this thread; raise what is no error of the verb, such as Ctrl-C."""
+        """Run a work on this thread; raise only non-errors such as Ctrl-C."""
         problem: BaseException | None = None
         try:
             run()
@@ -144,7 +144,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
             self._end(work, verb, problem)
 
     def _end(self, work: GroupWork, verb: str, error: BaseException | None) -> None:
-        """End a work, and after an error all others of the group; called by the engine, too."""
+        """End a work; after an error, end all other works of the group too."""
         self._pending.pop(work, None)
         if error is not None and self.failure is None:
             self.failure = error
@@ -178,7 +178,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         return self._submit("recv_anysource", VerbOptions(), [spec], [tensor], names_source=True)
 
     def _message(self, verb: str, tensors: Any, peer: int | None, tag: int) -> torch.Tensor:
-        """Return the tensor of a message, whose rank must be there, and whose tag MPI can carry."""
+        """Return the tensor of a message, after checking its peer and tag."""
         given = as_list(tensors)
         check_tensors(verb, given)
         if peer is not None and (not 0 <= peer < self.group.size or peer == self._place):
@@ -193,7 +193,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait for all ranks; an error on all of them names those that do not come."""
+        """Wait for all ranks; on a timeout the error names missing ranks, on all ranks."""
         self.require_working("monitored_barrier")
         self._barriers += 1
         seconds = self.timeout if timeout is None else timeout.total_seconds()
@@ -206,18 +206,18 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         self._batch = []
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
-        """Return one work for all since :meth:`_start_coalescing`."""
+        """Return one work for all works since :meth:`_start_coalescing`."""
         batch, self._batch = self._batch or [], None
         return BatchWork(batch)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of later verbs that are not given one."""
+        """Set the timeout of later verbs that get none of their own."""
         self.timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Let queued collectives end, and give the transport back; harmless when called twice."""
+        """Wait for queued collectives, and close the transport; may be called again."""
         if self in _open_groups:
             _open_groups.discard(self)
             for work in [one for one, collective in self._pending.items() if collective]:
@@ -226,7 +226,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
             self._close("it was destroyed")
 
     def abort(self) -> None:
-        """Let verbs that are under way fail, and close the group."""
+        """Let verbs in progress fail, and close the group."""
         _open_groups.discard(self)
         self._close("it was aborted")
 
@@ -289,17 +289,17 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         return self._store
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Return False: tensors of the group lie in ordinary memory."""
+        """Return False: the group allocates no special memory for tensors."""
         return False
 
 
 def _note_source(group: ProcessGroup, work: GroupWork, source: int) -> None:
-    """Tell the work of a message from which rank of the group it has come."""
+    """Store the group rank that has sent a message in the message's work."""
     work.source = group.ranks.index(source)
 
 
 def _end_groups() -> None:
-    """End all groups at the interpreter's exit, before MPI is finalized."""
+    """Close all groups at the interpreter's exit, before MPI is finalized."""
     for group in list(_open_groups):
         _open_groups.discard(group)
         group._close("the script has ended")

@@ -1,4 +1,4 @@
-"""Process groups that leave the tensors of some devices to other backends of torch."""
+"""Process groups that delegate the tensors of some devices to other backends of torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _on_its_device(name: str) -> Callable[..., Any]:
 
 
 def _first_device(values: Iterable[Any]) -> torch.device | None:
-    """Return the device of the first tensor in arguments and lists of lists of them."""
+    """Return the device of the first tensor in arguments and nested lists."""
     for value in values:
         if isinstance(value, torch.device):
             return value
@@ -74,7 +74,7 @@ def _first_device(values: Iterable[Any]) -> torch.device | None:
 
 
 class MixedProcessGroup(AsyncDDPProcessGroup):
-    """Process group of several backends: this library's, and others for the devices they serve.
+    """Process group that delegates the tensors of some devices to groups of other backends.
 
     Made by ``init_process_group("cpu:asyncddp,cuda:nccl")``: torch itself would let a group in
     Python stand for all devices, and drop the other backends. A barrier is this library's.
@@ -116,7 +116,7 @@ class MixedProcessGroup(AsyncDDPProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Close the groups of the other backends, and this one; harmless when called twice."""
+        """Close the groups of the other backends, and this one; may be called again."""
         for other in dict.fromkeys(self.others.values()):
             if other in distributed_c10d._world.pg_map:
                 dist.destroy_process_group(other)
@@ -129,7 +129,7 @@ for _name in _VERBS:
 
 
 def other_backends(config: Any, backend: str) -> dict[str, str]:
-    """Return the backends besides this library's by device, from torch's configuration of a group.
+    """Return the other backends by device, from torch's configuration of a group.
 
     Raises:
         ArgumentError: This library is to serve a device that it does not, or torch does not have
@@ -162,7 +162,7 @@ def _is_available(name: str) -> bool:
 def create_other_groups(
     others: Mapping[str, str], options: Any, backend_options: Any
 ) -> dict[str, dist.ProcessGroup]:
-    """Make torch's groups of other backends with the same ranks; collective over its members.
+    """Create torch's groups of other backends with the same ranks; collective over these ranks.
 
     Args:
         others: Backends by device type.
@@ -182,7 +182,7 @@ def create_other_groups(
 
 
 def _create_group(name: str, config: str, options: Any, backend_options: Any) -> dist.ProcessGroup:
-    """Make a group as torch does, tagged so that no search for groups of these ranks finds it."""
+    """Create a torch group with a tag that hides it from searches for groups of these ranks."""
     title = f"{options.group_id}:{name}"
     members = list(options.global_ranks_in_group)
     group: dist.ProcessGroup

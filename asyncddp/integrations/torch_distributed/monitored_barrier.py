@@ -1,4 +1,4 @@
-"""Barrier that names the ranks which do not come, by keys of torch's store."""
+"""Barrier that names missing ranks, through keys of torch's store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def monitored_barrier(
     timeout: timedelta | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """Wait for all ranks of a group; the error of a missing rank names it, on all ranks.
+    """Wait for all ranks of a group; on a timeout the error names missing ranks, on all ranks.
 
     ``torch.distributed.monitored_barrier`` refuses every backend but gloo; this is the same call.
 
@@ -44,9 +44,9 @@ def monitored_barrier(
 def wait_monitored(
     store: Store, ranks: Sequence[int], place: int, number: int, seconds: float, every: bool
 ) -> None:
-    """Wait for all ranks of a group in its monitored barrier of a number.
+    """Wait for all ranks of a group in its monitored barrier of the given number.
 
-    The first one waits for the others, and tells them who is missing: ``every`` rank, or one.
+    The first rank waits for the others, and tells them the missing ranks: all if ``every``, or one.
     """
     key = f"monitored/{number}"
     store.set(f"{key}/{place}", "1")

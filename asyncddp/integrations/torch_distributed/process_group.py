@@ -1,4 +1,4 @@
-"""The process group that torch calls: verbs in, works out."""
+"""Process group that torch calls: its methods are the collectives, and return works."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
 
     @uncompiled
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:
-        """Reduce tensors over all ranks, in place, as one where they have one dtype."""
+        """Reduce tensors over all ranks, in place; tensors of one dtype are sent together."""
         return self._allreduce("allreduce_coalesced", as_list(tensors), verb_options(opts))
 
     def _allreduce(self, verb: str, tensors: list[torch.Tensor], options: VerbOptions) -> dist.Work:
@@ -49,7 +49,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None
     ) -> dist.Work:
-        """Reduce a tensor over all ranks, into that of the root."""
+        """Reduce a tensor over all ranks, into the root's tensor."""
         options, given = verb_options(opts, op=op, timeout=timeout), as_list(tensors)
         check_tensors("reduce", given)
         root = self._root("reduce", options)
@@ -58,7 +58,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
 
     @uncompiled
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> dist.Work:
-        """Replace a tensor by the root's."""
+        """Overwrite a tensor with the root's."""
         options, given = verb_options(opts, timeout=timeout), as_list(tensors)
         check_tensors("broadcast", given)
         specs = collectives.broadcast(self.group, given, self._root("broadcast", options))
@@ -71,7 +71,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
 
     @uncompiled
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:
-        """Gather each of several tensors into lists: one for each rank, or one for each tensor."""
+        """Gather several tensors of all ranks into lists, one per rank or one per tensor."""
         lists, given = as_lists(outputs), as_list(inputs)
         if len(lists) == self.group.size and all(len(one) == len(given) for one in lists):
             lists = [list(column) for column in zip(*lists, strict=True)]
@@ -165,7 +165,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
 
     @uncompiled
     def _reduce_scatter_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002
-        """Reduce the parts of one tensor, of equal length, each into the tensor of its rank."""
+        """Reduce one tensor in parts of equal length, each into the tensor of its rank."""
         return self.reduce_scatter_tensor_coalesced([output], [input], opts)
 
     reduce_scatter_single = _reduce_scatter_base
@@ -174,7 +174,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
     def reduce_scatter_tensor_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
     ) -> dist.Work:
-        """Reduce the parts of several tensors, each into the tensor of its rank."""
+        """Reduce several tensors in parts, each into the tensor of its rank."""
         verb, options = "reduce_scatter_single", verb_options(opts)
         outs, given, specs = as_list(outputs), as_list(inputs), []
         check_tensors(verb, [*outs, *given])
@@ -221,7 +221,7 @@ class AsyncDDPProcessGroup(ProcessGroupBase):
 
     @uncompiled
     def barrier(self, opts: Any = None, timeout: Any = None) -> dist.Work:
-        """Wait for all ranks."""
+        """Wait until all ranks have called it."""
         options = verb_options(opts, timeout=timeout)
         return self._submit("barrier", options, [plan_barrier(self.group)], [])
 

@@ -1,4 +1,4 @@
-"""Torch's reduction operators in terms of the library's, with torch's rules for each dtype."""
+"""Conversion of torch's reduction operators to the library's, with torch's rules per dtype."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BITWISE = (LibraryOp.BAND, LibraryOp.BOR, LibraryOp.BXOR)
 
 
 class TorchReduction(NamedTuple):
-    """Reduction of one verb: terms are prepared, reduced by the library, and finished.
+    """Reduction of one call: prepares the terms, has the library reduce them, finishes the result.
 
     Attributes:
         reduction: The library's operator, and the dtype in which it is computed.
@@ -40,18 +40,18 @@ class TorchReduction(NamedTuple):
     factor: Any = None
 
     def prepare(self, term: torch.Tensor) -> torch.Tensor:
-        """Return a term in its own dtype, or scaled or widened in the dtype of the reduction."""
+        """Return a term, scaled or widened to the dtype of the reduction if needed."""
         if self.factor is not None:
             return torch.mul(term.to(self.reduction.dtype), self.factor)
         return term.to(self.reduction.dtype) if self.floors else term
 
     def finish(self, total: torch.Tensor, ranks: int) -> torch.Tensor:
-        """Divide the sum of integers, which the library would round half to even."""
+        """Divide a sum of integers by the number of ranks, rounding down."""
         return total.div(ranks, rounding_mode="floor") if self.floors else total
 
 
 def reduction_for(verb: str, op: Any, tensor: torch.Tensor) -> TorchReduction:
-    """Return the reduction of a verb on a tensor's dtype.
+    """Return the reduction for torch's operator and a tensor's dtype.
 
     Raises:
         ArgumentError: The operator has no meaning for the dtype, or is unknown.

@@ -1,4 +1,4 @@
-"""Rendezvous by MPI: the store's address travels by MPI, for ``mpi://`` and a bare ``env://``."""
+"""Rendezvous over MPI, which sends the store's address: for ``mpi://`` and a bare ``env://``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BACKLOG = 4096  # connections that wait to be accepted
 
 
 def register_rendezvous() -> None:
-    """Register ``mpi://``, and let ``env://`` use it where nobody has set MASTER_ADDR."""
+    """Register ``mpi://``, and let ``env://`` use it if MASTER_ADDR is not set."""
     module = sys.modules["torch.distributed.rendezvous"]  # a function of torch has the same name
     handlers = module._rendezvous_handlers
     if SCHEME not in handlers:
@@ -38,7 +38,7 @@ def register_rendezvous() -> None:
 
 
 def mpi_rendezvous(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) -> Meeting:
-    """Meet by MPI: yields a store on rank 0, this rank, and how many there are; collective.
+    """Meet over MPI: yield a store on rank 0, this rank, and the number of ranks; collective.
 
     The store listens on this machine alone where all ranks are on it.
 
@@ -63,7 +63,7 @@ def mpi_rendezvous(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) ->
 
 
 def _compare(what: str, given: str, own: int) -> None:
-    """Raise an EnvironmentProblem if a number that was given, -1 for none, is not MPI's."""
+    """Raise an EnvironmentProblem unless a given number (-1 for none) equals MPI's."""
     if given not in ("-1", str(own)):
         raise EnvironmentProblem(
             f"init_process_group: {what}: got {given}, but MPI says {own}; expected MPI's number, "
@@ -72,7 +72,7 @@ def _compare(what: str, given: str, own: int) -> None:
 
 
 def _open_store(world: Transport, timeout: timedelta) -> Store:
-    """Open the store of rank 0 and connect all ranks to it; collective."""
+    """Open the store on rank 0 and connect all ranks to it; collective."""
     seconds = timeout.total_seconds()
     mine = make_tensor([world.machine_id()], torch.int64)
     machines = world.allgather(mine, [1] * world.size, seconds).tolist()
@@ -112,7 +112,7 @@ def _store(
 
 
 def _env_or_mpi(torchs: Callable[..., Meeting]) -> Callable[..., Meeting]:
-    """Return ``env://`` that asks MPI where nobody has set MASTER_ADDR, and MPI has a launcher."""
+    """Return an ``env://`` handler that uses MPI if MASTER_ADDR is unset and MPI has a launcher."""
 
     def env_rendezvous(url: str, *args: Any, **kwargs: Any) -> Meeting:
         told = TorchEnvironment()

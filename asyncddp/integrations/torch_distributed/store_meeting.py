@@ -1,4 +1,4 @@
-"""Meetings of ranks in torch's store, which name the ranks that do not come."""
+"""Barriers through torch's store that name the missing ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONG_POLL_SECONDS = 0.05  # seconds between later ones
 def meet_in_store(
     store: Store, what: str, ranks: Sequence[int], place: int, timeout: float, key: str = "here"
 ) -> None:
-    """Wait until all ranks of a group have called this with the same key.
+    """Wait until all ranks of a group have called it with the same key.
 
     Args:
         store: The group's part of torch's store.
@@ -40,7 +40,7 @@ def meet_in_store(
 
 
 def missing_after(store: Store, key: str, places: Iterable[int], timeout: float) -> list[int]:
-    """Wait for the keys of some places, for so many seconds, and return the places without one."""
+    """Wait for the keys of the given places until a timeout; return the places without a key."""
     deadline, pause = time.monotonic() + timeout, _POLL_SECONDS
     left = list(places)
     while True:

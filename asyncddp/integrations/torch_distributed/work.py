@@ -1,4 +1,4 @@
-"""Works and futures: handles of verbs that are under way, as torch's C++ and Python expect them."""
+"""Works and futures: handles of verbs in progress, as torch's C++ and Python expect them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncddp.engine import Handle
 
 
 class WorkFuture(Future[Any]):
-    """Future of a work, which raises the work's error where Python asks for its value.
+    """Future of a work; asking for its value in Python raises the work's error.
 
     Torch's reducer crashes on a future that has an exception, so this one is completed with the
     tensors as they are, and the error is kept by the work.
@@ -35,23 +35,23 @@ class WorkFuture(Future[Any]):
         return super().wait()
 
     def value(self) -> Any:
-        """Return the value of the work, which has ended, or raise its error."""
+        """Return the value of an ended work, or raise its error."""
         self.work.raise_error()
         return super().value()
 
     def then(self, callback: Callable[[Future[Any]], Any]) -> Future[Any]:
-        """Call back with this future once it is complete; return a future of what that returns."""
+        """Call a function with this future once it is complete; return a future of its result."""
         self.work.settle_in_backward()
         return super().then(callback)
 
     def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
-        """Call back with this future once it is complete."""
+        """Call a function with this future once it is complete."""
         self.work.settle_in_backward()
         super().add_done_callback(callback)
 
 
 class GroupWork(Work):
-    """Handle of a verb of a process group, which the engine runs.
+    """Handle of a verb of a process group that the engine runs.
 
     Attributes:
         outputs: What ``result()`` returns.
@@ -78,7 +78,7 @@ class GroupWork(Work):
         self.handle: Handle[Any] | None = None
 
     def end(self, error: BaseException | None) -> None:
-        """Mark the work as ended, and let another thread complete its future; never waits."""
+        """Mark the work as ended, and queue its future for completion; never wait."""
         with self._lock:
             self._error = error
             self._ended = True
@@ -87,7 +87,7 @@ class GroupWork(Work):
             self._completions.add(self)
 
     def complete_future(self) -> None:
-        """Complete the future of a work that has ended, which runs callbacks; once."""
+        """Complete the future of an ended work, which runs its callbacks; at most once."""
         with self._lock:
             if self._filled or not self._ended:
                 return
@@ -103,7 +103,7 @@ class GroupWork(Work):
             raise self._error
 
     def settle_in_backward(self) -> None:
-        """Wait within backward, whose thread would wait for a callback on another one in vain."""
+        """Wait inside a backward pass, where waiting for another thread's callback would hang."""
         if not self._ended and torch._C._current_graph_task_id() != -1:
             with suppress(Exception):  # kept by the work
                 self.wait()
@@ -125,7 +125,7 @@ class GroupWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return True if the work has ended; what the current stream is given next follows it."""
+        """Return True if the work has ended; then make the current stream wait for it."""
         if self.handle is None or not self.handle.poll():
             return self._ended
         with suppress(Exception):  # raised by wait()
@@ -146,7 +146,7 @@ class GroupWork(Work):
         return list(self.outputs)
 
     def synchronize(self) -> None:
-        """Do what :meth:`wait` does."""
+        """Wait like :meth:`wait`."""
         self.wait()
 
     def source_rank(self) -> int:
@@ -156,7 +156,7 @@ class GroupWork(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Future[Any]:
-        """Return a future with the tensors that the work writes, complete even if nobody waits."""
+        """Return a future of the tensors that the work writes; it completes without a wait."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -172,7 +172,7 @@ class GroupWork(Work):
 
 
 class FutureThread:
-    """Thread that completes the futures of works, so that callbacks run beside the engine."""
+    """Thread that completes the futures of works, so that callbacks run outside the engine."""
 
     def __init__(self, title: str) -> None:
         self._title, self._lock = title, threading.Lock()
@@ -180,7 +180,7 @@ class FutureThread:
         self._thread: threading.Thread | None = None
 
     def add(self, work: GroupWork) -> None:
-        """Complete the future of a work that has ended."""
+        """Queue an ended work, to complete its future."""
         self._ended.put(work)
         with self._lock:
             if self._thread is None:
@@ -189,7 +189,7 @@ class FutureThread:
                 self._thread.start()
 
     def close(self) -> None:
-        """End the thread once all is complete."""
+        """End the thread after all futures are complete."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._ended.put(None)
             self._thread.join()

@@ -1,4 +1,4 @@
-"""World behind process groups, apart from the library's own: opened once per process."""
+"""World of torch process groups, separate from the library's own; opened once per process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _DEFAULT = "<collective of the default process group>"
 
 
 class TorchWorld:
-    """World of this rank: the transport between all ranks, and torch's default group.
+    """World of torch process groups on this rank: transport of all ranks, and default group.
 
     Args:
-        every: Between all ranks of MPI.
-        config: Its settings.
+        every: Transport between all ranks of MPI.
+        config: Settings of the transport.
     """
 
     process: TorchWorld | None = None
@@ -62,7 +62,7 @@ class TorchWorld:
 
     @classmethod
     def require_default_group(cls, members: int) -> None:
-        """Raise an ArgumentError for a group of some ranks that has none of all to come from."""
+        """Raise an ArgumentError if a group of some ranks is made before one of all ranks."""
         if in_local_world() or (cls.process is not None and cls.process.default is not None):
             return
         size = launcher_rank_and_size()[1]
@@ -74,7 +74,7 @@ class TorchWorld:
             )
 
     def default_group(self, rank: int, size: int, *, on_gpus: bool = True) -> ProcessGroup:
-        """Make the group of all ranks, numbered as torch does, in a context of its own; collective.
+        """Create the group of all ranks, in torch's order, with its own context; collective.
 
         It serves tensors ``on_gpus`` by what its ranks agree on, unless another backend does.
 
@@ -101,7 +101,7 @@ class TorchWorld:
     def part(
         self, ranks: Sequence[int], place: int, name: str, *, on_gpus: bool = True
     ) -> ProcessGroup:
-        """Make a group of some ranks of the default one; collective over these alone.
+        """Create a group of some ranks of the default group; collective over these ranks.
 
         Raises:
             EnvironmentProblem: The default group is another backend's, and these are not all ranks.
@@ -114,7 +114,7 @@ class TorchWorld:
 
 
 def close_group(group: ProcessGroup, why: str) -> None:
-    """Close the transport of a group, or the whole context of a default one."""
+    """Close the transport of a group; for the default group, close its whole context."""
     if group.match_name != _DEFAULT:
         close_opened_group(group)
         return

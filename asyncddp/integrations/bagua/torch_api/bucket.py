@@ -1,4 +1,4 @@
-"""``BaguaBucket``: communicated tensors that travel together, and the operations on them."""
+"""``BaguaBucket``: tensors that are communicated together, and the operations on them."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ __all__ = ["BaguaBucket"]
 
 
 class BaguaBucket:
-    r"""Communicated tensors of one dtype, device and model, and operations on them in order.
+    r"""Bucket of communicated tensors of one dtype, device and model, with its operations.
 
-    The operations run when all tensors are ready and all earlier buckets were launched.
+    The operations run when all tensors are ready and all earlier buckets have been launched.
 
     Args:
-        tensors: The tensors, each made one by ``ensure_bagua_tensor``.
+        tensors: The tensors, after ``ensure_bagua_tensor`` was called on each of them.
         name: Name of the bucket, unique in its model.
-        flatten: Whether to move the effective tensors to one flat tensor, on which operations run
-            in place; otherwise each operation copies them to and fro.
-        alignment: Zeros are appended to make the number of elements a multiple of it.
+        flatten: Whether to move the effective tensors into one flat tensor, on which operations run
+            in place; otherwise each operation copies them there and back.
+        alignment: The number of elements is padded with zeros to a multiple of it.
 
     Attributes:
         bagua_module_name: Name of the model.
         padding: Number of zeros appended.
         operations: The operations, in the order in which they run.
-        label: Name of the bucket in messages, unique in this world; set where it is registered.
+        label: Name of the bucket in messages, unique in this world; set on registration.
 
     Raises:
         ArgumentError: No tensors, or tensors that cannot be in one bucket.
@@ -78,7 +78,7 @@ class BaguaBucket:
                 record.move_to(view)
 
     def _checked(self, records: Sequence[CommunicatedTensor]) -> torch.Tensor:
-        """Check that tensors can be in one bucket; returns one like all of them."""
+        """Raise ArgumentError unless tensors fit into one bucket; return one effective tensor."""
         where = f"BaguaBucket {self.name!r}: argument tensors"
         if not records:
             raise ArgumentError(f"{where}: expected at least one tensor, got none")
@@ -107,21 +107,21 @@ class BaguaBucket:
 
     @property
     def flatten(self) -> bool:
-        """True if the tensors live in one flat tensor."""
+        """True if the tensors are stored in one flat tensor."""
         return self._flat is not None
 
     @property
     def backend_tensor(self) -> torch.Tensor | None:
-        """The flat tensor in which the tensors live; None where they do not."""
+        """Flat tensor that stores the tensors; None if there is none."""
         return self._flat
 
     @property
     def backend_bucket(self) -> BaguaBucket:
-        """This bucket, which is its own back end."""
+        """This bucket: it has no separate back end."""
         return self
 
     def gather(self) -> torch.Tensor:
-        """Return the flat tensor with the values of now, padding included."""
+        """Return the flat tensor with the current values, including padding."""
         if self._flat is not None:
             for record in self.records:
                 record.return_home()
@@ -129,7 +129,7 @@ class BaguaBucket:
         return self._copied()
 
     def scatter(self, flat: torch.Tensor) -> None:
-        """Write a flat tensor to the effective tensors, unless they live in it."""
+        """Copy a flat tensor into the effective tensors, unless it stores them."""
         if self._flat is not flat:
             with torch.no_grad():
                 for record, view in zip(self.records, self._views_of(flat), strict=True):
@@ -147,14 +147,14 @@ class BaguaBucket:
         return self._copied() if self._flat is None else detached_copy(self.gather())
 
     def check_flatten(self) -> bool:
-        """Return whether the effective tensors follow each other in memory."""
+        """Return True if the effective tensors follow each other in memory."""
         ends = [one.effective.data_ptr() + one.effective.nbytes for one in self.records]
         starts = [one.effective.data_ptr() for one in self.records]
         dense = all(one.effective.is_contiguous() for one in self.records)
         return dense and starts[1:] == ends[:-1]
 
     def bytes(self) -> int:
-        """Return the size in bytes, padding included."""
+        """Return the size in bytes, including padding."""
         return self.numel * self._like.element_size()
 
     # operations
@@ -183,12 +183,12 @@ class BaguaBucket:
         compression: str | Compressor | None = None,
         group: BaguaProcessGroup | None = None,
     ) -> BaguaBucket:
-        """Append the sum or average over the ranks of a group.
+        """Append an operation that sums or averages over the ranks of a group.
 
         Args:
             hierarchical: Whether one rank of each node communicates with other nodes.
             average: Whether to divide by the number of ranks.
-            scattergather: Whether each rank reduces a part and gives it to all.
+            scattergather: Whether each rank reduces a part and sends it to all.
             compression: None, ``"MinMaxUInt8"``, or a compressor of ``asyncddp.compression``.
             group: The group; all ranks by default.
         """
@@ -210,7 +210,7 @@ class BaguaBucket:
         peer_selection_mode: str = "all",
         group: BaguaProcessGroup | None = None,
     ) -> DecentralizedOperation:
-        """Append the average with all ranks, or with one peer, into another tensor.
+        """Append an operation that averages with all ranks or one peer, into another tensor.
 
         Args:
             peer_weight: Flat tensor of the bucket's size that gets the average.
@@ -234,7 +234,7 @@ class BaguaBucket:
         hierarchical: bool = True,
         group: BaguaProcessGroup | None = None,
     ) -> None:
-        """Write a tensor with averages to the bucket's tensors; the group's ranks have it all."""
+        """Copy a tensor of averages into the bucket's tensors; other arguments have no effect."""
         flat = self.gather()
         with torch.no_grad():
             flat.copy_(peer_weight.view(-1))
@@ -249,13 +249,13 @@ class BaguaBucket:
         compression: str = "MinMaxUInt8",
         group: BaguaProcessGroup | None = None,
     ) -> BaguaBucket:
-        """Append an exchange of compressed differences with both neighbours on the ring.
+        """Append an operation that exchanges compressed differences with both ring neighbours.
 
         Args:
             weight: Flat tensor of the bucket's size, a copy of this rank's tensors.
-            left_peer_weight: Copy of the tensors of the rank before, equal at the start.
-            right_peer_weight: Copy of those of the rank after.
-            hierarchical: Whether the ring is one of nodes, whose ranks average first.
+            left_peer_weight: Copy of the previous rank's tensors, equal at the start.
+            right_peer_weight: Copy of the next rank's tensors.
+            hierarchical: Whether the ring consists of nodes, whose ranks average first.
             compression: ``"MinMaxUInt8"`` or a name of ``asyncddp.compression``.
             group: The group; all ranks by default.
         """
@@ -270,7 +270,7 @@ class BaguaBucket:
     def append_asynchronous_model_average_op(
         self, peer_selection_mode: str, group: BaguaProcessGroup | None = None
     ) -> None:
-        """Raise UsageError: averaging by the clock is a method of the library, and no operation."""
+        """Raise UsageError: asynchronous averaging is a method of the library, not an operation."""
         raise UsageError(
             "append_asynchronous_model_average_op: models are averaged by the clock between two "
             "steps here, not by a thread that an operation starts; give with_bagua "
@@ -278,7 +278,7 @@ class BaguaBucket:
         )
 
     def execute(self) -> Iterator[None]:
-        """Run the operations; yields where one is under way, to be waited for when resumed."""
+        """Run the operations; yield after starting a non-blocking one, finish it when resumed."""
         for operation in list(self.operations):
             finish = operation(self)
             if finish is not None:

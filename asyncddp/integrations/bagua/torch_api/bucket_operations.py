@@ -1,4 +1,4 @@
-"""Operations on buckets by the library's verbs: sums and averages over the ranks of a group."""
+"""Bucket operations that call the library's verbs: sums and averages over a group's ranks."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _NAMES = {"MinMaxUInt8": "minmax_uint8"}
 
 
 class OperatedBucket(Protocol):
-    """Bucket, as operations see it."""
+    """Bucket: the interface that operations use."""
 
     name: str
     label: str
 
     def gather(self) -> torch.Tensor:
-        """Return a flat tensor with the values of now."""
+        """Return a flat tensor with the current values."""
 
     def scatter(self, flat: torch.Tensor) -> None:
-        """Write a flat tensor back."""
+        """Copy a flat tensor back into the bucket's tensors."""
 
 
 Finish: TypeAlias = Callable[[], None]
 BucketOperation: TypeAlias = Callable[[OperatedBucket], Finish | None]
-"""Starts on a bucket whose tensors are ready; gives what waits for it and writes its result.
+"""Function that starts an operation on a ready bucket, and returns a function that finishes it.
 
-None if it is complete.
+The result is None if the operation is already complete.
 """
 
 
 def compressor_by_name(caller: str, name: str | Compressor | None) -> Compressor | None:
-    """Return a compressor by Bagua's name or the library's; None for None."""
+    """Return a compressor, which may be given by Bagua's name or the library's; None for None."""
     if name is None:
         return None
     return compressor_for(caller, _NAMES.get(name, name) if isinstance(name, str) else name)
@@ -53,7 +53,7 @@ def compressor_by_name(caller: str, name: str | Compressor | None) -> Compressor
 def among(
     group: BaguaProcessGroup | None, start: Callable[[Context, OperatedBucket], Finish]
 ) -> BucketOperation:
-    """Make an operation of the ranks of a group, which does nothing on others."""
+    """Make an operation that runs on the ranks of a group, and does nothing on other ranks."""
     context = group_or_default(group).context
 
     def operation(bucket: OperatedBucket) -> Finish | None:
@@ -98,7 +98,7 @@ def reduced(
 def _reduce_in_parts(
     context: Context, bucket: OperatedBucket, flat: torch.Tensor, *, average: bool
 ) -> Finish:
-    """Start to reduce a part on each rank; all ranks get all parts afterwards."""
+    """Start reducing one part on each rank; all ranks gather all parts on completion."""
     n, numel = context.size, flat.numel()
     rows = zeros((n, -(-numel // n)), flat.dtype, flat.device)
     rows.view(-1)[:numel].copy_(flat)

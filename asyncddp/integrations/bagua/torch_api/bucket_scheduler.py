@@ -1,4 +1,4 @@
-"""Scheduler of buckets: launches them in their order, each when all its tensors are ready."""
+"""Scheduler of buckets: launches them in order, each once all its tensors are ready."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["BucketScheduler", "suggested_groups"]
 
 
 class BucketScheduler:
-    """Scheduler of one model's buckets.
+    """Scheduler of one model's buckets: launches them in order, each once its tensors are ready.
 
-    A bucket is launched when its tensors are ready and all buckets before it were launched; then it
-    waits for its tensors again, after the others. So all ranks communicate in the same order,
-    whatever the order in which their tensors get ready.
+    A bucket is launched when its tensors are ready and all earlier buckets have been launched; then
+    it goes to the end of the queue. All ranks therefore communicate in the same order, in whatever
+    order their tensors become ready.
 
     Args:
         label: Name of the model in messages, equal on all ranks.
@@ -32,7 +32,7 @@ class BucketScheduler:
         self._under_way: list[Iterator[None]] = []
 
     def register_ordered_buckets(self, buckets: Sequence[BaguaBucket]) -> None:
-        """Replace the buckets, after all that was launched has ended.
+        """Replace the buckets, after all launched operations have ended.
 
         Raises:
             UsageError: Two buckets have one name, or a tensor is in two of them.
@@ -54,10 +54,10 @@ class BucketScheduler:
         self._ready.clear()
 
     def mark_communication_ready(self, record: CommunicatedTensor) -> None:
-        """Note that a tensor is ready, and launch what is complete.
+        """Mark a tensor as ready, and launch the buckets that are complete.
 
         Raises:
-            UsageError: It was ready already, and its bucket was not launched since.
+            UsageError: It was ready already, and its bucket has not been launched since.
         """
         if record in self._ready:
             raise UsageError(
@@ -74,14 +74,14 @@ class BucketScheduler:
                 self._under_way.append(steps)
 
     def wait_pending_comm_ops(self) -> None:
-        """Wait until all operations of the buckets that were launched have ended."""
+        """Wait until all operations of launched buckets have ended."""
         under_way, self._under_way = self._under_way, []
         for steps in under_way:
             for _ in steps:
                 pass
 
     def missing_tensors(self) -> list[str]:
-        """Return names of tensors that keep others, which are ready, from being sent."""
+        """Return the names of tensors that are not ready, if other tensors are waiting for them."""
         if not self._ready:
             return []
         return [
@@ -92,12 +92,12 @@ class BucketScheduler:
         ]
 
     def forget_ready_tensors(self) -> None:
-        """Take back what was marked ready and not launched."""
+        """Unmark ready tensors whose bucket has not been launched."""
         self._ready.clear()
 
 
 def suggested_groups(tensors: Sequence[torch.Tensor], size: int) -> list[list[torch.Tensor]]:
-    """Group communicated tensors for buckets: in their order, by dtype, closed at ``size`` bytes.
+    """Group tensors for buckets in their order, by dtype; close a group at ``size`` bytes.
 
     Example:
         >>> import asyncddp.integrations.bagua.torch_api

@@ -1,8 +1,8 @@
-"""Bagua's collectives from one tensor into another, and messages between two ranks.
+"""Bagua's collectives with a send and a receive tensor, and point-to-point messages.
 
-Each takes a communicator, by default that of all ranks, in which ``src`` and ``dst`` are ranks; on
-ranks that are no members it does nothing. Tensors count by their elements in order, whatever their
-shapes. They return when they are done.
+Each function takes a communicator, by default that of all ranks; ``src`` and ``dst`` are ranks in
+it. On ranks that are not members it does nothing. Tensors are treated as sequences of elements,
+whatever their shapes. All calls are blocking.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Comm: TypeAlias = Communicator | BaguaProcessGroup | None
 
 
 def member(comm: Comm) -> Communicator | None:
-    """Return a communicator, or that of a group, or of all ranks; None where it lacks this rank."""
+    """Return a communicator, a group's, or that of all ranks; None if this rank is not in it."""
     if comm is None:
         comm = default_group()
     if isinstance(comm, BaguaProcessGroup):
@@ -48,7 +48,7 @@ def member(comm: Comm) -> Communicator | None:
 
 
 def rows_of(caller: str, argument: str, tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """View a tensor as so many rows of equal length."""
+    """View a tensor as ``count`` rows of equal length."""
     if tensor.numel() % count:
         raise ArgumentError(
             f"{caller}: argument {argument}: expected a number of elements that {count} ranks can "
@@ -58,7 +58,7 @@ def rows_of(caller: str, argument: str, tensor: torch.Tensor, count: int) -> tor
 
 
 def write(caller: str, tensor: torch.Tensor, result: torch.Tensor) -> None:
-    """Write a result into a tensor with as many elements."""
+    """Copy a result into a tensor with as many elements."""
     if tensor.numel() != result.numel():
         raise ArgumentError(
             f"{caller}: argument recv_tensor: expected {result.numel()} elements, got "
@@ -68,33 +68,33 @@ def write(caller: str, tensor: torch.Tensor, result: torch.Tensor) -> None:
 
 
 def send(tensor: torch.Tensor, dst: int, comm: Comm = None) -> None:
-    """Send a tensor to a rank, which calls ``recv``."""
+    """Send a tensor to a rank, which must call ``recv``."""
     if (members := member(comm)) is not None:
         _send(tensor, members.world_rank("send", "dst", dst), group=members.group)
 
 
 def recv(tensor: torch.Tensor, src: int, comm: Comm = None) -> None:
-    """Receive into a tensor what a rank sends."""
+    """Receive a tensor from a rank, which must call ``send``."""
     if (members := member(comm)) is not None:
         _recv(tensor, members.world_rank("recv", "src", src), group=members.group)
 
 
 def broadcast(tensor: torch.Tensor, src: int = 0, comm: Comm = None) -> None:
-    """Give all ranks the tensor of one, in place."""
+    """Copy the tensor of ``src`` to all ranks, in place."""
     if (members := member(comm)) is not None:
         root = members.world_rank("broadcast", "src", src)
         broadcast_(tensor.detach(), root, group=members.group)
 
 
 def broadcast_coalesced(tensors: Sequence[torch.Tensor], src: int = 0, comm: Comm = None) -> None:
-    """Give all ranks several tensors of one, in place."""
+    """Copy several tensors of ``src`` to all ranks, in place."""
     if (members := member(comm)) is not None:
         root = members.world_rank("broadcast_coalesced", "src", src)
         broadcast_tensors(tensors, root, members.group)
 
 
 def broadcast_object(obj: Any, src: int = 0, comm: Comm = None) -> Any:
-    """Return the object of one rank on all, by pickle; None on ranks that are no members."""
+    """Broadcast the Python object of ``src``, by pickle; return None on non-members."""
     members = member(comm)
     if members is None:
         return None
@@ -109,7 +109,7 @@ def reduce(
     op: ReduceOp = ReduceOp.SUM,
     comm: Comm = None,
 ) -> None:
-    """Reduce a tensor over all ranks, into another one on ``dst``."""
+    """Reduce a tensor over all ranks, into ``recv_tensor`` on ``dst``."""
     if (members := member(comm)) is not None:
         root = members.world_rank("reduce", "dst", dst)
         result = _reduce(send_tensor, root, operator_of(op), group=members.group)
@@ -123,7 +123,7 @@ def allreduce(
     op: ReduceOp = ReduceOp.SUM,
     comm: Comm = None,
 ) -> None:
-    """Reduce a tensor over all ranks, into another one on each.
+    """Reduce a tensor over all ranks, into ``recv_tensor`` on each rank.
 
     Example:
         >>> import asyncddp as bf
@@ -143,7 +143,7 @@ def allreduce(
 
 
 def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
-    """Concatenate the elements of all ranks in a tensor on each."""
+    """Concatenate the elements of all ranks in ``recv_tensor`` on each rank."""
     if (members := member(comm)) is not None:
         result = _allgather(send_tensor.detach().reshape(-1), group=members.group)
         write("allgather", recv_tensor, result)
@@ -152,7 +152,7 @@ def allgather(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm =
 def gather(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, dst: int, comm: Comm = None
 ) -> None:
-    """Concatenate the elements of all ranks in a tensor on ``dst``."""
+    """Concatenate the elements of all ranks in ``recv_tensor`` on ``dst``."""
     if (members := member(comm)) is not None:
         root = members.world_rank("gather", "dst", dst)
         result = _gather(send_tensor.detach().reshape(-1), root, group=members.group)
@@ -163,7 +163,7 @@ def gather(
 def scatter(
     send_tensor: torch.Tensor, recv_tensor: torch.Tensor, src: int, comm: Comm = None
 ) -> None:
-    """Cut the tensor of ``src`` in equal parts, and give each rank one."""
+    """Cut the tensor of ``src`` into equal parts, and send one to each rank."""
     if (members := member(comm)) is not None:
         root, here = members.world_rank("scatter", "src", src), members.rank() == src
         count = members.nranks()
@@ -178,7 +178,7 @@ def reduce_scatter(
     op: ReduceOp = ReduceOp.SUM,
     comm: Comm = None,
 ) -> None:
-    """Reduce a tensor over all ranks, and give each rank one of its equal parts."""
+    """Reduce a tensor over all ranks, and give each rank one of the result's equal parts."""
     if (members := member(comm)) is not None:
         rows = rows_of("reduce_scatter", "send_tensor", send_tensor, members.nranks())
         result = _reduce_scatter(rows, op=operator_of(op), group=members.group)
@@ -186,7 +186,7 @@ def reduce_scatter(
 
 
 def alltoall(send_tensor: torch.Tensor, recv_tensor: torch.Tensor, comm: Comm = None) -> None:
-    """Send each rank one of a tensor's equal parts, and concatenate what comes from all."""
+    """Send one of a tensor's equal parts to each rank; concatenate the parts received."""
     if (members := member(comm)) is not None:
         rows = rows_of("alltoall", "send_tensor", send_tensor, members.nranks())
         write("alltoall", recv_tensor, _alltoall(rows, group=members.group))
@@ -201,15 +201,15 @@ def alltoall_v(
     recv_displs: Sequence[int],
     comm: Comm = None,
 ) -> None:
-    """Send each rank so many elements of a tensor, and put what comes from each at its place.
+    """Send each rank a part of a tensor, and receive a part from each rank at a given offset.
 
     Args:
         send_tensor: The tensor to send from.
         send_counts: Number of elements for each rank.
-        send_displs: Where they begin.
+        send_displs: Offset of the elements for each rank.
         recv_tensor: The tensor to receive into; other elements stay as they are.
         recv_counts: Number of elements from each rank.
-        recv_displs: Where they go.
+        recv_displs: Offset of the elements from each rank.
         comm: The ranks; all by default.
     """
     members = member(comm)
@@ -224,7 +224,7 @@ def alltoall_v(
 
 
 def barrier(comm: Comm = None) -> None:
-    """Wait until all ranks have called this."""
+    """Wait until all ranks have called it."""
     if (members := member(comm)) is not None:
         _barrier(group=members.group)
 
@@ -232,7 +232,7 @@ def barrier(comm: Comm = None) -> None:
 def _parts(
     which: str, tensor: torch.Tensor, counts: Sequence[int], displs: Sequence[int], ranks: int
 ) -> list[torch.Tensor]:
-    """Return the parts of a contiguous tensor that belong to each rank."""
+    """Return the part of a contiguous tensor that belongs to each rank."""
     name = f"alltoall_v: arguments {which}_tensor, {which}_counts, {which}_displs"
     sizes, starts = [int(one) for one in counts], [int(one) for one in displs]
     if not tensor.is_contiguous() or len(sizes) != ranks or len(starts) != ranks:

@@ -1,7 +1,7 @@
-"""Bagua's collectives that write into the tensor that they read.
+"""Bagua's in-place collectives: the result overwrites the input tensor.
 
-Arguments are those of :mod:`~asyncddp.integrations.bagua.torch_api.collectives`. Where a tensor has
-a part for each rank, this rank's own is at its place, and stays there.
+Arguments are those of :mod:`~asyncddp.integrations.bagua.torch_api.collectives`. If a tensor has a
+part for each rank, this rank's own part is at its position, and stays there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 def reduce_inplace(
     tensor: torch.Tensor, dst: int, op: ReduceOp = ReduceOp.SUM, comm: Comm = None
 ) -> None:
-    """Reduce a tensor over all ranks; it becomes the result on ``dst``, and stays on others."""
+    """Reduce a tensor over all ranks; the result overwrites the tensor on ``dst`` only."""
     if (members := member(comm)) is not None:
         root = members.world_rank("reduce_inplace", "dst", dst)
         result = _reduce(tensor, root, operator_of(op), group=members.group)
@@ -39,7 +39,7 @@ def reduce_inplace(
 
 
 def allreduce_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None) -> None:
-    """Replace a tensor by its reduction over all ranks."""
+    """Overwrite a tensor with its reduction over all ranks."""
     if (members := member(comm)) is not None:
         allreduce_(tensor.detach(), op=operator_of(op), group=members.group)
 
@@ -47,14 +47,14 @@ def allreduce_inplace(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: C
 def allreduce_coalesced_inplace(
     tensors: Sequence[torch.Tensor], op: ReduceOp = ReduceOp.SUM, comm: Comm = None
 ) -> None:
-    """Replace several tensors by their reductions over all ranks."""
+    """Overwrite several tensors with their reductions over all ranks."""
     if (members := member(comm)) is not None:
         given = [one.detach() for one in tensors]
         allreduce_(given, op=operator_of(op), group=members.group)
 
 
 def allgather_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
-    """Fill a tensor of equal parts with all ranks' own parts."""
+    """Fill a tensor of equal parts with the parts of all ranks."""
     if (members := member(comm)) is not None:
         rows = rows_of("allgather_inplace", "tensor", tensor, members.nranks())
         own = rows[members.rank()].clone()
@@ -62,12 +62,12 @@ def allgather_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
 
 
 def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Comm = None) -> None:
-    """Fill the tensor of ``dst`` with all ranks' elements.
+    """Fill the tensor of ``dst`` with the elements of all ranks.
 
     Args:
-        tensor: On ``dst`` equal parts of ``count`` elements, on others the elements to send.
+        tensor: On ``dst`` equal parts of ``count`` elements, elsewhere the elements to send.
         count: Number of elements of each rank.
-        dst: Who gets them.
+        dst: Rank that gets the elements.
         comm: The ranks; all by default.
     """
     members = member(comm)
@@ -82,13 +82,13 @@ def gather_inplace(tensor: torch.Tensor, count: int, dst: int, comm: Comm = None
 
 
 def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Comm = None) -> None:
-    """Give each rank its elements of the tensor of ``src``.
+    """Send each rank its part of the tensor of ``src``.
 
     Args:
-        tensor: On ``src`` equal parts of ``count`` elements, which stay; on others it begins with
-            those that come.
+        tensor: On ``src`` equal parts of ``count`` elements, unchanged; elsewhere the received
+            elements overwrite its beginning.
         count: Number of elements of each rank.
-        src: Whose tensor it is.
+        src: Rank whose tensor is cut.
         comm: The ranks; all by default.
     """
     members = member(comm)
@@ -105,7 +105,7 @@ def scatter_inplace(tensor: torch.Tensor, count: int, src: int, comm: Comm = Non
 def reduce_scatter_inplace(
     tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, comm: Comm = None
 ) -> None:
-    """Replace this rank's part of a tensor of equal parts by its reduction over all ranks."""
+    """Overwrite this rank's part of a tensor of equal parts with its reduction over all ranks."""
     if (members := member(comm)) is not None:
         rows = rows_of("reduce_scatter_inplace", "tensor", tensor, members.nranks())
         result = _reduce_scatter(rows, op=operator_of(op), group=members.group)
@@ -116,14 +116,14 @@ def reduce_scatter_inplace(
 
 
 def alltoall_inplace(tensor: torch.Tensor, comm: Comm = None) -> None:
-    """Send each rank one of a tensor's equal parts, and put what comes from each in its place."""
+    """Send one of a tensor's equal parts to each rank; received parts overwrite the sent ones."""
     if (members := member(comm)) is not None:
         rows = rows_of("alltoall_inplace", "tensor", tensor, members.nranks())
         write("alltoall_inplace", tensor, _alltoall(rows, group=members.group))
 
 
 def _part(caller: str, tensor: torch.Tensor, count: int, place: int, parts: int) -> torch.Tensor:
-    """View the elements of one of a contiguous tensor's parts."""
+    """View one part of a contiguous tensor."""
     if not tensor.is_contiguous() or tensor.numel() < count * parts:
         raise ArgumentError(
             f"{caller}: argument tensor: expected a contiguous tensor of at least {parts} times "

@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api.communication``: joining the world, groups and collectives."""
+"""Bagua's ``bagua.torch_api.communication``: initialisation, groups and collectives."""
 
 from asyncddp.integrations.bagua.torch_api import (
     collectives,

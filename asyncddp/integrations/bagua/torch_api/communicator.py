@@ -1,4 +1,4 @@
-"""Communicators: ranks among which Bagua's collectives take place, and operators of reductions."""
+"""Communicators of Bagua's API (ranks that call collectives together), and reduction operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Communicator", "ReduceOp", "operator_of"]
 
 
 class ReduceOp(IntEnum):
-    """Operator of a reduction, by Bagua's numbers."""
+    """Reduction operator, with Bagua's numbers."""
 
     SUM = 0
     PRODUCT = 1
@@ -30,7 +30,7 @@ class ReduceOp(IntEnum):
 
 
 def operator_of(op: Any) -> LibraryReduceOp:
-    """Return the library's operator of one of ``ReduceOp``, or of its number."""
+    """Convert a :class:`ReduceOp`, or its number, to the library's operator."""
     if op not in list(ReduceOp):
         known = ", ".join(f"{one.name} ({one.value})" for one in ReduceOp)
         raise ArgumentError(f"argument op: expected one of {known}, got {op!r}")
@@ -39,11 +39,11 @@ def operator_of(op: Any) -> LibraryReduceOp:
 
 @dataclass(frozen=True)
 class Communicator:
-    """Ranks among which collectives take place, numbered from 0 in it.
+    """Ranks that call collectives together, numbered from 0.
 
     Attributes:
-        ranks: Their ranks in the world, ascending.
-        group: The library's group of them; None for that of all ranks.
+        ranks: World ranks of the members, ascending.
+        group: The library's group of these ranks; None for all ranks.
     """
 
     ranks: Sequence[int]
@@ -51,14 +51,14 @@ class Communicator:
 
     @classmethod
     def of(cls, ranks: Sequence[int], name: str) -> Communicator:
-        """Make a communicator of some ranks; its name, which is theirs alone, matches calls."""
+        """Make a communicator of some ranks; its unique name matches their calls."""
         context = current()
         if len(ranks) == context.size:
             return cls(ranks)
         return cls(ranks, ProcessGroup(ranks, context, GROUP_COLLECTIVE.format(name)))
 
     def rank(self) -> int:
-        """Return the number of this rank, -1 where it is no member."""
+        """Return this rank's number in the communicator, or -1 if it is not a member."""
         own = current().rank
         return list(self.ranks).index(own) if own in self.ranks else -1
 
@@ -67,7 +67,7 @@ class Communicator:
         return len(self.ranks)
 
     def world_rank(self, caller: str, argument: str, rank: Any) -> int:
-        """Return the rank in the world of a rank in the communicator."""
+        """Convert a rank in the communicator to a rank in the world."""
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.nranks():
             raise ArgumentError(
                 f"{caller}: argument {argument}: expected a rank of the communicator, in "

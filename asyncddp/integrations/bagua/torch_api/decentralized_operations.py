@@ -1,4 +1,4 @@
-"""Operations on buckets that average with peers: all, one, or both neighbours on a ring."""
+"""Bucket operations that average with peers: all ranks, one peer, or both ring neighbours."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _LOW_PRECISION = "append_low_precision_decentralized_synchronous_op"
 
 
 class DecentralizedOperation:
-    """Average with all or one peer; see ``BaguaBucket.append_decentralized_synchronous_op``.
+    """Average with all ranks or one peer; see ``BaguaBucket.append_decentralized_synchronous_op``.
 
     Attributes:
         peer_weight: Flat tensor that gets the average.
-        step: Number of averagings so far, from which the next peer follows.
+        step: Number of averages so far; it determines the next peer.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DecentralizedOperation:
         self._start_among = among(group, self._start)
 
     def __call__(self, bucket: OperatedBucket) -> Finish | None:
-        """Start the average of a bucket."""
+        """Start averaging a bucket."""
         return self._start_among(bucket)
 
     def _start(self, context: Context, bucket: OperatedBucket) -> Finish:
@@ -89,7 +89,7 @@ class DecentralizedOperation:
         return partial(by_row, row=row)
 
     def copy_back_peer_weight(self, bucket: OperatedBucket) -> None:
-        """Write the average to the bucket's tensors."""
+        """Copy the average into the bucket's tensors."""
         flat = bucket.gather()
         with torch.no_grad():
             flat.copy_(self.peer_weight.view(-1))
@@ -107,14 +107,14 @@ def compressed_differences(
     hierarchical: bool,
     compression: str | Compressor,
 ) -> BucketOperation:
-    r"""Make an exchange of compressed differences with the neighbours on the ring.
+    r"""Make an operation that exchanges compressed differences with the ring neighbours.
 
     .. math:: q = Q\Big(\tfrac13 (w + l + r) - w + (x - w)\Big), \qquad w \leftarrow w + q, \quad
               l \leftarrow l + q_l, \quad r \leftarrow r + q_r, \quad x \leftarrow w
 
-    with w, l and r the copies of this rank's and its left and right neighbour's tensors. Where the
-    ring is one of nodes, each rank exchanges with those of its own number there, so that all ranks
-    of a node compute the same.
+    where w, l and r are the copies of this rank's, its left and its right neighbour's tensors. If
+    the ring consists of nodes, each rank exchanges with the ranks of its own local rank, so that
+    all ranks of a node compute the same.
     """
     compressor = compressor_by_name(_LOW_PRECISION, compression)
     if compressor is None:
@@ -149,7 +149,7 @@ def compressed_differences(
 
 
 def _ring_neighbors(context: Context, *, hierarchical: bool) -> tuple[int, int]:
-    """Return the ranks before and after this one on the ring of ranks, or of nodes."""
+    """Return the previous and the next rank on the ring of ranks, or of nodes."""
     if not hierarchical:
         return (context.rank - 1) % context.size, (context.rank + 1) % context.size
     machines = context.machines.members

@@ -1,4 +1,4 @@
-"""Names of the old API: algorithms, what a bucket holds, how it is reduced and compressed."""
+"""Enums of the old API: algorithms, bucket contents, reductions and compressors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BucketType", "Compressor", "DistributedAlgorithm", "ReduceOp"]
 
 
 class DistributedAlgorithm(Enum):
-    """Algorithm of a stage of training; its value is accepted in its place.
+    """Enum of the algorithms of a training stage; the plain value may be passed instead.
 
     Example:
         >>> DistributedAlgorithm.from_str("decentralize")
@@ -24,7 +24,7 @@ class DistributedAlgorithm(Enum):
     GradientAllReduce = "allreduce"
     """Averages gradients over all ranks."""
     ScatterGatherAllReduce = "sg-allreduce"
-    """The same, with each rank averaging a part that it gives to all."""
+    """Averages gradients over all ranks in parts: each rank averages one and sends it to all."""
     Decentralize = "decentralize"
     """Averages parameters."""
     QuantizeAllReduce = "quantize"
@@ -32,7 +32,7 @@ class DistributedAlgorithm(Enum):
 
     @classmethod
     def from_str(cls, value: Any) -> Self:
-        """Return the algorithm of a value, or the algorithm itself.
+        """Return the algorithm of a value; return an algorithm unchanged.
 
         Raises:
             UnknownNameError: There is no such algorithm.
@@ -49,7 +49,7 @@ class DistributedAlgorithm(Enum):
 
 
 class BucketType(Enum):
-    """Contents of buckets: gradients, weights, or parameters themselves."""
+    """Contents of buckets: gradients, weights, or the parameters themselves."""
 
     Gradient = "gradient"
     Weight = "weight"
@@ -64,7 +64,7 @@ class ReduceOp(Enum):
 
 
 class Compressor(Enum):
-    """Encoder of messages; its value is a name of ``asyncddp.compression``."""
+    """Compressor of messages; its value is a name of ``asyncddp.compression``."""
 
     NoneCompressor = None
     Uint8Compressor = "minmax_uint8"

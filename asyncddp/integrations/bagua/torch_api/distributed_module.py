@@ -1,4 +1,4 @@
-"""``DistributedModule`` of the old API, and the operations that its algorithms put on buckets."""
+"""``DistributedModule`` of the old API, and a subclass for each of its algorithms."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["Allreducer", "DecentralizedReducer", "DistributedModule", "ScatterGa
 
 
 class DistributedModule(TransparentModuleWrapper):
-    """Module whose buckets an algorithm reduces (base class); parameters keep their names.
+    """Base class of modules whose buckets an algorithm reduces; parameters keep their names.
 
     Args:
         module: The module.
 
     Attributes:
-        parameters_to_ignore: Names of parameters that are left out.
+        parameters_to_ignore: Names of parameters that are not communicated.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -45,7 +45,7 @@ class DistributedModule(TransparentModuleWrapper):
         self.parameters_to_ignore = sorted(ignored_names(module))
 
     def unwrap(self) -> torch.nn.Module:
-        """Return the module."""
+        """Return the wrapped module."""
         return self.module
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -61,13 +61,13 @@ class DistributedModule(TransparentModuleWrapper):
 
 
 class Allreducer(DistributedModule):
-    """Averages or sums buckets over all ranks.
+    """Module whose buckets are averaged or summed over all ranks.
 
     Args:
         module: The module.
         reduce_op: Average or sum.
-        compressor: What encodes messages, also by a name of ``asyncddp.compression``; None sends
-            them as they are.
+        compressor: Compressor of messages, or a name of ``asyncddp.compression``; None sends them
+            uncompressed.
     """
 
     scattergather = False
@@ -94,18 +94,18 @@ class Allreducer(DistributedModule):
 
 
 class ScatterGatherAllreducer(Allreducer):
-    """Reduces buckets in parts: each rank reduces one, and gives it to all."""
+    """Module whose buckets are reduced in parts: each rank reduces one, and sends it to all."""
 
     scattergather = True
 
 
 class DecentralizedReducer(DistributedModule):
-    """Averages weights with all ranks or with one peer, and writes them after the backward pass.
+    """Module whose weights are averaged with all ranks or one peer, and set after backward.
 
     Args:
         module: The module.
         peer_selection_mode: ``"all"`` or ``"shift_one"``.
-        communication_interval: Iterations from one averaging to the next.
+        communication_interval: Number of iterations from one average to the next.
         reduce_op: ``ReduceOp.Average``.
         compressor: None.
     """
@@ -147,14 +147,14 @@ class DecentralizedReducer(DistributedModule):
 
 
 class _Gated:
-    """Operation that runs in each n-th execution, of which the first is one."""
+    """Operation that runs in every n-th execution, starting with the first."""
 
     def __init__(self, operation: DecentralizedOperation, interval: int) -> None:
         self.operation, self._interval = operation, interval
         self._executions, self.has_run = 0, False
 
     def __call__(self, bucket: OperatedBucket) -> Finish | None:
-        """Start the operation, where this is the turn."""
+        """Start the operation if its turn has come."""
         self.has_run = self._executions % self._interval == 0
         self._executions += 1
         return self.operation(bucket) if self.has_run else None

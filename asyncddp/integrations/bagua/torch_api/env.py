@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api.env``: ranks and their numbers, also before the world is joined."""
+"""Bagua's ``bagua.torch_api.env``: ranks and numbers of ranks, also before initialisation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEFAULT_BUCKET_SIZE = 10 << 20
 
 
 def get_rank() -> int:
-    """Return this rank; before ``init_process_group()`` as the launcher's variables say, or 0.
+    """Return this rank; before ``init_process_group()`` that of the launcher's variables, or 0.
 
     Example:
         >>> import asyncddp.integrations.bagua.torch_api as bagua
@@ -31,7 +31,7 @@ def get_world_size() -> int:
 
 
 def get_local_rank() -> int:
-    """Return this rank's place on its node; see :func:`get_rank`."""
+    """Return this rank's number on its node; see :func:`get_rank`."""
     return ranks_and_topology.local_rank() if is_initialized() else _announced("LOCAL_RANK", 0)
 
 
@@ -43,12 +43,12 @@ def get_local_size() -> int:
 
 
 def get_node_rank() -> int:
-    """Return the place of this node among all; see :func:`get_rank`."""
+    """Return the number of this node; see :func:`get_rank`."""
     return ranks_and_topology.machine_rank() if is_initialized() else _announced("NODE_RANK", 0)
 
 
 def get_default_bucket_size() -> int:
-    """Return the bytes at which a bucket is closed: ``BAGUA_DEFAULT_BUCKET_SIZE``, or 10 MiB."""
+    """Return the size that closes a bucket: ``BAGUA_DEFAULT_BUCKET_SIZE`` bytes, or 10 MiB."""
     return _number("BAGUA_DEFAULT_BUCKET_SIZE", _DEFAULT_BUCKET_SIZE, least=1)
 
 
@@ -62,7 +62,7 @@ def get_autotune_level() -> int:
 
 
 def is_report_metrics_switch_on() -> bool:
-    """Return whether ``BAGUA_REPORT_METRICS`` is 1, with which the old API reports its speed."""
+    """Return True if ``BAGUA_REPORT_METRICS`` is 1: the old API then reports its speed."""
     return _number("BAGUA_REPORT_METRICS", 0) == 1
 
 

@@ -1,4 +1,4 @@
-"""Parameters and buffers that Bagua's wrappers communicate, and ways to make them equal."""
+"""Parameters and buffers that Bagua's wrappers communicate, and functions to make them equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IGNORED = ("_bagua_params_and_buffers_to_ignore", "_ddp_params_and_buffers_to_i
 
 
 def ignored_names(module: torch.nn.Module) -> set[str]:
-    """Return the names that attributes of the module tell to leave out of communication.
+    """Return the names that attributes of the module exclude from communication.
 
     Example:
         >>> model = torch.nn.Linear(1, 1)
@@ -31,14 +31,14 @@ def ignored_names(module: torch.nn.Module) -> set[str]:
 
 
 def is_expert(tensor: torch.Tensor) -> bool:
-    """Return whether a parameter is one of an expert, which differs between ranks for good."""
+    """Return True for a parameter of an expert, which stays different on each rank."""
     return bool(getattr(tensor, "expert", False))
 
 
 def communicated_parameters(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return names and parameters to communicate, in the order in which they were registered.
+    """Return names and parameters to communicate, in the order of registration.
 
-    They are those that are trained, no experts and not ignored; a shared one appears once.
+    These are trained, no experts and not ignored; a shared parameter appears once.
     """
     ignored = ignored_names(module)
     return [
@@ -68,13 +68,13 @@ def communicated_state(module: torch.nn.Module, *, buffers: bool = True) -> dict
 
 
 def broadcast_state(context: Context, named: Mapping[str, torch.Tensor]) -> None:
-    """Give all ranks of a context the tensors of its first one; collective."""
+    """Broadcast the tensors of a context's first rank to all its ranks; collective."""
     with use(context):
         broadcast_parameters(named)
 
 
 def average_state(context: Context, named: Mapping[str, torch.Tensor]) -> None:
-    r"""Replace tensors of floats by their averages over ranks, others by rank 0's; collective.
+    r"""Replace float tensors by their averages over ranks, and others by rank 0's; collective.
 
     .. math:: x_i \leftarrow \frac{1}{n} \sum_j x_j
     """
@@ -88,10 +88,10 @@ def average_state(context: Context, named: Mapping[str, torch.Tensor]) -> None:
 
 
 def broadcast_optimizer(context: Context, optimizer: torch.optim.Optimizer) -> None:
-    """Give all ranks of a context the optimizer state and options of its first one; collective.
+    """Broadcast optimizer state and options of a context's first rank; collective.
 
     Raises:
-        ArgumentError: It is an L-BFGS, whose state is no state of single parameters.
+        ArgumentError: It is an L-BFGS, which has no state for each parameter.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ArgumentError(

@@ -60,7 +60,7 @@ _MODULES: dict[DistributedAlgorithm, Callable[..., DistributedModule]] = {
 
 
 def broadcast_parameters(module: torch.nn.Module, broadcast_buffers: bool = True) -> None:
-    """Give all ranks the first one's parameters, and buffers unless told not to; collective."""
+    """Broadcast the first rank's parameters, and optionally buffers; collective."""
     context = default_group().require_member("broadcast_parameters")
     broadcast_state(context, communicated_state(module, buffers=broadcast_buffers))
 
@@ -68,7 +68,7 @@ def broadcast_parameters(module: torch.nn.Module, broadcast_buffers: bool = True
 def allreduce_parameters(module: torch.nn.Module) -> None:
     """Replace parameters and buffers by their averages over ranks; collective.
 
-    Integers become those of the first rank.
+    Integers are set to those of the first rank.
     """
     context = default_group().require_member("allreduce_parameters")
     average_state(context, communicated_state(module))
@@ -77,7 +77,7 @@ def allreduce_parameters(module: torch.nn.Module) -> None:
 class ModelSwitchWrapper(TransparentModuleWrapper):
     """Wrapper of a model whose algorithm can be switched between two iterations.
 
-    The optimizers stay as they are: gradients, or weights, are reduced in the backward pass.
+    The optimizers are unchanged: gradients, or weights, are reduced in the backward pass.
     ``state_dict()`` and names are the model's own.
 
     Args:
@@ -94,12 +94,12 @@ class ModelSwitchWrapper(TransparentModuleWrapper):
             and ``communication_interval``, and of the reducer, ``align_bytes`` and ``fusion``.
 
     Attributes:
-        stage: Number of algorithms so far.
-        bagua_module: What runs in forward passes.
+        stage: Number of algorithms used so far.
+        bagua_module: The module that runs in forward passes.
 
     Raises:
         ProcessGroupError: ``init_process_group`` was not called.
-        ArgumentError: An argument that cannot be.
+        ArgumentError: An invalid argument.
 
     Example:
         >>> import asyncddp as bf
@@ -167,10 +167,11 @@ class ModelSwitchWrapper(TransparentModuleWrapper):
     bagua_module: torch.nn.Module
 
     def switch_to(self, distributed_algorithm: DistributedAlgorithm | str) -> Self:
-        """Train by an algorithm from the next iteration on, and return the wrapper; collective.
+        """Train with an algorithm from the next iteration on, and return the wrapper; collective.
 
-        What is under way ends. At first parameters become the first rank's; later parameters and
-        buffers become their averages, of integers the first rank's. Optimizer states stay.
+        Operations in progress are finished. In the first stage parameters are set to the first
+        rank's; later parameters and buffers become averages, and integers those of the first rank.
+        Optimizer states are kept.
 
         Args:
             distributed_algorithm: The algorithm, or its value.
@@ -213,9 +214,9 @@ class ModelSwitchWrapper(TransparentModuleWrapper):
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model; in training, count an iteration and report speed where that is asked for.
+        """Run the model; in training, count an iteration and optionally report speed.
 
-        ``BAGUA_AUTOTUNE=1`` or ``BAGUA_REPORT_METRICS=1`` asks for it, every 100 iterations.
+        ``BAGUA_AUTOTUNE=1`` or ``BAGUA_REPORT_METRICS=1`` turns reports on, every 100 iterations.
         """
         result = self.bagua_module(*inputs, **kwargs)
         if self.module.training:
@@ -246,7 +247,7 @@ class ModelSwitchWrapper(TransparentModuleWrapper):
     def ask_and_update_hyperparameters(self) -> bool:
         """Return False: there is no service process that would propose other buckets.
 
-        ``bagua_module.reset_reducer(...)`` takes other ones.
+        ``bagua_module.reset_reducer(...)`` sets other buckets.
         """
         return False
 
@@ -261,7 +262,7 @@ def bagua_init(
     message_size: int = 10_000_000,
     **kwargs: Any,
 ) -> tuple[ModelSwitchWrapper, Any]:
-    """Wrap a model that is trained by an algorithm, and return it with the optimizer; collective.
+    """Wrap a model so that an algorithm trains it; return wrapper and optimizer; collective.
 
     The arguments are those of :class:`ModelSwitchWrapper`; ``distributed_algorithm`` is the first
     one.

@@ -1,4 +1,4 @@
-"""``OverlappingWrapper`` of the old API: a reducer that works in backward passes, by hooks."""
+"""``OverlappingWrapper`` of the old API: sends buckets during backward passes, by hooks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["OverlappingWrapper"]
 
 
 class _ReducerHooks(Algorithm, AlgorithmImpl):
-    """Algorithm whose hooks work a reducer, which builds its buckets after the first pass."""
+    """Algorithm whose hooks drive a reducer, which builds its buckets after the first pass."""
 
     def __init__(self, reducer: Reducer, *, delay: bool) -> None:
         self._reducer, self._delays = reducer, delay
@@ -52,7 +52,7 @@ class _ReducerHooks(Algorithm, AlgorithmImpl):
         return self._on_backward_end
 
     def begin_iteration(self) -> None:
-        """Let weights be sent once more."""
+        """Allow weights to be sent once more."""
         self._sent = False
 
     def _on_gradient(self, name: str, parameter: torch.nn.Parameter) -> None:
@@ -85,25 +85,25 @@ class _ReducerHooks(Algorithm, AlgorithmImpl):
 
 
 class _ReducedModule(BaguaDistributedDataParallel):
-    """Wrapper of a module whose ranks are as they are: the old API makes them equal elsewhere."""
+    """Wrapper of a module without initial synchronisation, which the old API does elsewhere."""
 
     @override
     def _synchronize(self, before: BaguaDistributedDataParallel | None) -> None: ...
 
 
 class OverlappingWrapper(TransparentModuleWrapper):
-    """Wrapper of a distributed module, which sends its buckets during the backward pass.
+    """Wrapper of a distributed module that sends its buckets during the backward pass.
 
     Args:
         module: The module.
         optimizers: Its optimizers.
         delay_reduce: Whether to send all buckets at the end of the backward pass.
-        bucket_type: What buckets send.
+        bucket_type: Tensors that buckets send.
         hierarchical_reduce: Whether one rank of each node communicates with other nodes.
         decentralize_reduce: Whether the whole model is sent once in each iteration, with the first
             gradient; the first iteration sends nothing.
         parameter_manager: Has no effect.
-        align_bytes: As of ``Reducer``, like the arguments below.
+        align_bytes: As in ``Reducer``, like the arguments below.
         chunking: Whether each rank reduces a part.
         fusion: Whether weights and gradients of a bucket are moved to flat tensors.
         **kwargs: Further arguments of ``Reducer``.
@@ -147,11 +147,11 @@ class OverlappingWrapper(TransparentModuleWrapper):
         hierarchical_reduce: bool | None = None,
         buckets: Sequence[Sequence[str | Mapping[str, Any]]] | None = None,
     ) -> None:
-        """Replace the reducer, between two iterations, by one with other settings; collective.
+        """Replace the reducer by one with other settings, between two iterations; collective.
 
         Args:
-            hierarchical_reduce: None leaves it.
-            buckets: Names of parameters of each bucket; None leaves it.
+            hierarchical_reduce: None keeps the setting.
+            buckets: Names of the parameters of each bucket; None keeps the setting.
         """
         self.detach()
         if hierarchical_reduce is not None:
@@ -168,12 +168,12 @@ class OverlappingWrapper(TransparentModuleWrapper):
         self.create_hooks()
 
     def create_hooks(self) -> None:
-        """Hook the gradients of all parameters that are sent."""
+        """Add hooks to the gradients of all parameters that are sent."""
         self._hooks = _ReducerHooks(self.reducer, delay=self.delay_reduce)
         self._wrapper = _ReducedModule(self.module, [], self._hooks)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module, and get ready for its backward pass."""
+        """Run the module, and prepare for its backward pass."""
         self._hooks.begin_iteration()
         return self.module(*inputs, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Process groups of Bagua's API: each is a world of its ranks, in which a model can be trained."""
+"""Process groups of Bagua's API: each is a world of its own in which models can be trained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEY = "bagua"
 
 @dataclass(frozen=True, eq=False)
 class BaguaProcessGroup:
-    """Group of ranks, among which collectives and trainings take place.
+    """Group of ranks that call collectives and train models together.
 
     Attributes:
         ranks: Its ranks, ascending.
@@ -50,7 +50,7 @@ class BaguaProcessGroup:
         return Communicator.of(near, f"bagua group {self.group_name} on node {place}")
 
     def get_inter_node_communicator(self) -> Communicator:
-        """Return the communicator of the first ranks of the group on each node."""
+        """Return the communicator of the group's first rank on each node."""
         leaders = [ranks[0] for ranks in self._on_nodes() if ranks]
         return Communicator.of(leaders, f"bagua group {self.group_name} between nodes")
 
@@ -58,7 +58,7 @@ class BaguaProcessGroup:
         return [[rank for rank in m if rank in self.ranks] for m in current().machines.members]
 
     def require_member(self, caller: str) -> Context:
-        """Return the context; raise ArgumentError on a rank that is no member."""
+        """Return the group's context; raise ArgumentError on a rank that is not a member."""
         if self.context is None:
             raise ArgumentError(
                 f"{caller}: argument process_group: expected a group with rank {current().rank}, "
@@ -124,7 +124,7 @@ def init_process_group(
 
 
 def is_initialized() -> bool:
-    """Return whether ``init_process_group`` was called."""
+    """Return True if ``init_process_group`` was called."""
     return context_is_initialized() and _KEY in current().extensions
 
 
@@ -138,12 +138,12 @@ def default_group() -> BaguaProcessGroup:
 
 
 def group_or_default(group: BaguaProcessGroup | None) -> BaguaProcessGroup:
-    """Return a group, that of all ranks for None."""
+    """Return the given group, or the group of all ranks for None."""
     return default_group() if group is None else group
 
 
 def new_group(ranks: Iterable[int] | None = None, stream: Any = None) -> BaguaProcessGroup:
-    """Make a group of ranks; collective over all ranks.
+    """Create a group of ranks; collective over all ranks.
 
     Args:
         ranks: The ranks, in any order, the same on all ranks; all by default.
@@ -180,7 +180,7 @@ def new_group(ranks: Iterable[int] | None = None, stream: Any = None) -> BaguaPr
 
 
 def from_torch_group(group: Any, stream: Any = None) -> BaguaProcessGroup:
-    """Make a group of the ranks of a process group of torch.distributed; collective.
+    """Create a group with the ranks of a torch.distributed group; collective.
 
     Ranks are those of torch.distributed, which must be the same as here. The other arguments and
     errors are those of :func:`new_group`.

@@ -1,4 +1,4 @@
-"""``Reducer`` of the old API: builds buckets in the order of gradients, and says when they go."""
+"""``Reducer`` of the old API: builds buckets in the order of gradients, and sends them."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 __all__ = ["Reducer"]
 
 _CHUNK_BYTES = 32
-"""Bytes to whose multiples each rank's part of a bucket is aligned, where it is cut in parts."""
+"""Alignment, in bytes, of each rank's part of a bucket that is cut into parts."""
 _LEAST_ALIGNMENT = 8
 
 
 class Reducer:
-    """Reducer of one module: its buckets, and when they are sent.
+    """Reducer of one module: builds its buckets, and sends each when it is ready.
 
-    In the first backward pass :meth:`add_param` notes the order of gradients. At its end
+    In the first backward pass :meth:`add_param` records the order of gradients. At its end
     :meth:`initialize_buckets` builds buckets in that order, :meth:`mark_bucket_ready` sends them,
-    and :meth:`mark_on_complete` waits. From then on :meth:`mark_tensor_ready` is called for each
+    and :meth:`mark_on_complete` waits. Afterwards :meth:`mark_tensor_ready` is called for each
     gradient, and :meth:`mark_on_complete` at the end of each pass.
 
     Args:
-        module: The module, which says what is done with a bucket.
+        module: The module, which defines the operations on a bucket.
         optimizers: Its optimizers.
-        bucket_type: What buckets send.
+        bucket_type: Tensors that buckets send.
         hierarchical_reduce: Whether one rank of each node communicates with other nodes.
         align_bytes: Power of two, at least 8, to which the bytes of a bucket are rounded up.
         chunking: Whether each rank reduces a part; buckets then have a multiple of 32 bytes for
@@ -56,13 +56,13 @@ class Reducer:
         priority: Has no effect: transports choose streams by themselves.
 
     Attributes:
-        bucket_initialized: Whether buckets are there.
+        bucket_initialized: Whether buckets have been built.
         param_buckets: Parameters of each bucket.
         step_counter: Completed backward passes.
         backend: The scheduler of the buckets.
 
     Raises:
-        ArgumentError: An argument that cannot be.
+        ArgumentError: An invalid argument.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class Reducer:
         )
 
     def fill_slot(self, param: torch.nn.Parameter) -> torch.Tensor:
-        """Return what a bucket sends of a parameter: gradient, weight, or the parameter itself.
+        """Return the tensor that a bucket sends for a parameter: gradient, weight or parameter.
 
         Raises:
-            UsageError: It has no gradient.
+            UsageError: The parameter has no gradient.
         """
         if self.bucket_type is BucketType.Param:
             return param
@@ -126,7 +126,7 @@ class Reducer:
         return param.grad.data
 
     def add_param(self, param: torch.Tensor) -> None:
-        """Note that a parameter has got its gradient, before there are buckets."""
+        """Record that a parameter has got its gradient, before buckets are built."""
         name = self.param_name.get(id(param))
         if name is not None:
             self._order.setdefault(name)
@@ -134,7 +134,7 @@ class Reducer:
     def initialize_buckets(self) -> list[list[torch.nn.Parameter]]:
         """Build the buckets, after the first backward pass; collective.
 
-        They hold what the first rank has noted, in its order.
+        They hold the parameters that the first rank has recorded, in its order.
 
         Returns:
             The parameters of each bucket.
@@ -167,7 +167,7 @@ class Reducer:
         return self.param_dict[name]
 
     def _communicated(self, name: str) -> torch.Tensor:
-        """Make a parameter a communicated tensor, which leads to what is sent of it."""
+        """Make a parameter a communicated tensor that refers to the tensor to send."""
         parameter: Any = self._parameter(name)
         of_gradient = self.bucket_type is BucketType.Gradient
         closures = (gradient_of, set_gradient) if of_gradient else (None, None)
@@ -179,7 +179,7 @@ class Reducer:
         return communicated
 
     def register_bagua_buckets(self) -> None:
-        """Make buckets of ``param_buckets`` with the module's operations."""
+        """Make buckets of ``param_buckets`` with the module's operations, and register them."""
         made = []
         for number, parameters in enumerate(self.param_buckets):
             names = [self.param_name[id(one)] for one in parameters]
@@ -193,7 +193,7 @@ class Reducer:
         self.backend.register_ordered_buckets(made)
 
     def _fuse_others(self, parameters: Sequence[Any], alignment: int) -> None:
-        """Move weights, or gradients, to a flat tensor beside the bucket's, at the same offsets."""
+        """Move weights, or gradients, to a second flat tensor, at the bucket's offsets."""
         views = []
         for parameter in parameters:
             of_gradient = self.bucket_type is not BucketType.Gradient and parameter.grad is not None
@@ -204,10 +204,10 @@ class Reducer:
             BaguaBucket(views, "beside", flatten=True, alignment=alignment)
 
     def mark_tensor_ready(self, param: torch.Tensor) -> None:
-        """Say that a parameter has got its gradient; its bucket goes once it is complete.
+        """Mark a parameter's gradient as ready; a bucket is sent once all its gradients are ready.
 
         Raises:
-            UsageError: It had none in the pass from which the buckets were built.
+            UsageError: It had no gradient in the pass from which the buckets were built.
         """
         name = self.param_name.get(id(param))
         if name is None:
@@ -220,19 +220,19 @@ class Reducer:
         param.bagua_mark_communication_ready()  # type: ignore[attr-defined]
 
     def mark_all(self) -> None:
-        """Say that all parameters of all buckets are ready."""
+        """Mark all parameters of all buckets as ready."""
         for number, bucket in enumerate(self.param_buckets):
             self.mark_bucket_ready(bucket, number)
 
     def mark_bucket_ready(
         self, bucket: Sequence[torch.nn.Parameter], bucket_idx: int | None = None
     ) -> None:
-        """Say that all parameters of one of ``param_buckets`` are ready."""
+        """Mark all parameters of one of ``param_buckets`` as ready."""
         for param in bucket:
             self.mark_tensor_ready(param)
 
     def mark_on_complete(self) -> None:
-        """Wait until all buckets that were sent have come, and end the iteration.
+        """Wait until all buckets that were sent are complete, and end the iteration.
 
         Raises:
             UsageError: A parameter of a bucket has got no gradient in this pass.

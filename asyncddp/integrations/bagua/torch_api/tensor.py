@@ -1,7 +1,7 @@
-"""Communicated tensors: what Bagua's extension interface adds to ``torch.Tensor``.
+"""Communicated tensors: attributes and methods that Bagua adds to ``torch.Tensor``.
 
-A communicated tensor has a name, and leads to the *effective* tensor that is sent, which may be
-another one, such as the gradient of a parameter.
+A communicated tensor has a name, and refers to the *effective* tensor that is sent, which may be
+another tensor, such as the gradient of a parameter.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _ATTRIBUTE = "_bagua_record"
 
 
 class ReadinessListener(Protocol):
-    """Something that is told when a tensor may be sent."""
+    """Listener that is notified when a tensor may be sent."""
 
     def mark_communication_ready(self, record: CommunicatedTensor) -> None:
-        """Note that a tensor is ready."""
+        """Handle that a tensor is ready."""
 
 
 class CommunicatedTensor:
-    """Record of a communicated tensor.
+    """Record of a communicated tensor: its name, effective tensor and listener.
 
     Attributes:
-        proxy: The tensor that it is known by.
+        proxy: The tensor on which ``ensure_bagua_tensor`` was called.
         name, module_name: Its name, and that of its model.
-        listener: Who is told when it is ready; set where its bucket is registered.
-        home: View of its bucket's flat tensor in which the effective tensor lives, if there is one.
+        listener: Object to notify when it is ready; set when its bucket is registered.
+        home: View of its bucket's flat tensor that stores the effective tensor, if there is one.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class CommunicatedTensor:
 
     @property
     def effective(self) -> torch.Tensor:
-        """The tensor that is sent."""
+        """Tensor that is sent."""
         found = self.proxy if self._getter is None else self._getter(self.proxy)
         if not isinstance(found, torch.Tensor):
             raise UsageError(
@@ -64,7 +64,7 @@ class CommunicatedTensor:
         return found
 
     def replace(self, tensor: torch.Tensor) -> None:
-        """Make another tensor the effective one."""
+        """Replace the effective tensor by another tensor."""
         with torch.no_grad():
             if self._setter is not None:
                 self._setter(self.proxy, tensor)
@@ -77,14 +77,14 @@ class CommunicatedTensor:
                 )
 
     def move_to(self, home: torch.Tensor) -> None:
-        """Move the effective tensor's values to a view of a flat tensor, and have it live there."""
+        """Copy the effective tensor into a view of a flat tensor, which replaces it."""
         with torch.no_grad():
             home.copy_(self.effective)
         self.home = home
         self.replace(home)
 
     def return_home(self) -> None:
-        """Move the effective tensor to its place again, if something has assigned it anew."""
+        """Move the effective tensor back into its flat tensor, if it was replaced meanwhile."""
         if self.home is not None and self.effective.data_ptr() != self.home.data_ptr():
             self.move_to(self.home)
 
@@ -118,7 +118,7 @@ def record_of(tensor: torch.Tensor) -> CommunicatedTensor:
 
 
 class BaguaTensor:
-    """Methods that every ``torch.Tensor`` has once ``torch_api`` is imported, as with Bagua.
+    """Methods added to every ``torch.Tensor`` when ``torch_api`` is imported, as with Bagua.
 
     Example:
         >>> import asyncddp.integrations.bagua.torch_api
@@ -131,12 +131,12 @@ class BaguaTensor:
     """
 
     def is_bagua_tensor(self) -> bool:
-        """Return whether this is a communicated tensor."""
+        """Return True if this is a communicated tensor."""
         return hasattr(self, _ATTRIBUTE)
 
     @property
     def bagua_tensor_name(self) -> str:
-        """Name of the communicated tensor; no other tensor has the attribute."""
+        """Name of the communicated tensor; other tensors lack the attribute."""
         record = getattr(self, _ATTRIBUTE, None)
         if record is None:
             raise AttributeError("bagua_tensor_name: this tensor is no communicated one")
@@ -152,10 +152,12 @@ class BaguaTensor:
         """Make this tensor a communicated one, and return it.
 
         Args:
-            name: Its name, which no other tensor of the model has.
+            name: Name of the tensor, unique in the model.
             module_name: Name of the model, ``bagua_ddp.bagua_module_name``.
-            getter_closure: Gives the tensor to send, from this one; by default this one.
-            setter_closure: Makes another tensor the one to send: ``setter(this, other)``.
+            getter_closure: Function from this tensor to the one to send; by default this one is
+                sent.
+            setter_closure: Function ``setter(this, other)`` that makes another tensor the one to
+                send.
         """
         tensor = _tensor(self)
         names = str(name or id(tensor)), str(module_name)
@@ -170,7 +172,7 @@ class BaguaTensor:
         getter_closure: Getter | None = None,
         setter_closure: Setter | None = None,
     ) -> torch.Tensor:
-        """Return a view of this tensor that is a communicated one; this one stays as it is.
+        """Return a view of this tensor as a communicated tensor; this tensor is unchanged.
 
         The arguments are those of :meth:`ensure_bagua_tensor`; closures get this tensor.
         """
@@ -183,7 +185,7 @@ class BaguaTensor:
         return view
 
     def bagua_ensure_grad(self) -> torch.Tensor:
-        """Give this parameter a gradient of zeros where it has none, and return the parameter."""
+        """Set a missing gradient of this parameter to zeros, and return the parameter."""
         tensor = _tensor(self)
         if tensor.grad is None:
             tensor.grad = zeros_like(tensor.data)
@@ -194,11 +196,11 @@ class BaguaTensor:
         return record_of(_tensor(self)).effective
 
     def bagua_setter_closure(self, tensor: torch.Tensor) -> None:
-        """Make another tensor the effective one."""
+        """Replace the effective tensor by another tensor."""
         record_of(_tensor(self)).replace(tensor)
 
     def bagua_set_storage(self, storage: Any, storage_offset: int = 0) -> None:
-        """Have the effective tensor live in a storage, at an offset in elements."""
+        """Move the effective tensor into a storage, at an offset in elements."""
         record = record_of(_tensor(self))
         like = record.effective
         flat = like.detach().new_empty(0)
@@ -206,7 +208,7 @@ class BaguaTensor:
         record.move_to(flat.view(like.shape))
 
     def bagua_mark_communication_ready(self) -> None:
-        """Say that the effective tensor may be sent, with what the device is doing to it."""
+        """Mark the effective tensor as ready to be sent, after pending work of its device."""
         record = record_of(_tensor(self))
         if record.listener is None:
             raise UsageError(
@@ -219,12 +221,12 @@ class BaguaTensor:
 
 
 def _tensor(methods: object) -> torch.Tensor:
-    """Return a tensor as one: methods of :class:`BaguaTensor` are called on tensors."""
+    """Cast ``self`` of a :class:`BaguaTensor` method to the tensor that it is."""
     return cast("torch.Tensor", methods)
 
 
 def add_methods() -> None:
-    """Give all tensors the methods of :class:`BaguaTensor`."""
+    """Add the methods of :class:`BaguaTensor` to all tensors."""
     for name, method in vars(BaguaTensor).items():
         if not name.startswith("_"):
             setattr(torch.Tensor, name, method)

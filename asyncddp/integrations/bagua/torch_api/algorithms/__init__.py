@@ -1,4 +1,4 @@
-"""Bagua's algorithms, and the interface by which programs write their own."""
+"""Bagua's algorithms, and the base classes of algorithms that users write."""
 
 from asyncddp.integrations.bagua.torch_api.algorithms import (
     async_model_average,

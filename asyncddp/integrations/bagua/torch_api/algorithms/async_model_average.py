@@ -1,4 +1,4 @@
-"""``async``: averages models by the clock, while training goes on."""
+"""``async``: averages models at fixed time intervals, in the background of training."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["AsyncModelAverageAlgorithm"]
 
 
 class AsyncModelAverageAlgorithm(LibraryAlgorithm):
-    """Averages models by the clock: the method ``async_model_average`` with an interval.
+    """Algorithm ``async``: averages models at fixed time intervals (``async_model_average``).
 
-    What averaging has changed is added between two steps, which never wait for other ranks.
+    The change made by averaging is added between two steps, which never wait for other ranks.
 
     Args:
-        peer_selection_mode: ``"all"``, or ``"neighbors"`` of the topology, which Bagua has not.
-        sync_interval_ms: Milliseconds from the end of a round to the next one.
-        warmup_steps: Steps that ``gradient_allreduce`` makes before.
+        peer_selection_mode: ``"all"``, or ``"neighbors"`` of the topology, which Bagua lacks.
+        sync_interval_ms: Milliseconds from the end of a round to the start of the next.
+        warmup_steps: Number of ``gradient_allreduce`` steps before averaging starts.
     """
 
     method = "async_model_average"
@@ -35,13 +35,13 @@ class AsyncModelAverageAlgorithm(LibraryAlgorithm):
         self.warmup_steps = warmup_steps
 
     def abort(self, bagua_ddp: torch.nn.Module) -> None:
-        """End averaging of a wrapped model, once all ranks have called it; collective.
+        """Stop the averaging of a wrapped model, once all ranks have called it; collective.
 
-        Call it before evaluation, and at the end. The replicas differ then by the steps since the
-        last round; :func:`asyncddp.average_model` shows their average.
+        Call it before evaluation, and at the end of training. The replicas then differ by the steps
+        since the last round; :func:`asyncddp.average_model` shows their average.
         """
         wrapped_model("abort", bagua_ddp).abort()
 
     def resume(self, bagua_ddp: torch.nn.Module) -> None:
-        """Let averaging of a wrapped model go on after :meth:`abort`; all ranks call it."""
+        """Resume the averaging of a wrapped model after :meth:`abort`; all ranks call it."""
         wrapped_model("resume", bagua_ddp).resume()

@@ -1,4 +1,4 @@
-"""Base classes of algorithms: a declaration, what it does to one model, and names of algorithms."""
+"""Base classes of algorithms, their registry, and the interface of a wrapped model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRAPPER = "_bagua_ddp"
 
 
 class WrappedModel(Protocol):
-    """Wrapper of the model that an algorithm trains, as the algorithm sees it."""
+    """Wrapper of a model: the interface that algorithms use."""
 
     module: torch.nn.Module
     optimizers: list[torch.optim.Optimizer]
@@ -39,30 +39,30 @@ class WrappedModel(Protocol):
 
     @property
     def bagua_buckets(self) -> Sequence[Any]:
-        """The buckets, in the order in which they are sent."""
+        """Buckets, in the order in which they are sent."""
 
     @property
     def _bagua_backend(self) -> BucketScheduler:
-        """Scheduler that launches buckets, and waits for them."""
+        """Scheduler that launches buckets and waits for them."""
 
     def bagua_build_params(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Return names and parameters to communicate, in the order of registration."""
 
     def broadcast_state(self) -> None:
-        """Give all ranks the first one's model and optimizer states; collective."""
+        """Broadcast the first rank's model and optimizer states; collective."""
 
     def abort(self) -> None:
-        """End averaging that goes on by the clock; collective."""
+        """Stop asynchronous averaging; collective."""
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume asynchronous averaging."""
 
 
 def wrapped_model(caller: str, module: torch.nn.Module) -> WrappedModel:
-    """Return the wrapper of a model, or of what a DistributedDataParallel holds.
+    """Return the wrapper of a model, or of the model inside a DistributedDataParallel.
 
     Raises:
-        ArgumentError: It is not wrapped.
+        ArgumentError: The model is not wrapped.
     """
     for one in (module, getattr(module, "module", None)):
         found = vars(one).get(WRAPPER) if isinstance(one, torch.nn.Module) else None
@@ -75,10 +75,10 @@ def wrapped_model(caller: str, module: torch.nn.Module) -> WrappedModel:
 
 
 class AlgorithmImpl:
-    """Effect of an algorithm on one model (base class): tensors, buckets, operations and hooks.
+    """Base class of an algorithm applied to one model: its tensors, buckets, operations and hooks.
 
-    As it is, it marks gradients ready and waits at the end of the backward pass; a subclass
-    overrides what differs. Each ``init_…_hook`` is called once, and returns the hook.
+    By default it marks gradients ready and waits at the end of the backward pass; a subclass
+    overrides the rest. Each ``init_…_hook`` is called once, and returns the hook.
 
     Args:
         process_group: The ranks among which the model is trained.
@@ -88,11 +88,11 @@ class AlgorithmImpl:
         self.process_group = process_group
 
     def need_reset(self) -> bool:
-        """Return whether to make tensors, buckets and hooks anew, before a forward pass."""
+        """Return True to rebuild tensors, buckets and hooks before a forward pass."""
         return False
 
     def init_tensors(self, bagua_ddp: WrappedModel) -> list[torch.Tensor]:
-        """Return the communicated tensors, by default all gradients, the last parameter's first."""
+        """Return the tensors to communicate: by default all gradients, the last one first."""
         return [
             parameter.bagua_ensure_grad().ensure_bagua_tensor(  # type: ignore[attr-defined]
                 name, bagua_ddp.bagua_module_name, gradient_of, set_gradient
@@ -103,34 +103,34 @@ class AlgorithmImpl:
     def tensors_to_buckets(
         self, tensors: list[list[torch.Tensor]], do_flatten: bool
     ) -> list[BaguaBucket]:
-        """Return buckets for suggested groups of tensors, by default one for each group."""
+        """Build buckets from suggested groups of tensors: by default one bucket for each group."""
         return [
             BaguaBucket(group, name=str(number), flatten=do_flatten)
             for number, group in enumerate(tensors)
         ]
 
     def init_operations(self, bagua_ddp: WrappedModel, bucket: BaguaBucket) -> None:
-        """Append operations to a bucket, which has none."""
+        """Append operations to a new bucket."""
 
     def init_forward_pre_hook(self, bagua_ddp: WrappedModel) -> ForwardPreHook:
-        """Return what to call with the inputs before forward passes in training mode."""
+        """Return a hook that is called with the inputs before forward passes in training mode."""
         return lambda inputs: None
 
     def init_backward_hook(self, bagua_ddp: WrappedModel) -> BackwardHook:
-        """Return what to call with name and parameter when a parameter has its gradient."""
+        """Return a hook that is called with name and parameter when a gradient is ready."""
         return lambda name, parameter: parameter.bagua_mark_communication_ready()  # type: ignore[attr-defined]
 
     def init_post_backward_hook(self, bagua_ddp: WrappedModel) -> PostBackwardHook:
-        """Return what to call at the end of a backward pass."""
+        """Return a hook that is called at the end of a backward pass."""
         return bagua_ddp._bagua_backend.wait_pending_comm_ops
 
     def init_post_optimizer_step_hook(self, bagua_ddp: WrappedModel) -> PostStepHook:
-        """Return what to call with an optimizer after its step."""
+        """Return a hook that is called with an optimizer after its step."""
         return lambda optimizer: None
 
 
 class Algorithm:
-    """Declaration of an algorithm, with its options (base class); it may serve several models.
+    """Base class of the declaration of an algorithm and its options; it may serve several models.
 
     Example:
         >>> import asyncddp.integrations.bagua.torch_api as bagua
@@ -139,12 +139,12 @@ class Algorithm:
     """
 
     def reify(self, process_group: BaguaProcessGroup) -> Any:
-        """Return what the algorithm does to one model: an ``AlgorithmImpl``."""
+        """Return the algorithm applied to one model: an ``AlgorithmImpl``."""
         raise NotImplementedError(f"{type(self).__name__} has no reify(process_group)")
 
     @classmethod
     def init(cls, name: str, **kwargs: Any) -> Algorithm:
-        """Return the declaration of an algorithm by its name.
+        """Create the declaration of a registered algorithm by its name.
 
         Args:
             name: A name that was registered.
@@ -158,7 +158,7 @@ class Algorithm:
 
 
 class AlgorithmRegistry:
-    """Names of algorithms, to which programs may add theirs."""
+    """Registry of algorithms by name; programs may add their own."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Callable[..., Algorithm], str]] = {}
@@ -174,7 +174,7 @@ class AlgorithmRegistry:
 
         Raises:
             AlgorithmNameError: The name is no string.
-            ArgumentError: It is taken, and not to be overridden.
+            ArgumentError: The name is taken, and ``override`` is not set.
         """
         self._check(name)
         if name in self._entries and not override:
@@ -186,7 +186,7 @@ class AlgorithmRegistry:
         return algorithm
 
     def get(self, name: str) -> Callable[..., Algorithm]:
-        """Return the class of a name; the errors are those of ``Algorithm.init``."""
+        """Return the class registered under a name; errors are those of ``Algorithm.init``."""
         self._check(name)
         if name not in self._entries:
             known = self.available_algorithms()

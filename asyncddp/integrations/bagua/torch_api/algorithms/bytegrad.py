@@ -8,11 +8,11 @@ __all__ = ["ByteGradAlgorithm"]
 
 
 class ByteGradAlgorithm(LibraryAlgorithm):
-    """Averages gradients over all ranks in 8 bits: the method ``bytegrad``.
+    """Algorithm ``bytegrad``: averages gradients over all ranks, quantised to 8 bits.
 
     Args:
-        hierarchical: Whether gradients are summed inside each node first, as they are; on one node
-            nothing is quantised then.
+        hierarchical: Whether gradients are first summed within each node, uncompressed; on one node
+            nothing is then quantised.
         average: Whether to average them; otherwise they are summed.
     """
 

@@ -1,4 +1,4 @@
-"""Decentralised algorithms: average parameters, as they are or by compressed differences."""
+"""Decentralised algorithms: average parameters, directly or through compressed differences."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["DecentralizedAlgorithm", "LowPrecisionDecentralizedAlgorithm"]
 
 
 class DecentralizedAlgorithm(LibraryAlgorithm):
-    """Averages parameters while gradients are made: the method ``decentralized``.
+    """Algorithm ``decentralized``: averages parameters while gradients are computed.
 
     Args:
-        hierarchical: Whether the peers are nodes, whose ranks average first; nodes count by their
-            numbers of ranks.
+        hierarchical: Whether the peers are nodes, whose ranks average first; nodes are weighted by
+            their numbers of ranks.
         peer_selection_mode: ``"all"``, or ``"shift_one"`` for one peer that changes.
-        communication_interval: Steps from one averaging to the next, of which the first is in the
+        communication_interval: Number of steps from one average to the next, starting with the
             first step.
     """
 
@@ -46,11 +46,11 @@ class DecentralizedAlgorithm(LibraryAlgorithm):
 
 
 class LowPrecisionDecentralizedAlgorithm(LibraryAlgorithm):
-    """Sends quantised differences on a ring: the method ``low_precision_decentralized``.
+    """Algorithm ``low_precision_decentralized``: exchanges quantised differences on a ring.
 
     Args:
-        hierarchical: Whether the ring is one of nodes, whose ranks average first.
-        communication_interval: Steps from one exchange to the next, of which the first is in the
+        hierarchical: Whether the ring consists of nodes, whose ranks average first.
+        communication_interval: Number of steps from one exchange to the next, starting with the
             first step.
     """
 

@@ -8,10 +8,10 @@ __all__ = ["GradientAllReduceAlgorithm"]
 
 
 class GradientAllReduceAlgorithm(LibraryAlgorithm):
-    """Averages gradients over all ranks: the method ``gradient_allreduce``.
+    """Algorithm ``gradient_allreduce``: averages gradients over all ranks.
 
     Args:
-        hierarchical: Whether gradients are summed inside each node first.
+        hierarchical: Whether gradients are first summed within each node.
         average: Whether to average them; otherwise they are summed.
     """
 

@@ -1,4 +1,4 @@
-"""Base class of Bagua's own algorithms: each is a method of the library, with its options."""
+"""Base class of Bagua's own algorithms: each one runs a method of the library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGrou
 
 @dataclass(frozen=True)
 class LibraryMethod:
-    """A method of the library, by arguments of ``DistributedOptimizer``.
+    """Training method of the library, described by the arguments of ``DistributedOptimizer``.
 
     Attributes:
         name: Name of the method.
@@ -27,9 +27,9 @@ class LibraryMethod:
 
 
 class LibraryAlgorithm(Algorithm):
-    """Declaration of an algorithm that is a method of the library (base class).
+    """Base class of the declarations of algorithms that run a method of the library.
 
-    Attributes are its options, of Bagua's names.
+    Its attributes are the algorithm's options, under Bagua's names.
     """
 
     method: ClassVar[str]
@@ -40,13 +40,13 @@ class LibraryAlgorithm(Algorithm):
         return LibraryMethod(self.method, self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``DistributedOptimizer``."""
+        """Return the method's arguments for ``DistributedOptimizer``."""
         return dict(vars(self))
 
     def check_optimizers(
         self, module: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
-        """Raise an error for optimizers with which the algorithm cannot train the module."""
+        """Raise an error if the algorithm cannot train the module with these optimizers."""
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())

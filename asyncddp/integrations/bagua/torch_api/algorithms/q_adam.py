@@ -1,4 +1,4 @@
-"""``qadam``: Adam that averages compressed momentum after a warm-up."""
+"""``qadam``: Adam that averages gradients in a warm-up, and compressed momentum afterwards."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["QAdamAlgorithm", "QAdamOptimizer"]
 
 
 class QAdamAlgorithm(LibraryAlgorithm):
-    """Averages gradients in a warm-up and then momentum in 8 bits: the method ``qadam``.
+    """Algorithm ``qadam``: averages gradients in a warm-up, and then momentum in 8 bits.
 
     Args:
-        q_adam_optimizer: The optimizer, which is given to ``with_bagua`` as well.
-        hierarchical: Whether momentum is summed inside each node first, as it is; on one node
-            nothing is quantised then.
+        q_adam_optimizer: The optimizer, which is also passed to ``with_bagua``.
+        hierarchical: Whether momentum is first summed within each node, uncompressed; on one node
+            nothing is then quantised.
     """
 
     method = "qadam"

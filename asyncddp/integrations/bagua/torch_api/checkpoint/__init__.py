@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api.checkpoint``."""
+"""Bagua's ``bagua.torch_api.checkpoint``: saving and loading of checkpoints."""
 
 from asyncddp.integrations.bagua.checkpointing import load_checkpoint, save_checkpoint
 

@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api.contrib``."""
+"""Bagua's ``bagua.torch_api.contrib``: samplers, ``fuse_optimizer`` and ``SyncBatchNorm``."""
 
 from asyncddp.integrations.bagua.missing_names import refusing
 from asyncddp.integrations.bagua.torch_api.contrib.fuse.optimizer import fuse_optimizer

@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api.contrib.cache_loader``: its names say what to use in their place."""
+"""Stub of Bagua's ``bagua.torch_api.contrib.cache_loader``: its names raise MissingNameError."""
 
 from asyncddp.integrations.bagua.missing_names import refusing
 

@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api.contrib.load_balancing_data_loader``."""
+"""Bagua's ``bagua.torch_api.contrib.load_balancing_data_loader``: samplers that balance load."""
 
 from asyncddp.data.load_balancing_sampler import (
     LoadBalancingDistributedBatchSampler,

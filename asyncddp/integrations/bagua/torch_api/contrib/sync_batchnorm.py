@@ -20,7 +20,7 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    r"""Batch normalisation whose mean and variance are those of all ranks' batches together.
+    r"""Batch normalisation with mean and variance over the batches of all ranks.
 
     .. math:: \mu = \frac{1}{N} \sum_i n_i \mu_i, \qquad
               \sigma^2 = \frac{1}{N} \sum_i n_i \big(\sigma_i^2 + (\mu_i - \mu)^2\big), \qquad
@@ -91,7 +91,7 @@ class SyncBatchNorm(_BatchNorm):
         return normalised * self.weight.view(shape) + self.bias.view(shape)
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Update the running statistics, where there are any, by those of a batch."""
+        """Update the running statistics, if there are any, with a batch's mean and variance."""
         if self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
@@ -105,7 +105,7 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, process_group: BaguaProcessGroup | None = None
     ) -> torch.nn.Module:
-        """Replace all batch normalisation layers of a module, whose parameters stay.
+        """Replace all batch normalisation layers of a module by SyncBatchNorm; keep the parameters.
 
         Args:
             module: The module; a layer by itself is returned converted.
@@ -136,7 +136,7 @@ def _channel_shape(like: torch.Tensor) -> list[int]:
 def _global_statistics(
     context: Context, values: torch.Tensor, axes: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return mean and variance of each channel over all ranks, and how many elements it has."""
+    """Return each channel's mean and variance over all ranks, and its number of elements."""
     wide = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
     count, shape = values.numel() // max(values.shape[1], 1), _channel_shape(values)
     mean = wide.sum(axes) / max(count, 1)
@@ -151,7 +151,7 @@ def _global_statistics(
 
 
 class _SyncBatchNormFunction(torch.autograd.Function):
-    """Subtract the mean and multiply by the inverse deviation, both of all ranks' data."""
+    """Autograd function that normalises with mean and standard deviation over all ranks' data."""
 
     @staticmethod
     def forward(

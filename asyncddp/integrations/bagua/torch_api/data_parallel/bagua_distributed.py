@@ -1,4 +1,4 @@
-"""``BaguaDistributedDataParallel``: the wrapper of a model, which the model itself holds."""
+"""``BaguaDistributedDataParallel``: wrapper that trains a model; the model refers to it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ __all__ = ["BaguaDistributedDataParallel", "wrap", "wrapper_of"]
 
 
 class BaguaDistributedDataParallel:
-    """Wrapper of a model that is trained by an algorithm, among the ranks of a group.
+    """Wrapper of a model that an algorithm trains on the ranks of a group.
 
-    The model and its optimizers stay the objects that the user has: hooks on the model, and routed
-    methods of the optimizers, make the wrapper work. Making one is collective.
+    The model and its optimizers stay the user's objects: the wrapper works through hooks on the
+    model and replaced methods of the optimizers. Making one is collective.
 
     Args:
         module: The model.
@@ -54,14 +54,14 @@ class BaguaDistributedDataParallel:
         algorithm: The algorithm.
         process_group: The ranks that train; all by default.
         do_flatten: Whether buckets of an ``AlgorithmImpl`` move tensors to flat memory.
-        find_unused_parameters: Whether an ``AlgorithmImpl`` is to take parameters that a backward
-            pass has not used as zero gradients.
+        find_unused_parameters: Whether an ``AlgorithmImpl`` treats parameters that a backward pass
+            has not used as having zero gradients.
         broadcast_buffers: Whether buffers are made equal at the start.
 
     Attributes:
         bagua_train_step_counter: Forward passes in training mode so far.
         bagua_module_name: Name of the model.
-        parameters_to_ignore: Names that are left out.
+        parameters_to_ignore: Names of parameters that are not communicated.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class BaguaDistributedDataParallel:
         self._hook = module.register_forward_pre_hook(hook)
 
     def _synchronize(self, before: BaguaDistributedDataParallel | None) -> None:
-        """Make models and optimizer states of all ranks equal: rank 0's, or an average model."""
+        """Make models and optimizer states equal on all ranks: rank 0's, or an average model."""
         if before is None:
             self.broadcast_state()
             return
@@ -108,7 +108,7 @@ class BaguaDistributedDataParallel:
             broadcast_optimizer(self._context, optimizer)
 
     def broadcast_state(self) -> None:
-        """Give all ranks the first one's parameters, buffers and optimizer states; collective."""
+        """Broadcast the first rank's parameters, buffers and optimizer states; collective."""
         state = communicated_state(self.module, buffers=self._broadcast_buffers)
         broadcast_state(self._context, state)
         for optimizer in self.optimizers:
@@ -137,12 +137,12 @@ class BaguaDistributedDataParallel:
 
     @property
     def bagua_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers."""
+        """Optimizers of the model."""
         return self.optimizers
 
     @property
     def bagua_buckets(self) -> list[Any]:
-        """The buckets, in the order in which they are sent."""
+        """Buckets, in the order in which they are sent."""
         return self._driver.buckets
 
     @property
@@ -159,19 +159,19 @@ class BaguaDistributedDataParallel:
         return communicated_parameters(self.module)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Let gradients accumulate in a ``with`` block, in which nothing is communicated."""
+        """Accumulate gradients without communication inside a ``with`` block."""
         return self._driver.no_sync()
 
     def abort(self) -> None:
-        """End averaging that goes on by the clock; collective, without effect if there is none."""
+        """Stop asynchronous averaging; collective; without effect if there is none."""
         self._driver.abort()
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume asynchronous averaging."""
         self._driver.resume()
 
     def end(self) -> None:
-        """End what is under way; the model and its optimizers are as they were, and not wrapped."""
+        """Finish all communication, and remove the wrapper from the model and its optimizers."""
         self._hook.remove()
         self._driver.end()
         vars(self.module).pop(WRAPPER, None)
@@ -199,7 +199,7 @@ def wrapper_of(module: torch.nn.Module) -> BaguaDistributedDataParallel | None:
 
 
 def wrap(module: torch.nn.Module, *args: Any, **kwargs: Any) -> BaguaDistributedDataParallel:
-    """Wrap a model, whose earlier wrapper ends, and return the wrapper.
+    """Wrap a model, after removing an earlier wrapper, and return the wrapper.
 
     The arguments are those of :class:`BaguaDistributedDataParallel`.
     """

@@ -1,4 +1,4 @@
-"""``DistributedDataParallel`` with torch's arguments, and an algorithm of Bagua's."""
+"""``DistributedDataParallel`` with torch's arguments and one of Bagua's algorithms."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ __all__ = ["DistributedDataParallel"]
 
 
 class DistributedDataParallel(torch.nn.Module):
-    """Module that trains another one on all ranks, as torch's module of this name does.
+    """Module that trains another module on all ranks, like torch's module of this name.
 
-    Its state dict has the prefix ``module.``, as torch's. Arguments that Bagua leaves to torch's
-    module are honoured where they mean something here, and otherwise an error.
+    Its state dict has the prefix ``module.``, like torch's. Arguments that Bagua passes on to
+    torch's module take effect if they mean something here, and otherwise raise an error.
 
     Args:
         module: The module.
         device_ids: None, or a list with the one device on which the module is.
         output_device: None, or that device.
         dim: 0: a batch is not scattered over devices.
-        broadcast_buffers: Whether buffers become the first rank's at the start; they are not made
-            equal later.
+        broadcast_buffers: Whether buffers are set to the first rank's at the start; they are not
+            synchronised later.
         process_group: The ranks that train, also a group of torch.distributed; all by default.
         bucket_cap_mb: Has no effect: ``BAGUA_DEFAULT_BUCKET_SIZE`` is the size of buckets.
-        find_unused_parameters: Whether parameters may be unused. Those of the library's methods
-            may be in any case.
+        find_unused_parameters: Whether parameters may be unused. With the library's methods they
+            always may.
         check_reduction: Has no effect, as with torch.
         gradient_as_bucket_view: Has no effect on results.
         static_graph: Has no effect.
-        optimizers: The optimizers that make the steps. Without any, gradients alone are averaged.
+        optimizers: The optimizers that make the steps. Without any, only gradients are averaged.
         algorithm: The algorithm; None averages gradients.
 
     Raises:
-        ArgumentError: An argument that cannot be.
+        ArgumentError: An invalid argument.
 
     Example:
         >>> import asyncddp as bf
@@ -101,15 +101,15 @@ class DistributedDataParallel(torch.nn.Module):
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Let gradients accumulate in a ``with`` block, in which nothing is communicated.
+        """Accumulate gradients without communication inside a ``with`` block.
 
-        The next backward pass outside averages what has been accumulated.
+        The next backward pass outside the block averages the accumulated gradients.
         """
         return self._wrapper.no_sync()
 
 
 def _check_devices(module: torch.nn.Module, devices: Sequence[int | torch.device | None]) -> None:
-    """Check that devices, where they are given, are those of the module's parameters."""
+    """Raise ArgumentError unless given devices are those of the module's parameters."""
     given = [one for one in devices if one is not None]
     wanted = {torch.device("cuda", one) if isinstance(one, int) else one for one in given}
     found = {parameter.device for parameter in module.parameters()}

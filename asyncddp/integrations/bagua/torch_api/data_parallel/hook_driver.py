@@ -1,4 +1,4 @@
-"""Training of a wrapped model by the hooks of an ``AlgorithmImpl``."""
+"""Training of a wrapped model through the hooks of an ``AlgorithmImpl``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from asyncddp.integrations.bagua.torch_api.env import get_default_bucket_size
 
 
 class HookDriver:
-    """Driver of a model's training by an algorithm's hooks.
+    """Driver that trains a wrapped model through an algorithm's hooks.
 
     Args:
         wrapped: The wrapper of the model; its ``_bagua_backend`` is the driver's ``scheduler``.
@@ -56,7 +56,7 @@ class HookDriver:
         self._targets: list[_HookedSteps] = []
 
     def start(self) -> None:
-        """Build tensors, buckets and hooks; the wrapper shows this driver already."""
+        """Build tensors, buckets and hooks; the wrapper must refer to this driver already."""
         claim_parameters([one for _, one in self._wrapped.bagua_build_params()], self)
         self._build()
         module = self._wrapped.module
@@ -85,7 +85,7 @@ class HookDriver:
 
     @property
     def buckets(self) -> list[Any]:
-        """The buckets, in the order in which they are sent."""
+        """Buckets, in the order in which they are sent."""
         return list(self._buckets)
 
     # a step
@@ -145,7 +145,7 @@ class HookDriver:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients accumulate in a ``with`` block, in which nothing is communicated."""
+        """Accumulate gradients without communication inside a ``with`` block."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -155,12 +155,12 @@ class HookDriver:
     # around steps
 
     def abort(self) -> None:
-        """Do nothing: nothing goes on by the clock."""
+        """Do nothing: there is no asynchronous averaging."""
 
     resume = abort
 
     def wait_for_reads(self) -> None:
-        """Wait until no operation reads a parameter any more."""
+        """Wait until no operation reads parameters any more."""
         self.scheduler.wait_pending_comm_ops()
 
     def detach(self) -> None:
@@ -169,7 +169,7 @@ class HookDriver:
         remove_hooks(self._model_hooks)
 
     def end(self) -> None:
-        """End what is under way, and leave the model and its optimizers as they were."""
+        """Finish all communication, and restore the model and its optimizers."""
         self.scheduler.register_ordered_buckets([])
         self.detach()
         for target in self._targets:
@@ -177,13 +177,13 @@ class HookDriver:
 
 
 class _HookedSteps:
-    """Steps of an optimizer, after each of which the algorithm's hook is called."""
+    """Steps of an optimizer, each followed by a call of the algorithm's hook."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, driver: HookDriver) -> None:
         self.optimizer, self._driver = optimizer, driver
 
     def step(self, closure: Closure | None = None) -> Any:
-        """Make the optimizer's own step, and call the hook."""
+        """Make the optimizer's own step, and call the algorithm's hook."""
         result = route_of(self.optimizer).own_step(closure)
         self._driver.post_step(self.optimizer)
         return result
@@ -193,4 +193,4 @@ class _HookedSteps:
         route_of(self.optimizer).own_zero_grad(set_to_none)
 
     def state_loaded(self) -> None:
-        """Do nothing: algorithms read the state when they need it."""
+        """Do nothing: algorithms read the optimizer's state when they need it."""

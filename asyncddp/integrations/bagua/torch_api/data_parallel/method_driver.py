@@ -29,34 +29,34 @@ from asyncddp.tensors.allocation import detached_copy
 
 
 class BaguaOptimizer(DistributedOptimizer):
-    """Distributed optimizer that makes the steps of an optimizer which the user keeps."""
+    """Distributed optimizer that makes the steps of the user's optimizer."""
 
     def state_loaded(self) -> None:
-        """Begin with the stage that the optimizer's new state is in; collective for ``qadam``."""
+        """Switch to the stage of the newly loaded state; collective for ``qadam``."""
         settings = self._switcher.settings
         if settings.algorithm == "qadam":
             self.switch_to("qadam", replicas="keep", **settings.options)
 
     @property
     def buckets(self) -> Sequence[AveragedBucket]:
-        """The buckets that are averaged; none where there is one rank."""
+        """Averaged buckets; empty if there is one rank."""
         return self._averager.buckets
 
 
 class BucketView:
-    """A bucket of the library, as Bagua's programs look at buckets.
+    """View of a bucket of the library with Bagua's bucket attributes.
 
     Attributes:
-        name: Its name.
-        tensors: The parameters whose values, gradients or momentum it holds.
-        backend_tensor: The flat tensor that travels.
+        name: Name of the bucket.
+        tensors: The parameters whose values, gradients or momentum the bucket holds.
+        backend_tensor: The flat tensor that is sent.
     """
 
     def __init__(self, name: str, bucket: AveragedBucket) -> None:
         self.name, self.tensors, self.backend_tensor = name, bucket.parameters, bucket.flat
 
     def bytes(self) -> int:
-        """Return the size in bytes, padding included."""
+        """Return the size in bytes, including padding."""
         return self.backend_tensor.nbytes
 
     def flattened_tensor(self) -> torch.Tensor:
@@ -65,10 +65,9 @@ class BucketView:
 
 
 class MethodDriver:
-    """Driver of a model's training by a method: one distributed optimizer for each optimizer.
+    """Driver that trains a wrapped model by a method: one distributed optimizer per optimizer.
 
-    Parameters that belong to no optimizer are held by one that makes no step, where gradients are
-    averaged.
+    If gradients are averaged, parameters without an optimizer get one whose steps change nothing.
 
     Args:
         wrapped: The wrapper of the model.
@@ -124,30 +123,30 @@ class MethodDriver:
 
     @property
     def buckets(self) -> list[Any]:
-        """The buckets, in the order in which they are sent."""
+        """Buckets, in the order in which they are sent."""
         every = [bucket for one in self._distributed for bucket in one.buckets]
         return [BucketView(str(number), bucket) for number, bucket in enumerate(every)]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients accumulate in a ``with`` block, in which nothing is communicated."""
+        """Accumulate gradients without communication inside a ``with`` block."""
         with ExitStack() as stack:
             for distributed in self._distributed:
                 stack.enter_context(distributed.no_sync())
             yield
 
     def abort(self) -> None:
-        """End averaging that goes on by the clock; collective."""
+        """Stop asynchronous averaging; collective."""
         for distributed in self._distributed:
             distributed.abort()
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Resume asynchronous averaging."""
         for distributed in self._distributed:
             distributed.resume()
 
     def end(self) -> None:
-        """End what is under way, and leave the model and its optimizers as they were."""
+        """Finish all communication, and restore the model and its optimizers."""
         for optimizer, distributed in zip(self._optimizers, self._distributed, strict=True):
             distributed.close()
             route_of(optimizer).target = None

@@ -1,4 +1,4 @@
-"""``with_bagua`` and the attributes that a wrapped model has, as methods of every module."""
+"""``with_bagua`` and the attributes of wrapped models, added to every module."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def with_bagua(
     process_group: BaguaProcessGroup | None = None,
     do_flatten: bool = True,
 ) -> M:
-    """Have an algorithm train a model, and return the model; collective, also as its method.
+    """Wrap a model so that an algorithm trains it, and return the model; collective.
 
-    Parameters, buffers and optimizer states become those of the group's first rank. The loop stays
-    ``loss.backward()``, ``optimizer.step()`` with the optimizers that are given. Wrapping a model
-    again switches the algorithm: what is under way ends, and parameters and buffers become the
-    average of all ranks'.
+    Parameters, buffers and optimizer states are set to those of the group's first rank. The
+    training loop stays the same: ``loss.backward()``, ``optimizer.step()`` with the given
+    optimizers. Wrapping a model again switches the algorithm: operations in progress are finished,
+    and parameters and buffers become averages over all ranks. It is also a method of every module.
 
     Args:
         model: The model.
@@ -45,7 +45,7 @@ def with_bagua(
 
     Raises:
         ProcessGroupError: ``init_process_group`` was not called.
-        ArgumentError: An argument that cannot be.
+        ArgumentError: An invalid argument.
         UnmanagedParameterError: The algorithm needs all parameters to belong to an optimizer.
         MismatchError: Ranks differ in parameters or settings.
 
@@ -72,7 +72,7 @@ def with_bagua(
 
 
 class _WrapperAttribute:
-    """Descriptor of an attribute that wrapped models have, and others do not."""
+    """Descriptor of an attribute that only wrapped models have."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -89,7 +89,7 @@ class _WrapperAttribute:
 
 
 class BaguaModule:
-    """Methods that every ``torch.nn.Module`` has once ``torch_api`` is imported, as with Bagua."""
+    """Methods added to every ``torch.nn.Module`` when ``torch_api`` is imported, as with Bagua."""
 
     with_bagua = with_bagua
     bagua_algorithm = _WrapperAttribute("bagua_algorithm")
@@ -101,7 +101,7 @@ class BaguaModule:
 
 
 def add_methods() -> None:
-    """Give all modules the methods and attributes of :class:`BaguaModule`."""
+    """Add the methods and attributes of :class:`BaguaModule` to all modules."""
     for name, attribute in vars(BaguaModule).items():
         if not name.startswith("_"):
             setattr(torch.nn.Module, name, attribute)

@@ -1,7 +1,7 @@
-"""Routing of an optimizer's ``step()`` and ``zero_grad()`` to what trains its parameters.
+"""Routing of an optimizer's ``step()`` and ``zero_grad()`` to a target that makes its steps.
 
-The user's loop keeps calling the optimizer that it has made. Its methods are replaced once; after
-that only their target changes.
+The user's loop keeps calling the optimizer that it has created. The optimizer's methods are
+replaced once; after that only their target changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCALING = ("grad_scale", "found_inf")
 
 
 class StepTarget(Protocol):
-    """Maker of an optimizer's steps; it calls the optimizer's own by :class:`OptimizerRoute`."""
+    """Target of routed calls; it makes the optimizer's own steps by :class:`OptimizerRoute`."""
 
     def step(self, closure: Closure | None = None) -> Any:
         """Make a step."""
@@ -35,14 +35,14 @@ class StepTarget(Protocol):
         """Reset the gradients."""
 
     def state_loaded(self) -> None:
-        """Handle that the optimizer has got another state."""
+        """Handle a newly loaded optimizer state."""
 
 
 class OptimizerRoute:
-    """Route of one optimizer's calls, which reach the optimizer itself while there is no target.
+    """Route of one optimizer's calls to a target; without a target the optimizer gets them.
 
     Attributes:
-        target: What makes the steps.
+        target: Target of the calls, or None.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -58,7 +58,7 @@ class OptimizerRoute:
         self._route_fused_step()
 
     def _route_fused_step(self) -> bool:
-        """Route ``fuse_step()`` as well, once ``fuse_optimizer`` has made it; True if it did."""
+        """Route ``fuse_step()`` too, once ``fuse_optimizer`` has added it; return True if new."""
         optimizer: Any = self._optimizer
         if self._fused_step is not None or "fuse_step" not in vars(optimizer):
             return False
@@ -67,16 +67,16 @@ class OptimizerRoute:
         return True
 
     def own_step(self, closure: Closure | None = None) -> Any:
-        """Make the optimizer's own step, in the way that was called."""
+        """Make the optimizer's own step, plain or fused as the caller has called it."""
         update = self._update or self._step
         return update() if closure is None else update(closure)
 
     def own_zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients as the optimizer does."""
+        """Reset the gradients with the optimizer's own method."""
         self._zero_grad(set_to_none)
 
     def step(self, closure: Closure | None = None, *, fused: bool = False) -> Any:
-        """Make a step by the target; the optimizer's own where that is what it does already."""
+        """Make a step by the target; make the optimizer's own step if its fused step calls this."""
         if self._update is not None:  # called by the fused step
             return self._step() if closure is None else self._step(closure)
         if self._route_fused_step():
@@ -91,7 +91,7 @@ class OptimizerRoute:
             self._update = None
 
     def _require_parameters(self) -> None:
-        """Raise UsageError inside a fused step that was not routed, and has flat parameters."""
+        """Raise UsageError if the optimizer was fused after routing, and has flat parameters."""
         for group in self._optimizer.param_groups:
             if not all(
                 p.requires_grad or isinstance(p, torch.nn.Parameter) for p in group["params"]
@@ -103,7 +103,7 @@ class OptimizerRoute:
 
     @contextmanager
     def _moved_scaling(self, target: StepTarget) -> Iterator[None]:
-        """Move what a GradScaler says from the optimizer to a target that obeys it."""
+        """Move a GradScaler's attributes from the optimizer to a target that supports them."""
         own = vars(self._optimizer)
         obeys = getattr(target, "_step_supports_amp_scaling", False)
         moved = {name: own.pop(name) for name in _SCALING if obeys and name in own}
@@ -117,7 +117,7 @@ class OptimizerRoute:
             own.update(moved)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients by the target."""
+        """Reset the gradients with the target's method."""
         self._route_fused_step()
         if self.target is None:
             self.own_zero_grad(set_to_none)
@@ -125,14 +125,14 @@ class OptimizerRoute:
             self.target.zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, and tell the target."""
+        """Load a state, and notify the target."""
         self._load(state_dict)
         if self.target is not None:
             self.target.state_loaded()
 
 
 def route_of(optimizer: torch.optim.Optimizer) -> OptimizerRoute:
-    """Return the route of an optimizer, which is made once."""
+    """Return the route of an optimizer; create it on first use."""
     found = vars(optimizer).get(_KEY)
     if found is None:
         found = vars(optimizer)[_KEY] = OptimizerRoute(optimizer)
@@ -144,11 +144,11 @@ def _step(optimizer: torch.optim.Optimizer, closure: Closure | None = None) -> A
 
 
 class RoutedOptimizer(TransparentOptimizerWrapper):
-    """View of an optimizer for wrappers of the library: its own steps, and parameters that count.
+    """View of an optimizer for the library's wrappers: its own steps, without left-out parameters.
 
     Args:
         optimizer: The optimizer, whose calls are routed.
-        left_out: Ids of parameters that wrappers shall not see.
+        left_out: Ids of parameters to hide from wrappers.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, left_out: frozenset[int]) -> None:
@@ -169,7 +169,7 @@ class RoutedOptimizer(TransparentOptimizerWrapper):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Ignore what torch's constructor assigns: the groups are the optimizer's."""
+        """Ignore the assignment by torch's constructor: the groups are those of the optimizer."""
 
     @override
     def step(self, closure: Closure | None = None) -> Any:

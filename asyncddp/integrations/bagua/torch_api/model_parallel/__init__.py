@@ -1,1 +1,1 @@
-"""Bagua's ``bagua.torch_api.model_parallel``."""
+"""Bagua's ``bagua.torch_api.model_parallel``: only the stub of ``moe``."""

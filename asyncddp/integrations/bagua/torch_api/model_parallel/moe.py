@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api.model_parallel.moe``, whose names say what to use in their place."""
+"""Stub of Bagua's ``bagua.torch_api.model_parallel.moe``: its names raise MissingNameError."""
 
 from asyncddp.integrations.bagua.missing_names import refusing
 

@@ -1,1 +1,1 @@
-"""Bagua's ``bagua.torch_api.contrib.fuse``."""
+"""Bagua's ``bagua.torch_api.contrib.fuse``: fused optimizers."""

@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api.contrib.fuse.optimizer``."""
+"""Bagua's ``bagua.torch_api.contrib.fuse.optimizer``: ``fuse_optimizer``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["fuse_optimizer", "is_fused_optimizer"]
 
 
 def is_fused_optimizer(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer has a ``fuse_step()``.
+    """Return True if an optimizer has a ``fuse_step()``.
 
     Args:
         optimizer: The optimizer.
