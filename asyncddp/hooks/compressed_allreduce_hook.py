@@ -24,8 +24,8 @@ class CompressedAllreduceState(GradientHookState):
     Args:
         module: The DistributedDataParallel on which the hook is to be registered.
         compression: A compressor of ``asyncddp.compression``, with its options, or its name.
-        error_feedback: Whether to repay what compression leaves out; None where it is needed, as
-            for ``sign``, ``top_k`` and ``power_sgd``. Those cost accuracy with Adam, and ``sign``
+        error_feedback: Whether to repay what compression leaves out; None means if it is needed, as
+            for ``sign``, ``top_k`` and ``power_sgd``. These cost accuracy with Adam, and ``sign``
             and ``top_k`` with momentum too, unless the step size is made smaller: rank 0's log says
             so, since the hook does not see the optimizer.
 

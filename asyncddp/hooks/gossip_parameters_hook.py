@@ -28,8 +28,8 @@ class GossipParametersState(HookState):
 
     Args:
         module: The DistributedDataParallel on which the hook is to be registered.
-        topology: A graph or schedule on the ranks of its process group, whose round is the number
-            of backward passes that communicated before.
+        topology: A graph or schedule on the ranks of its process group; its round is the number
+            of earlier backward passes that communicated.
 
     Raises:
         TopologyError: The graph is none, or for another number of ranks.

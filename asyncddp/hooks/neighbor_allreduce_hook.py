@@ -32,11 +32,11 @@ class NeighborAllreduceState(GradientHookState):
 
     Args:
         module: The DistributedDataParallel on which the hook is to be registered.
-        topology: A graph or schedule on the ranks of its process group, whose round is the number
-            of backward passes that communicated before.
+        topology: A graph or schedule on the ranks of its process group; its round is the number
+            of earlier backward passes that communicated.
         compression: A compressor of ``asyncddp.compression``, or its name; None sends gradients
             uncompressed.
-        error_feedback: Whether to repay what compression leaves out; None where it is needed.
+        error_feedback: Whether to repay what compression leaves out; None means if it is needed.
 
     Raises:
         TopologyError: The graph is none, or for another number of ranks.

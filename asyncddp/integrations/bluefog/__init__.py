@@ -10,10 +10,10 @@ differs, since BlueFog is wrong there or does without:
 
 - Neighbours are matched by rank: ``src_weights`` may name some of them, the others count 0.
   Results are never the input's own memory. Weights stay float64. Disagreement on a root raises.
-- Nothing is negotiated. ``set_skip_negotiate_stage`` sets a flag that means nothing;
+- Nothing is negotiated. ``set_skip_negotiate_stage`` sets a flag without effect;
   ``pair_gossip`` works whatever it is. What ranks do not agree about raises an exception that
   names them, a ``ValueError`` as in BlueFog; with ``enable_topo_check`` on the ranks concerned.
-- Any number of puts may be under way in one window; a put completes while its target computes, and
+- Any number of puts may be in flight in one window; a put completes while its target computes, and
   is read whole. ``get_win_version`` counts what was accumulated too. ``win_get`` gives what was
   published: in ``win_create``, in puts of the window's own tensor, in ``win_update``.
 - ``win_mutex(for_self=True)`` holds off in-neighbours, and may be taken twice by one thread. Its

@@ -92,7 +92,7 @@ class BluefogOptimizer(DistributedOptimizer):
 
     @property
     def communication_type(self) -> CommunicationType:
-        """Ranks among which parameters are averaged; may be set before any round, on all ranks."""
+        """Ranks with which parameters are averaged; may be set before any round, on all ranks."""
         if self.communication not in CommunicationType.__members__:
             raise ArgumentError(
                 f"{self.algorithm} works through windows, by {self.communication}, and has no "

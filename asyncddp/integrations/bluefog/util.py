@@ -14,7 +14,7 @@ __all__ = ["env"]
 def env(**variables: str | None) -> Iterator[None]:
     """Set environment variables inside a ``with`` block, and put them back afterwards.
 
-    One that is given as None stays as it is.
+    A variable given as None is unchanged.
 
     Example:
         >>> import os

@@ -28,23 +28,23 @@ class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  
 
     The Trainer's optimizer, whatever its ``args.optim``, is wrapped by
     :class:`asyncddp.DistributedOptimizer`; the model is not wrapped in ``DistributedDataParallel``.
-    Making one joins the world. For the Trainers of other libraries it is a mix-in::
+    Making one joins the world. For the Trainers of other libraries there is a mixin::
 
         class DecentralizedSFTTrainer(DecentralizedTrainerMixin, SFTTrainer):
             pass
 
-    ``evaluate()``, ``predict()`` and ``save_model()`` see the average of the ranks' models, and are
-    collective; so do checkpoints, in which ``from_pretrained`` finds it. Each rank's own model,
-    optimizer and random state lie beside it in the folder ``asyncddp``, by which
-    ``train(resume_from_checkpoint=True)`` goes on exactly. With another number of ranks all go on
-    from the average. ``trainer.model`` is each rank's own, also after ``train()``, unless
-    ``load_best_model_at_end`` has given the best average to all.
+    ``evaluate()``, ``predict()`` and ``save_model()`` use the average of the ranks' models, and are
+    collective; so are checkpoints, from which ``from_pretrained`` loads the average. Each rank's
+    own model, optimizer and random state are stored beside it in the folder ``asyncddp``, so that
+    ``train(resume_from_checkpoint=True)`` resumes exactly. With another number of ranks all ranks
+    continue from the average. ``trainer.model`` is each rank's own model, also after ``train()``,
+    unless ``load_best_model_at_end`` has loaded the best average on all ranks.
 
     With asynchronous methods ranks do not agree on the number of tokens in each step: the argument
     ``average_tokens_across_devices`` becomes False.
 
     Args:
-        *args: As of the Trainer.
+        *args: As in the Trainer.
         algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
         topology: Graph or schedule of ranks, a function that makes it for their number, or its
             name; None for the world's.
@@ -52,11 +52,11 @@ class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  
             the method. ``num_steps_per_communication`` counts steps, of however many batches.
         replicas: Whose models a checkpoint holds, as of :func:`asyncddp.save_checkpoint`:
             ``"all"``, ``"average"``, which saves the disk n models and optimizers, or ``"rank0"``.
-        **kwargs: As of the Trainer.
+        **kwargs: As in the Trainer.
 
     Raises:
         UnknownNameError: No method has the name.
-        ArgumentError: An argument that cannot be; DeepSpeed, FSDP or tensor parallelism is on.
+        ArgumentError: An invalid argument; DeepSpeed, FSDP or tensor parallelism is on.
         EnvironmentProblem: accelerate knows of another world.
     """
 

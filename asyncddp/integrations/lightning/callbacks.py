@@ -20,8 +20,8 @@ class ConsensusMonitorMixin:
     """Callback that logs each rank's consensus distance, staleness and times to the loggers.
 
     Args:
-        every: Optimizer steps from report to report.
-        consensus: As of :func:`asyncddp.monitor`.
+        every: Number of optimizer steps between reports.
+        consensus: As in :func:`asyncddp.monitor`.
     """
 
     def __init__(self, every: int = 50, consensus: str | None = "projection") -> None:
@@ -56,8 +56,8 @@ class SwitchAlgorithmMixin:
     """Callback that switches the algorithm at the start of epochs.
 
     Args:
-        at_epoch: By epoch, counted from 0: the algorithm, or that and a dict of its arguments.
-        replicas: As of ``DistributedOptimizer.switch_to``.
+        at_epoch: Algorithms, or pairs of an algorithm and a dict of its arguments, by epoch from 0.
+        replicas: As in ``DistributedOptimizer.switch_to``.
 
     Raises:
         UnknownNameError: No algorithm has the name.

@@ -73,10 +73,10 @@ def read(
         filepath: The checkpoint.
         load: Reads a file.
         resumes: Whether the ranks' own states are wanted.
-        required: Whether it must be one of the strategy, that tells how averaging goes on.
+        required: Whether it must be a checkpoint of the strategy, which describes the averaging.
 
     Raises:
-        ArgumentError: It is not.
+        ArgumentError: It is required to be one, and is not.
         EnvironmentProblem: A rank cannot read its file; raised on all.
     """
 

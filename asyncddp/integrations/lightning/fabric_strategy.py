@@ -38,7 +38,7 @@ class FabricStrategyMixin(WorldStrategyMixin):
         algorithm, communication, topology, compression, process_group_backend: As of the Trainer's
             :class:`asyncddp.integrations.lightning.AsyncDDPStrategy`.
         replicas: Whose model ``fabric.save`` writes: ``"average"`` of all ranks, ``"rank0"``, or
-            ``"all"``: the average, and a file of each rank beside it, by which as many go on.
+            ``"all"``: the average, and a file of each rank beside it for as many ranks to resume.
         checkpoint: Another name for ``replicas``, with ``"per_rank"`` for ``"all"``.
         accelerator, parallel_devices, checkpoint_io, precision: As of Lightning's own strategies.
         **options: Other arguments of :class:`asyncddp.DistributedOptimizer`, and options of the
@@ -46,7 +46,7 @@ class FabricStrategyMixin(WorldStrategyMixin):
 
     Raises:
         UnknownNameError: No method has the name.
-        ArgumentError: An argument that cannot be.
+        ArgumentError: An invalid argument.
     """
 
     _caller: ClassVar[str] = "Fabric"

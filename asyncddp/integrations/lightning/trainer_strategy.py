@@ -22,7 +22,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
 
     Each optimizer is wrapped by :class:`asyncddp.DistributedOptimizer`. Ranks, devices and samplers
     are those of the world that ``asyncddp run``, ``mpirun``, ``srun`` or ``torchrun`` has started;
-    making a strategy joins it. ``torch.distributed`` stays out of use.
+    making a strategy joins it. ``torch.distributed`` is not used.
 
     Args:
         algorithm: Name of a method, or a subclass of ``asyncddp.algorithms.Algorithm``.
@@ -32,8 +32,8 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
         compression: As of :class:`asyncddp.DistributedOptimizer`.
         replicas: Whose model a checkpoint holds, as of :func:`asyncddp.save_checkpoint`:
             ``"average"`` of all ranks, ``"rank0"``, or ``"all"``: the average, and a file of each
-            rank beside it, each whole, by which as many ranks resume.
-        validate: What validation, test and prediction see: each rank's ``"local"`` model, or the
+            rank beside it, each whole, from which as many ranks resume.
+        validate: Model in validation, test and prediction: each rank's ``"local"`` model, or the
             ``"average"``.
         process_group_backend: Backend with which to initialise ``torch.distributed``, for
             torchmetrics and SyncBatchNorm; Lightning then lets all ranks wait for rank 0 in each
@@ -46,7 +46,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
 
     Raises:
         UnknownNameError: No method has the name.
-        ArgumentError: An argument that cannot be.
+        ArgumentError: An invalid argument.
     """
 
     _caller: ClassVar[str] = "Trainer"

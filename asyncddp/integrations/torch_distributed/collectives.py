@@ -46,7 +46,7 @@ Operation: TypeAlias = OperationSpec[Any]
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Flatten a tensor, without a copy if possible; view dtypes that cannot be sent as bytes.
 
-    What no number can be computed of travels as bytes.
+    Tensors of dtypes without arithmetic are sent as bytes.
     """
     flat = dense(tensor).view(-1)
     return flat if flat.dtype in DTYPES else flat.view(torch.uint8)

@@ -54,9 +54,9 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
         title: The group's name for messages.
 
     Attributes:
-        group: See there.
-        timeout: See there.
-        failure: The error after which no verb of the group can run; None while all is well.
+        group: The argument ``group``.
+        timeout: The current timeout, in seconds.
+        failure: The error after which no verb of the group can run; None if there was none.
     """
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
@@ -103,7 +103,7 @@ class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is 
     ) -> GroupWork:
         """Run operations as one, or submit them; return their work, already ended if blocking.
 
-        Where the result ``names_source``, it is the rank from which a message has come.
+        With ``names_source`` the result is the rank that has sent a message.
         """
         self.require_working(verb)
         spec: OperationSpec[Any] = (

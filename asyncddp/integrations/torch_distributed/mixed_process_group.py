@@ -80,10 +80,10 @@ class MixedProcessGroup(AsyncDDPProcessGroup):
     Python stand for all devices, and drop the other backends. A barrier is this library's.
 
     Args:
-        group: As for a group of this library alone, and so the next three.
-        store: See there.
-        timeout: See there.
-        title: See there.
+        group: As in :class:`ProcessGroupBase`, like the next three arguments.
+        store: The group's part of torch's store.
+        timeout: Seconds after which a verb raises.
+        title: The group's name for messages.
         others: Groups of other backends, by device type.
     """
 

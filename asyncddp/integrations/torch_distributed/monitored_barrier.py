@@ -21,7 +21,7 @@ def monitored_barrier(
 ) -> None:
     """Wait for all ranks of a group; on a timeout the error names missing ranks, on all ranks.
 
-    ``torch.distributed.monitored_barrier`` refuses every backend but gloo; this is the same call.
+    ``torch.distributed.monitored_barrier`` accepts only gloo; this is the same call.
 
     Args:
         group: A group of the backend ``asyncddp``; the default group if None.

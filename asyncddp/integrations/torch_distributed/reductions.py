@@ -32,7 +32,7 @@ class TorchReduction(NamedTuple):
     Attributes:
         reduction: The library's operator, and the dtype in which it is computed.
         floors: True if a sum of integers is divided by the number of ranks, rounded down.
-        factor: What each term is multiplied by before the sum; None without.
+        factor: Factor that multiplies each term before the sum; None if there is none.
     """
 
     reduction: Reduction

@@ -40,12 +40,12 @@ def register_rendezvous() -> None:
 def mpi_rendezvous(url: str, timeout: timedelta = _DEFAULT_TIMEOUT, **_: Any) -> Meeting:
     """Meet over MPI: yield a store on rank 0, this rank, and the number of ranks; collective.
 
-    The store listens on this machine alone where all ranks are on it.
+    The store listens on this machine alone if all ranks are on it.
 
     Args:
-        url: ``mpi://``, with what init_process_group was told as ``?rank=0&world_size=4``.
+        url: ``mpi://``, with arguments of init_process_group as ``?rank=0&world_size=4``.
         timeout: How long to wait for the other ranks.
-        **_: What torch gives other rendezvous.
+        **_: Arguments that torch passes to other rendezvous handlers.
 
     Raises:
         EnvironmentProblem: Rank or world size are others than MPI's; the message has both numbers.

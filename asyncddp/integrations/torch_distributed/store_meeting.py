@@ -21,11 +21,11 @@ def meet_in_store(
 
     Args:
         store: The group's part of torch's store.
-        what: What the ranks do, for the message.
+        what: Action of the ranks, for the message.
         ranks: The ranks of the world in the group.
-        place: The place of this rank among them.
+        place: Index of this rank among them.
         timeout: Seconds until the error.
-        key: Where in the store; used once.
+        key: Key in the store; used once.
 
     Raises:
         WaitTimeoutError: Some ranks have not come; the message names them.

@@ -54,9 +54,9 @@ class GroupWork(Work):
     """Handle of a verb of a process group that the engine runs.
 
     Attributes:
-        outputs: What ``result()`` returns.
-        handle: The engine's; None for a verb that the caller's thread has run.
-        source: Rank of the group from which a message has come; -1 if not known.
+        outputs: Tensors that ``result()`` returns.
+        handle: The engine's handle; None for a verb that the caller's thread has run.
+        source: Rank of the group that has sent a message; -1 if not known.
     """
 
     source = -1
@@ -150,7 +150,7 @@ class GroupWork(Work):
         self.wait()
 
     def source_rank(self) -> int:
-        """Return the rank of the group from which a message was received."""
+        """Return the rank of the group that has sent the message."""
         return self.source
 
     _source_rank = source_rank

@@ -207,7 +207,7 @@ def alltoall_v(
         send_tensor: The tensor to send from.
         send_counts: Number of elements for each rank.
         send_displs: Offset of the elements for each rank.
-        recv_tensor: The tensor to receive into; other elements stay as they are.
+        recv_tensor: The tensor to receive into; other elements are unchanged.
         recv_counts: Number of elements from each rank.
         recv_displs: Offset of the elements from each rank.
         comm: The ranks; all by default.
