@@ -210,7 +210,7 @@ class FastPath:
         return self._engine.submit(OperationSpec(self.verb, steps, self.name), exchange.key)
 
     def _abort(self, step: int, row: WeightRow) -> None:
-        """Fail an average that was interrupted, for example by Ctrl-C, and tell the peers."""
+        """Fail an average that was interrupted, for example by Ctrl-C, and notify the peers."""
         if step in self.channel.in_flight:
             exchange = self._make_exchange(step, row, 0)
             what = f"rank {self._rank}: {self.verb} {exchange.key}"

@@ -143,7 +143,7 @@ class SlotFastPath(Generic[R]):
         return started
 
     def _interrupt(self, step: int, rounds: int) -> None:
-        """Fail a collective that was interrupted, for example by Ctrl-C, and tell the peers."""
+        """Fail a collective that was interrupted, for example by Ctrl-C, and notify the peers."""
         key = MatchKey(self._name, step)
         steps = partial(interrupted_steps, self._slots, what=f"{self._verb} {key}")
         spec = OperationSpec(self._verb, steps, self._given_name, ordered=True, group=self._group)

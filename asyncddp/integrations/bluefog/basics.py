@@ -93,7 +93,7 @@ def unified_mpi_window_model_supported() -> bool:
 
 
 def nccl_built() -> bool:
-    """Return True if cupy is installed, through which NCCL is called."""
+    """Return True if cupy, which calls NCCL, is installed."""
     return importlib.util.find_spec("cupy") is not None
 
 

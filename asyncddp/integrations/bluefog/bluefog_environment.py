@@ -1,4 +1,4 @@
-"""Reading of the ``BLUEFOG_…`` environment variables, and warnings about those not supported."""
+"""Readers of the ``BLUEFOG_…`` environment variables, and a warning about unsupported ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_ranks_per_machine(environ: Mapping[str, str] | None = None) -> int | No
 
 
 def timeline(environ: Mapping[str, str] | None = None) -> str | None:
-    """Read ``BLUEFOG_TIMELINE``, a prefix of any kind, and return the pattern of timeline files."""
+    """Read ``BLUEFOG_TIMELINE``, a file name prefix, and return the pattern of timeline files."""
     prefix = read_variable("BLUEFOG_TIMELINE", str, environ)
     return f"{prefix}{{rank}}.json" if prefix else None
 

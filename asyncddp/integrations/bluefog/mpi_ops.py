@@ -1,3 +1,3 @@
-"""Replacement of BlueFog's ``mpi_ops``: all its operations, also those it does not export."""
+"""Replacement of BlueFog's ``mpi_ops``: all its operations, including unexported ones."""
 
 from asyncddp.integrations.bluefog import *  # noqa: F403

@@ -129,7 +129,7 @@ def IsRegularGraph(topo: Graph[int]) -> bool:  # noqa: N802 - BlueFog's name
 
 
 def isPowerOf(x: int, base: int) -> bool:  # noqa: N802 - BlueFog's name
-    """Return True if x is 1, base, base², …, in whole numbers.
+    """Return True if x is a power of the base (1, base, base², …).
 
     Raises:
         TopologyAssertionError: x is below 1, or the base is no whole number above 1.
@@ -152,7 +152,7 @@ def isPowerOf(x: int, base: int) -> bool:  # noqa: N802 - BlueFog's name
 def GetDynamicOnePeerSendRecvRanks(  # noqa: N802 - BlueFog's name
     topo: Graph[int], self_rank: int
 ) -> SendRecv:
-    """Yield ranks step by step: one out-neighbour in clockwise turn; :func:`.topology.one_peer_of`.
+    """Yield one out-neighbour per step, in clockwise order; see :func:`.topology.one_peer_of`.
 
     Example:
         >>> turns = GetDynamicOnePeerSendRecvRanks(topology.exponential_two(4), self_rank=0)
@@ -183,7 +183,7 @@ def GetExp2DynamicSendRecvMachineRanks(  # noqa: N802 - BlueFog's name
 def GetInnerOuterRingDynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int
 ) -> SendRecv:
-    """Yield inner-outer ranks along rings, step by step: :func:`.topology.inner_outer_ring`.
+    """Yield a rank's peers along inner and outer rings; see :func:`.topology.inner_outer_ring`.
 
     Raises:
         TopologyAssertionError: ``local_size`` is below 3, or does not divide ``world_size``.
@@ -194,7 +194,7 @@ def GetInnerOuterRingDynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
 def GetInnerOuterExpo2DynamicSendRecvRanks(  # noqa: N802 - BlueFog's name
     world_size: int, local_size: int, self_rank: int
 ) -> SendRecv:
-    """Yield inner-outer ranks at distances 1, 2, 4, …: :func:`.topology.inner_outer_exponential`.
+    """Yield inner and outer peers 1, 2, 4, … away; :func:`.topology.inner_outer_exponential`.
 
     Raises:
         TopologyAssertionError: ``local_size`` is below 3, or does not divide ``world_size``.

@@ -12,7 +12,7 @@ __all__ = ["env"]
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Set environment variables inside a ``with`` block, and put them back afterwards.
+    """Set environment variables inside a ``with`` block, and restore them afterwards.
 
     A variable given as None is unchanged.
 

@@ -25,7 +25,7 @@ from asyncddp.torch_modes import uncompiled
 
 
 class AsyncDDPProcessGroup(ProcessGroupBase):
-    """Process group of torch over a transport of its own; made by ``init_process_group``.
+    """Torch process group with its own transport; created by ``init_process_group``.
 
     Each verb takes the arguments of torch's own groups, in all forms, and returns a work.
     """

@@ -202,7 +202,7 @@ class FutureThread:
 
 
 class BatchWork(Work):
-    """Work of all verbs of a coalesced batch."""
+    """Handle of all works of a coalesced batch."""
 
     def __init__(self, works: Sequence[Work]) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ def reduced(
     scattergather: bool,
     compression: str | Compressor | None,
 ) -> BucketOperation:
-    """Make a sum or average; see ``BaguaBucket.append_centralized_synchronous_op``."""
+    """Make an operation that sums or averages; see ``append_centralized_synchronous_op``."""
     compressor = compressor_by_name("append_centralized_synchronous_op", compression)
     in_parts = scattergather and not hierarchical and compressor is None
     verb: Callable[..., Handle[torch.Tensor]] = allreduce_nonblocking
