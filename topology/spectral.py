@@ -165,7 +165,7 @@ def consensus_rate(graph_or_schedule: GraphOrSchedule) -> float:
 
 
 def spectral_gap(graph_or_schedule: GraphOrSchedule) -> float:
-    r"""Compute the spectral gap, 1 - |λ₂|, which determines the asymptotic mixing speed.
+    r"""Compute the spectral gap :math:`1 - |\lambda_2|`, which sets the asymptotic mixing speed.
 
     .. math:: 1 - |\lambda_2(W)|, \quad
               1 - |\lambda_2(W^{(T-1)} \cdots W^{(0)})|^{1/T} \text{ for a schedule}

@@ -1,4 +1,4 @@
-"""Backward pass of a model: detects its begin and end, and counts gradients of parameters."""
+"""Backward pass of a model: detects its start and end, and counts the parameters' gradients."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class ModelAverager(AveragerState):
 
     @property
     def _nodes(self) -> int:
-        """Number of nodes that average: ranks or machines."""
+        """Number of nodes (ranks or machines) that average."""
         machines = self.communication.nodes == "machines"
         return self.context.machine_size if machines else self.context.size
 

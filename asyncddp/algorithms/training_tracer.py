@@ -16,9 +16,9 @@ import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.gradient_hooks import WeakMethodHook
-from asyncddp.algorithms.pass_tracers import (
-    BackwardPassTracer,
-    ForwardPassTracer,
+from asyncddp.algorithms.span_recorders import (
+    BackwardSpanRecorder,
+    ForwardSpanRecorder,
     has_compiled,
     module_tracing_cost,
 )
@@ -29,7 +29,7 @@ from asyncddp.timeline.tracks import COMPUTATION
 _SHARE = 0.01
 """Maximum share of time for tracing modules, on average."""
 _FIRST = 2  # the first step whose modules are traced, whatever that costs
-_backward_tracers: WeakValueDictionary[Tracer, BackwardPassTracer] = WeakValueDictionary()
+_backward_tracers: WeakValueDictionary[Tracer, BackwardSpanRecorder] = WeakValueDictionary()
 _REMEMBERED = 8  # durations of steps that are kept
 
 
@@ -78,9 +78,9 @@ class TrainingTracer(NullTrainingTracer):
         self._step_start: int | None = None
         self._cost = 0.0
         self._step_durations: deque[int] = deque(maxlen=_REMEMBERED)
-        self._backward_tracer = _backward_tracers.setdefault(tracer, BackwardPassTracer(tracer))
+        self._backward_tracer = _backward_tracers.setdefault(tracer, BackwardSpanRecorder(tracer))
         self._forward_tracers = [
-            ForwardPassTracer(tracer, model, self._backward_tracer) for model in models
+            ForwardSpanRecorder(tracer, model, self._backward_tracer) for model in models
         ]
 
     @override
@@ -93,7 +93,7 @@ class TrainingTracer(NullTrainingTracer):
     # passes
 
     def _begin_forward(
-        self, forward_tracer: ForwardPassTracer, model: torch.nn.Module, *passed: Any
+        self, forward_tracer: ForwardSpanRecorder, model: torch.nn.Module, *passed: Any
     ) -> None:
         if not self.enabled:
             return
@@ -101,7 +101,7 @@ class TrainingTracer(NullTrainingTracer):
             self._step_start = time.monotonic_ns()
         forward_tracer.begin(model, modules=self._traces_modules)
 
-    def _end_forward(self, forward_tracer: ForwardPassTracer, *passed: Any) -> None:
+    def _end_forward(self, forward_tracer: ForwardSpanRecorder, *passed: Any) -> None:
         forward_tracer.end(passed[-1])
 
     @property

@@ -119,7 +119,7 @@ class Compressor(ABC):
 
 
 class FieldCompressor(Compressor):
-    """Base class of compressors whose encoded rows consist of fields, each padded with zeros."""
+    """Base class of compressors that encode a row as fields (scale, values), zero-padded."""
 
     alignment: ClassVar[int] = ROW_ALIGNMENT
     """Alignment of fields in bytes, a multiple of 8."""

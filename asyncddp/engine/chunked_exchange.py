@@ -25,7 +25,7 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 
 
 class ChunkReceiver:
-    """Receiver of a peer's tensor in chunks; as a wait condition: the current chunk has arrived."""
+    """Receiver of a peer's tensor in chunks; a wait condition, met once the next chunk is here."""
 
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer

@@ -56,7 +56,7 @@ class ShortMessage(NamedTuple):
 
 
 class PendingReceive:
-    """Pending receive of a tensor from a peer; as a wait condition: the tensor can be read."""
+    """Pending receive of a peer's tensor; a wait condition, met once the tensor can be read."""
 
     def __init__(self, exchange: ExchangeRequest, peer: int) -> None:
         self.exchange, self.peer = exchange, peer
@@ -186,3 +186,44 @@ class BufferReuseWaitCondition(SendCompletionCondition):
             return super().done()
         exchange.raise_if_failed()
         return all([export.reusable() for export in exchange.exports])
+
+
+class ExchangeRecord(NamedTuple):
+    """Record of a finished exchange: source and target ranks, error if any, signature."""
+
+    sources: frozenset[int]
+    targets: frozenset[int]
+    error: PeerError | None
+    signature: ExchangeSignature | None = None
+
+
+def contradiction(
+    exchange: ExchangeRequest, peer: int, message: TensorMessage
+) -> tuple[str | None, str]:
+    """Describe how a message contradicts a request, for this rank and its sender; None if it fits.
+
+    Ranks that call different collectives under one key may also exchange with different peers.
+    """
+    expected, collective = peer in exchange.receives, exchange.key.collective
+    if expected or collective:
+        problem = exchange.signature.difference(message)
+        if problem is None and expected:
+            problem = exchange.row_difference(message)
+        if problem is not None or expected:
+            return problem, f"{problem} from rank {peer}"
+    if collective:
+        problem = (
+            f"expected a form from rank {sorted(exchange.sources)} alone, got one from rank "
+            f"{peer}; give check=, or ASYNCDDP_CHECK, alike on all ranks"
+        )
+    else:
+        problem = f"expected nothing from rank {peer}, got a tensor: {describe_neighbors(exchange)}"
+    return problem, problem
+
+
+def describe_neighbors(exchange: ExchangeRequest | ExchangeRecord) -> str:
+    """Describe an exchange's sources and targets, and how to make ranks name each other."""
+    return (
+        f"it receives from {sorted(exchange.sources)} and sends to {sorted(exchange.targets)}; let "
+        "the sender's dst_weights and the receiver's src_weights name each other"
+    )

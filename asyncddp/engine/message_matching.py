@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.announced_tensor_receiver import AnnouncedTensorReceiver
-from asyncddp.engine.exchange_request import ExchangeRequest
+from asyncddp.engine.exchange_request import (
+    ExchangeRecord,
+    ExchangeRequest,
+    contradiction,
+    describe_neighbors,
+)
 from asyncddp.engine.messages import (
     COLLECTIVE,
     Ack,
@@ -34,15 +39,6 @@ from asyncddp.transport.base import Transport
 
 _MAX_FINISHED = 4096  # exchanges remembered after their end
 _ACK_EVERY = 64  # uses of a name after which a sender waits for its receivers
-
-
-class _ExchangeRecord(NamedTuple):
-    """Record of a finished exchange: source and target ranks, error if any, signature."""
-
-    sources: frozenset[int]
-    targets: frozenset[int]
-    error: PeerError | None
-    signature: ExchangeSignature | None = None
 
 
 class ExpectedMessage(Protocol):
@@ -87,7 +83,7 @@ class MessageMatcher:
         self._use_counts = {} if uses is None else uses
         self._suspects: set[tuple[int, MatchKey]] = set()  # unexpected when rings were last scanned
         self._posted: dict[MatchKey, ExchangeRequest] = {}
-        self._finished: OrderedDict[MatchKey, _ExchangeRecord] = OrderedDict()
+        self._finished: OrderedDict[MatchKey, ExchangeRecord] = OrderedDict()
         self._unexpected: dict[MatchKey, dict[int, TensorMessage]] = defaultdict(dict)
         self.refused: dict[MatchKey, tuple[int, Nack]] = {}
         self._acknowledged: set[tuple[int, ExchangeSignature]] = set()
@@ -132,7 +128,7 @@ class MessageMatcher:
             or not self.sends.post_short(key, signature, peer, payload)
         ):
             return False
-        self._remember(key, _ExchangeRecord(frozenset(), frozenset((peer,)), None, signature))
+        self._remember(key, ExchangeRecord(frozenset(), frozenset((peer,)), None, signature))
         return True
 
     def expect(self, key: MatchKey, receive: ExpectedMessage) -> None:
@@ -152,10 +148,10 @@ class MessageMatcher:
             return False
         key = message.key
         del self.expected[key]
-        self._remember(key, _ExchangeRecord(frozenset((peer,)), frozenset(), None))
+        self._remember(key, ExchangeRecord(frozenset((peer,)), frozenset(), None))
         return True
 
-    def _remember(self, key: MatchKey, finished: _ExchangeRecord) -> None:
+    def _remember(self, key: MatchKey, finished: ExchangeRecord) -> None:
         self._finished[key] = finished
         if len(self._finished) > _MAX_FINISHED:
             self._finished.popitem(last=False)
@@ -166,7 +162,7 @@ class MessageMatcher:
         for receive in exchange.receives.values():
             receive.release()
         exchange.exports.clear()
-        finished = _ExchangeRecord(exchange.sources, exchange.targets, error, exchange.signature)
+        finished = ExchangeRecord(exchange.sources, exchange.targets, error, exchange.signature)
         self._remember(exchange.key, finished)
         if error is None:
             self._acknowledged.update((peer, exchange.signature) for peer in exchange.targets)
@@ -194,9 +190,9 @@ class MessageMatcher:
         counts = self._use_counts
         return key.step < counts.get(key.name, counts.get(key.base, 0))
 
-    def _finished_exchange(self, key: MatchKey) -> _ExchangeRecord | None:
+    def _finished_exchange(self, key: MatchKey) -> ExchangeRecord | None:
         partners = self.channels.partners(key)
-        return self._finished.get(key) or (_ExchangeRecord(*partners, None) if partners else None)
+        return self._finished.get(key) or (ExchangeRecord(*partners, None) if partners else None)
 
     def refuse_waiting_peer(self, peer: int, key: MatchKey) -> None:
         """Send a refusal to a peer that waits for this rank, if this rank's exchange omits it."""
@@ -204,7 +200,7 @@ class MessageMatcher:
         if mine is None or mine.error is not None or key.collective:
             return
         if peer not in mine.sources and peer not in mine.targets:
-            problem = f"sends nothing to rank {peer}: {_describe_neighbors(mine)}"
+            problem = f"sends nothing to rank {peer}: {describe_neighbors(mine)}"
             self.sends.put(peer, Nack(key, f"rank {self.rank} {problem}", origin=self.rank))
 
     def is_announced(self, peer: int, key: MatchKey) -> bool:
@@ -262,7 +258,7 @@ class MessageMatcher:
 
     def _match(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
         """Check a message against its request; accept it, or fail the exchange on both ranks."""
-        problem, reason = _contradiction(exchange, peer, message)
+        problem, reason = contradiction(exchange, peer, message)
         if problem is None:
             self._announced.accept(exchange, peer, message)
         else:
@@ -273,7 +269,7 @@ class MessageMatcher:
             exchange.fail(error, reason)
             self.sends.put(peer, Nack(message.key, reason, origin=self.rank))
 
-    def _receive_late(self, peer: int, message: TensorMessage, finished: _ExchangeRecord) -> None:
+    def _receive_late(self, peer: int, message: TensorMessage, finished: ExchangeRecord) -> None:
         """Refuse a tensor for an exchange that has ended without it on this rank."""
         self._announced.discard(peer, message)
         if finished.error is not None:
@@ -284,7 +280,7 @@ class MessageMatcher:
             problem = f"rank {self.rank} {other} from rank {peer} in {message.key}"
         problem = problem or (
             f"rank {self.rank} expected nothing from rank {peer} in {message.verb} {message.key}, "
-            f"got a tensor: {_describe_neighbors(finished)}"
+            f"got a tensor: {describe_neighbors(finished)}"
         )
         self._fail_finished(message.key, mismatch_found_by(self.rank, problem))
         self.sends.put(peer, Nack(message.key, problem, origin=self.rank))
@@ -318,36 +314,3 @@ class MessageMatcher:
         exchange.fail(nack.to_error(self.rank, what, peer), nack.reason)
         if nack.told_all:
             exchange.audience = frozenset()
-
-
-def _contradiction(
-    exchange: ExchangeRequest, peer: int, message: TensorMessage
-) -> tuple[str | None, str]:
-    """Describe how a message contradicts a request, for this rank and its sender; None if it fits.
-
-    Ranks that call different collectives under one key may also exchange with different peers.
-    """
-    expected, collective = peer in exchange.receives, exchange.key.collective
-    if expected or collective:
-        problem = exchange.signature.difference(message)
-        if problem is None and expected:
-            problem = exchange.row_difference(message)
-        if problem is not None or expected:
-            return problem, f"{problem} from rank {peer}"
-    if collective:
-        problem = (
-            f"expected a form from rank {sorted(exchange.sources)} alone, got one from rank "
-            f"{peer}; give check=, or ASYNCDDP_CHECK, alike on all ranks"
-        )
-    else:
-        problem = (
-            f"expected nothing from rank {peer}, got a tensor: {_describe_neighbors(exchange)}"
-        )
-    return problem, problem
-
-
-def _describe_neighbors(exchange: ExchangeRequest | _ExchangeRecord) -> str:
-    return (
-        f"it receives from {sorted(exchange.sources)} and sends to {sorted(exchange.targets)}; let "
-        "the sender's dst_weights and the receiver's src_weights name each other"
-    )

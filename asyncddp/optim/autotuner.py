@@ -1,4 +1,4 @@
-"""Autotuner: measures a distributed optimizer's steps with candidate settings, keeps the best."""
+"""Autotuner: times a distributed optimizer's steps with candidate settings and keeps the best."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
 
 
 class ModelAverage(AbstractContextManager[M]):
-    """Context manager of :func:`asyncddp.average_model`: puts the average into the model.
+    """Context manager of :func:`asyncddp.average_model`: inside, the model holds the average.
 
     Attributes:
         ages: The age of each replica in the average, by rank, this one's among them; empty before

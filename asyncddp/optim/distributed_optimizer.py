@@ -220,7 +220,7 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
 
     @property
     def round(self) -> int:
-        """Number of completed averagings: the index of the schedule's next round."""
+        """Number of completed averagings, which is the index of the schedule's next round."""
         return self._averager.round
 
     @property

@@ -165,7 +165,7 @@ class WindowMethodsMixin(NeighborProgressMixin):
 
     @property
     def max_staleness(self) -> int | None:
-        """Number of steps that a neighbour may lag before this rank waits; None: no limit."""
+        """Number of steps that a neighbour may lag before this rank waits, or None."""
         return self._averager.max_staleness
 
     def unregister_windows(self) -> None:

@@ -1,4 +1,4 @@
-"""Base classes of module wrappers: model's parameter names kept, access to the average model."""
+"""Base classes of module wrappers, which keep parameter names and give the average model."""
 
 from __future__ import annotations
 

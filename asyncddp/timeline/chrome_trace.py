@@ -1,4 +1,4 @@
-"""Types of trace events, and their formatter to lines of a Chrome trace.
+"""Types of trace events, and the formatter that writes them as lines of a Chrome trace.
 
 An event is recorded as a tuple, which is cheap; the writer thread formats it.
 

@@ -50,7 +50,7 @@ FEW_RANKS = 16
 
 
 @dataclass(frozen=True)
-class CollectiveExchange:
+class CollectiveMessages:
     """Sends and receives of one collective among ``members``, under its own tag.
 
     Ranks are indices into ``members`` here; ``rank`` is this rank's index.
@@ -84,7 +84,7 @@ class CollectiveExchange:
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
 
-def barrier(exchange: CollectiveExchange) -> Steps:
+def barrier(exchange: CollectiveMessages) -> Steps:
     """Dissemination barrier: log2(n) rounds of empty messages over doubling distances."""
     nothing, distance = empty((0,), torch.uint8), 1
     while distance < exchange.size:
@@ -95,7 +95,7 @@ def barrier(exchange: CollectiveExchange) -> Steps:
         distance *= 2
 
 
-def broadcast(exchange: CollectiveExchange, tensor: torch.Tensor, root: int) -> Steps:
+def broadcast(exchange: CollectiveMessages, tensor: torch.Tensor, root: int) -> Steps:
     """Broadcast along a binomial tree rooted at the root."""
     size, place = exchange.size, (exchange.rank - root) % exchange.size
     bit = 1
@@ -112,7 +112,7 @@ def broadcast(exchange: CollectiveExchange, tensor: torch.Tensor, root: int) -> 
 
 
 def allgather(
-    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], *, directly: bool
+    exchange: CollectiveMessages, parts: Sequence[torch.Tensor], *, directly: bool
 ) -> Steps:
     """Gather all parts on every rank; rank r starts with ``parts[r]`` in place."""
     rank, size = exchange.rank, exchange.size
@@ -130,7 +130,7 @@ def allgather(
 
 
 def reduce_scatter(
-    exchange: CollectiveExchange,
+    exchange: CollectiveMessages,
     parts: Sequence[torch.Tensor],
     out: torch.Tensor,
     divisor: float | None = None,
@@ -151,7 +151,7 @@ def reduce_scatter(
 
 
 def _reduce_directly(
-    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor, scale: float
+    exchange: CollectiveMessages, parts: Sequence[torch.Tensor], out: torch.Tensor, scale: float
 ) -> Steps:
     """Sum the other ranks' terms of this rank's part while further terms arrive."""
     own = parts[exchange.rank]
@@ -166,7 +166,7 @@ def _reduce_directly(
 
 
 def _reduce_in_ring(
-    exchange: CollectiveExchange, parts: Sequence[torch.Tensor], out: torch.Tensor, scale: float
+    exchange: CollectiveMessages, parts: Sequence[torch.Tensor], out: torch.Tensor, scale: float
 ) -> Steps:
     """Pass partial sums around the ring; each rank adds its own term."""
     rank, size = exchange.rank, exchange.size
@@ -182,7 +182,7 @@ def _reduce_in_ring(
 
 
 def allreduce(
-    exchange: CollectiveExchange, tensor: torch.Tensor, out: torch.Tensor, divisor: float | None
+    exchange: CollectiveMessages, tensor: torch.Tensor, out: torch.Tensor, divisor: float | None
 ) -> Steps:
     """Sum flat tensors of all ranks into ``out``, and divide the sum."""
     if is_short(tensor.nbytes):
@@ -200,8 +200,8 @@ def allreduce(
 
 
 def sum_between_machines(
-    exchange: CollectiveExchange,
-    inside: CollectiveExchange,
+    exchange: CollectiveMessages,
+    inside: CollectiveMessages,
     machine_sum: PointToPointRequest,
     part: torch.Tensor,
     sums: Sequence[torch.Tensor],

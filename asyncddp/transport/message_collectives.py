@@ -18,7 +18,7 @@ from asyncddp.tensors.allocation import empty, zeros
 from asyncddp.tensors.means import first_divisor, rounds
 from asyncddp.transport import collective_algorithms as algorithms
 from asyncddp.transport.base import Request, is_short
-from asyncddp.transport.collective_algorithms import CollectiveExchange, PointToPoint, Steps
+from asyncddp.transport.collective_algorithms import CollectiveMessages, PointToPoint, Steps
 from asyncddp.transport.collective_request import CollectiveRequest, RunningCollectives
 from asyncddp.transport.shared_memory.collective_buffers import SharedCollectiveBuffers
 from asyncddp.transport.shared_memory.collective_requests import (
@@ -144,11 +144,11 @@ class MessageCollectives:
         lanes = zip(self._lanes(self._ring), zip(*pieces, strict=True), strict=False)
         return self._request(algorithm(lane, *piece) for lane, piece in lanes)
 
-    def _lanes(self, members: Sequence[int]) -> Iterator[CollectiveExchange]:
+    def _lanes(self, members: Sequence[int]) -> Iterator[CollectiveMessages]:
         """Yield exchanges among members that cycle through one collective's tags."""
         tag, place = next(self._tags), members.index(self._rank)
         return (
-            CollectiveExchange(self._endpoint, members, place, tag + lane)
+            CollectiveMessages(self._endpoint, members, place, tag + lane)
             for lane in itertools.cycle(range(_LANES))
         )
 

@@ -24,7 +24,7 @@ def outnumber_cores(cores_of_ranks: Iterable[Iterable[int]]) -> bool:
 
 
 class PollingPause:
-    """Pauses between polls of one rank, longer after more polls that found nothing.
+    """Back-off of one rank's polling: pauses grow as successive polls find nothing.
 
     Args:
         cores_shared: True where ranks outnumber the cores of the machine.

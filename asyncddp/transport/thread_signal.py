@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 
-class _Waiter:
+class _QueuedThread:
     """Waiting thread, woken through its lock when its turn comes in the queue."""
 
     def __init__(self, condition: Callable[[], bool] | None) -> None:
@@ -27,10 +27,10 @@ class ThreadWakeQueue:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queued: deque[_Waiter] = deque()
-        self._woken: _Waiter | None = None
+        self._queued: deque[_QueuedThread] = deque()
+        self._woken: _QueuedThread | None = None
 
-    def add(self, waiters: Iterable[_Waiter]) -> None:
+    def add(self, waiters: Iterable[_QueuedThread]) -> None:
         """Append waiters to the queue, and wake the first if no wake-up is pending."""
         with self._lock:
             for waiter in waiters:
@@ -40,7 +40,7 @@ class ThreadWakeQueue:
             if self._woken is None:
                 self._wake_next()
 
-    def pass_on(self, waiter: _Waiter) -> None:
+    def pass_on(self, waiter: _QueuedThread) -> None:
         """Remove a waiter that runs or gave up, and wake the next if it had the turn."""
         with self._lock:
             waiter.left = True
@@ -66,14 +66,14 @@ class ThreadSignal:
 
     def __init__(self, queue: ThreadWakeQueue) -> None:
         self._queue, self._is_set = queue, False
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[_QueuedThread] = deque()
 
     def set(self) -> None:
         """Set the signal and wake the waiting threads; later waits return at once."""
         if woken := self.notify():
             self._queue.add(woken)
 
-    def notify(self) -> list[_Waiter]:
+    def notify(self) -> list[_QueuedThread]:
         """Set the signal, and return the threads to wake."""
         self._is_set = True
         if not self._waiters:
@@ -99,7 +99,7 @@ class ThreadSignal:
     def _wait(
         self, has_come: Callable[[], bool], condition: Callable[[], bool] | None, timeout: float
     ) -> bool:
-        waiter = _Waiter(condition)
+        waiter = _QueuedThread(condition)
         self._waiters.append(waiter)
         try:
             return has_come() or waiter.lock.acquire(timeout=timeout)

@@ -32,7 +32,7 @@ _PATIENCE = 0.05  # seconds after which a question without a reply is withdrawn
 _SILENT = 100  # openings after which a rank that does not reply is asked no more
 
 
-class _Question(NamedTuple):
+class _AveragingRequest(NamedTuple):
     """A peer's request to average with this rank; the ticket distinguishes its requests."""
 
     peer: int
@@ -79,7 +79,7 @@ class PairAveraging:
         self.peers: list[int] = []
         self._tickets = self._openings = 0
         self._asked: _Asked | None = None
-        self._questions: dict[int, _Question] = {}  # that lie here until this rank opens
+        self._questions: dict[int, _AveragingRequest] = {}  # that lie here until this rank opens
         self._late: torch.Tensor | None = None  # what came of averages after this rank had closed
         self._silent: set[int] = set()
 
@@ -160,7 +160,7 @@ class PairAveraging:
         self._silent.discard(peer)
         if word == ASK:
             assert tensor is not None
-            self._handle_question(_Question(peer, ticket, weight, tensor))
+            self._handle_question(_AveragingRequest(peer, ticket, weight, tensor))
         elif word == WITHDRAW:
             question = self._questions.get(peer)
             if question is not None and question.ticket == ticket:
@@ -173,7 +173,7 @@ class PairAveraging:
                 self.peers.append(peer)
                 self._subtract(tensor)
 
-    def _handle_question(self, question: _Question) -> None:
+    def _handle_question(self, question: _AveragingRequest) -> None:
         long_closed = not self.open and self._clock() - self._closed > _PATIENCE
         if self._concluded or long_closed or self._asked is not None:
             self._send(question.peer, REFUSE, question.ticket, 0.0, None)
@@ -182,7 +182,7 @@ class PairAveraging:
         else:
             self._questions[question.peer] = question
 
-    def _answer(self, question: _Question) -> None:
+    def _answer(self, question: _AveragingRequest) -> None:
         assert self._shared is not None
         change = empty(tuple(self._shared.shape), self._shared.dtype)
         torch.sub(question.tensor, self._shared, out=change).mul_(question.weight)

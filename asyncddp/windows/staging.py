@@ -1,4 +1,4 @@
-"""Staging of a window: host buffers that neighbours read, and copies from and to the own tensor."""
+"""Staging of a window: host buffers that neighbours read, and copies to and from them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 zmq = pytest.importorskip("zmq")
 pytest.importorskip("ipyparallel")
 
-from asyncddp.launch.notebook_cluster.rank_engine import ConnectionWaiter  # noqa: E402
+from asyncddp.launch.notebook_cluster.rank_engine import SocketConnector  # noqa: E402
 from tests.support.sockets import free_ports  # noqa: E402
 
 
@@ -28,7 +28,7 @@ def test_a_router_knows_the_peer_once_its_connection_is_said_to_be_there(context
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(context.socket(zmq.ROUTER))
         engine.setsockopt(zmq.IDENTITY, b"engine")
-        connections = stack.enter_context(ConnectionWaiter(connect, 60.0))
+        connections = stack.enter_context(SocketConnector(connect, 60.0))
         for port in free_ports(2):
             router = stack.enter_context(context.socket(zmq.ROUTER))
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # what cannot be delivered is an error
@@ -48,7 +48,7 @@ def test_a_router_that_is_not_there_is_named(context):
     url = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     with (
         context.socket(zmq.ROUTER) as engine,
-        ConnectionWaiter(connect, 0.1) as connections,
+        SocketConnector(connect, 0.1) as connections,
         pytest.raises(TimeoutError, match=url),
     ):
         connections.connect(engine, url)

@@ -62,7 +62,7 @@ class GlobalStopAgreement(StopAgreement):
 
 
 class NeighborStopAgreement(StopAgreement):
-    r"""Stop agreement by messages between neighbours: the last round is d rounds after all asked.
+    r"""Stop agreement between neighbours: the last round is d rounds after all ranks have asked.
 
     .. math:: c_i \leftarrow 1 + \min(c_i, \min_j c_j) \text{ if rank i has asked, else } 0
 

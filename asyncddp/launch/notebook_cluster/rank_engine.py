@@ -21,8 +21,8 @@ from asyncddp.launch.notebook_cluster.cluster_spec import MAX_MISSED_HEARTBEATS
 _REGISTRATION_TIMEOUT = 60.0  # seconds, as many engines may register at once
 
 
-class ConnectionWaiter:
-    """Connector of ZeroMQ sockets: ``connect(socket, url)``, then waits until they are connected.
+class SocketConnector:
+    """Connects ZeroMQ sockets by ``connect(socket, url)``, then waits until all are connected.
 
     A ROUTER socket drops messages to a peer that is still connecting.
 
@@ -43,7 +43,7 @@ class ConnectionWaiter:
             raise TimeoutError(f"{url} did not answer within {self._timeout:g} s")
         events.recv_multipart()
 
-    def __enter__(self) -> ConnectionWaiter:
+    def __enter__(self) -> SocketConnector:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,7 +63,7 @@ class RankEngine(IPEngine):  # type: ignore[misc]  # ipyparallel has no types
         Clients learn of an engine with its first heartbeat, so each connection that cells come
         through is there before: https://github.com/ipython/ipyparallel/issues/476
         """
-        with ConnectionWaiter(connect, _REGISTRATION_TIMEOUT) as connections:
+        with SocketConnector(connect, _REGISTRATION_TIMEOUT) as connections:
             await super().complete_registration(msg, connections.connect, maybe_tunnel)
         install_cell_hooks(self.kernel)
 

@@ -1,4 +1,4 @@
-"""MPI transport through mpi4py, on duplicates of COMM_WORLD, apart from the user's messages."""
+"""MPI transport through mpi4py, on duplicates of COMM_WORLD that no message of the user enters."""
 
 from __future__ import annotations
 

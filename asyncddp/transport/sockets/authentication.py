@@ -46,7 +46,7 @@ def overdue(unknown: Mapping[T, float]) -> list[T]:
     return [one for place, (one, since) in every if since < late or place < surplus]
 
 
-class Seal(NamedTuple):
+class StoreAuthenticator(NamedTuple):
     """Authentication of the ranks' values in the store, which other processes may access too.
 
     Attributes:

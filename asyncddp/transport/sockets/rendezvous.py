@@ -17,7 +17,7 @@ from asyncddp.transport.sockets.addresses import (
     open_listeners,
     resolve,
 )
-from asyncddp.transport.sockets.authentication import Seal, code_of
+from asyncddp.transport.sockets.authentication import StoreAuthenticator, code_of
 from asyncddp.transport.sockets.socket_mesh import SocketMesh
 from asyncddp.transport.sockets.store_access import StoreAccess
 from asyncddp.transport.sockets.world_records import (
@@ -70,7 +70,9 @@ def _exchange_records(
     settings = shared_settings(startup.config, "c10d")
     mine = make_record(settings, listeners.host, listeners.port, listeners.unix_name)
     keys = [f"rank-{rank}" for rank in range(access.size)]
-    seal = Seal((startup.config.secret or "").encode(), f"{access.master}:{access.port}")
+    seal = StoreAuthenticator(
+        (startup.config.secret or "").encode(), f"{access.master}:{access.port}"
+    )
     access.set(keys[access.rank], seal.close(keys[access.rank], pack(mine)))
     startup.describe_missing = lambda: f"missing: {list_ranks(access.missing(keys)) or 'rank 0'}"
     if access.rank == 0:

@@ -29,7 +29,7 @@ class RankRecord(NamedTuple):
 
 
 class WorldRecord(NamedTuple):
-    """Records of all ranks of a run, from one rank's view."""
+    """Addresses and facts of all ranks of a run, as one rank has received them."""
 
     rank: int
     name: str  # unlike that of any other world, of this or another run

@@ -10,9 +10,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import asyncddp as bf
-from asyncddp.algorithms import pass_tracers as recorded_passes
+from asyncddp.algorithms import span_recorders as recorded_passes
 from asyncddp.algorithms import training_tracer as recorded
-from asyncddp.algorithms.pass_tracers import BackwardPassTracer, ForwardPassTracer
+from asyncddp.algorithms.span_recorders import BackwardSpanRecorder, ForwardSpanRecorder
 from asyncddp.algorithms.training_tracer import TrainingTracer
 from asyncddp.timeline.trace_writer import TraceWriter
 from asyncddp.timeline.tracer import Tracer
@@ -111,8 +111,8 @@ def test_the_last_module_inside_is_not_lost_in_the_outer_one(tmp_path):
     writer = TraceWriter(tmp_path / "0.json", 0)
     tracer = Tracer(0, writer)
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1)))
-    backward = BackwardPassTracer(tracer)
-    passing = ForwardPassTracer(tracer, model, backward)
+    backward = BackwardSpanRecorder(tracer)
+    passing = ForwardSpanRecorder(tracer, model, backward)
     passing.begin(model, modules=True)
     y = model(torch.ones(1, 1))
     passing.end(y)
@@ -155,7 +155,7 @@ def test_a_pass_leaves_no_hook_behind(tmp_path):
     """Not even one that fails: the next one removes them."""
     tracer = Tracer(0, None)
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    passing = ForwardPassTracer(tracer, model, BackwardPassTracer(tracer))
+    passing = ForwardSpanRecorder(tracer, model, BackwardSpanRecorder(tracer))
     hooks = torch.nn.modules.module._global_forward_hooks
     passing.begin(model, modules=True)
     assert hooks

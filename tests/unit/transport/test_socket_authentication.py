@@ -17,7 +17,7 @@ from asyncddp.errors import EnvironmentProblem, PeerError
 from asyncddp.printable_text import printable
 from asyncddp.transport.sockets import authentication
 from asyncddp.transport.sockets.addresses import connect_to
-from asyncddp.transport.sockets.authentication import Seal, code_of
+from asyncddp.transport.sockets.authentication import StoreAuthenticator, code_of
 from asyncddp.transport.sockets.frames import FrameHeader, FrameKind
 from tests.conformance import test_transports as transports
 from tests.unit.transport.test_socket_mesh import SECONDS, Threads
@@ -171,7 +171,7 @@ def test_many_that_say_nothing_cost_little(world, monkeypatch):
 
 def test_a_seal_shows_who_wrote_what_and_where():
     """Another secret, another key or other bytes are an error that says what to do."""
-    ours, theirs = Seal(b"secret", "h:1"), Seal(b"", "h:1")
+    ours, theirs = StoreAuthenticator(b"secret", "h:1"), StoreAuthenticator(b"", "h:1")
     sealed = ours.close("rank-1", b"record")
     assert ours.open("rank-1", sealed) == b"record"
     for seal, key, data in (

@@ -117,7 +117,7 @@ class BaguaBucket:
 
     @property
     def backend_bucket(self) -> BaguaBucket:
-        """This bucket: it has no separate back end."""
+        """This bucket, which has no separate back end."""
         return self
 
     def gather(self) -> torch.Tensor:

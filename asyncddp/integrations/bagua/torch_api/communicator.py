@@ -30,7 +30,7 @@ class ReduceOp(IntEnum):
 
 
 def operator_of(op: Any) -> LibraryReduceOp:
-    """Convert a :class:`ReduceOp`, or its number, to the library's operator."""
+    """Convert one of Bagua's operators, or its number, to the library's."""
     if op not in list(ReduceOp):
         known = ", ".join(f"{one.name} ({one.value})" for one in ReduceOp)
         raise ArgumentError(f"argument op: expected one of {known}, got {op!r}")

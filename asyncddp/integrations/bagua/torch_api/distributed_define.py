@@ -24,7 +24,7 @@ class DistributedAlgorithm(Enum):
     GradientAllReduce = "allreduce"
     """Averages gradients over all ranks."""
     ScatterGatherAllReduce = "sg-allreduce"
-    """Averages gradients over all ranks in parts: each rank averages one and sends it to all."""
+    """Averages gradients over all ranks, of which each averages one part and sends it to all."""
     Decentralize = "decentralize"
     """Averages parameters."""
     QuantizeAllReduce = "quantize"

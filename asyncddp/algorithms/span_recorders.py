@@ -23,7 +23,7 @@ from asyncddp.timeline.tracks import COMPUTATION
 _CALLS, _REPEATS = 50, 4
 
 
-class BackwardPassTracer:
+class BackwardSpanRecorder:
     """Tracer of backward passes: records a timeline span for each module that a pass reaches.
 
     A module's span ends when the pass reaches a module outside of it. All models of a rank share
@@ -54,7 +54,7 @@ class BackwardPassTracer:
             self._tracer.record_span("backward", name, start, now, None, COMPUTATION)
 
 
-class ForwardPassTracer:
+class ForwardSpanRecorder:
     """Tracer of one model's forward passes: records timeline spans of the model and its modules.
 
     Modules are traced by torch's global module hooks, which are registered only while a pass of the
@@ -62,7 +62,7 @@ class ForwardPassTracer:
     """
 
     def __init__(
-        self, tracer: Tracer, model: torch.nn.Module, backward: BackwardPassTracer
+        self, tracer: Tracer, model: torch.nn.Module, backward: BackwardSpanRecorder
     ) -> None:
         self._tracer, self._backward = tracer, backward
         self._model_name, self._root = type(model).__name__, str(next(backward.model_numbers))
@@ -141,7 +141,7 @@ def module_tracing_cost() -> float:
     """Measure the cost of tracing one module call in nanoseconds, without writing it."""
     tracer = Tracer(0, None)
     model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(_CALLS)))
-    forward_tracer = ForwardPassTracer(tracer, model, BackwardPassTracer(tracer))
+    forward_tracer = ForwardSpanRecorder(tracer, model, BackwardSpanRecorder(tracer))
     inputs = zeros((1,), torch.float32).requires_grad_()
     took: dict[bool, list[int]] = {False: [], True: []}
     for modules in (False, True) * _REPEATS:
