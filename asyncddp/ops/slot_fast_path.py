@@ -166,10 +166,9 @@ def run_repeated(
     plan: Callable[..., OperationSpec[R]],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    out: torch.Tensor | None,
 ) -> R:
     """Run a collective verb; repeated calls with equal arguments reuse the first call's plan."""
-    given = args[0] if args else None
+    given, out = args[0] if args else None, kwargs.get("out")
     paths: dict[Hashable, SlotFastPath[Any]] = engine.slot_paths
     key = None
     if "tensor" not in kwargs and _have_memory(given, out) and not _is_recorded(engine):

@@ -82,8 +82,9 @@ class Verb:
         """Set ``out`` of an in-place call to its first argument."""
         if not args:
             raise TypeError(f"{self.name}_() missing 1 required positional argument: 'tensor'")
-        if kwargs.setdefault("out", args[0]) is not args[0]:
+        if "out" in kwargs:
             raise TypeError(f"{self.name}_() got an unexpected keyword argument 'out'")
+        kwargs["out"] = args[0]
 
 
 def is_collection(given: object) -> TypeGuard[TensorCollection]:
@@ -102,8 +103,6 @@ class TensorListCall:
     """
 
     def __init__(self, verb: Verb, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        if verb.in_place:
-            verb.add_out(args, kwargs)
         self._given = given = args[0] if args else kwargs.pop("tensor")
         self._result = out = kwargs.pop("out", None)
         self._verb, self._args, self._kwargs = verb, args[1:], kwargs

@@ -12,7 +12,6 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import torch
@@ -110,16 +109,16 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
     """Make the blocking variant that a :class:`Verb` describes."""
     plan, find, on_lists = verb.plan, verb.fast_path, verb.lists is not None
     in_place = verb.in_place
-    repeated = partial(_plan_in_place, verb) if in_place else plan
 
     if verb.collective:
 
         def variant(*args: Any, **kwargs: Any) -> Any:
+            if in_place:
+                verb.add_out(args, kwargs)
             given: Any = args[0] if args else kwargs.get("tensor")
             if on_lists and not isinstance(given, torch.Tensor) and is_collection(given):
                 return _run_on_list(verb, args, kwargs)
-            out: Any = given if in_place else kwargs.get("out")
-            return run_repeated(current().engine, repeated, args, kwargs, out)
+            return run_repeated(current().engine, plan, args, kwargs)
 
     else:
 
@@ -141,12 +140,6 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
     made = uncompiled(_documented(variant, verb, name, doc if in_place else plan.__doc__))
     _verbs[made] = verb
     return made
-
-
-def _plan_in_place(verb: Verb, *args: Any, **kwargs: Any) -> OperationSpec[Any]:
-    """Plan the operation of an in-place verb: its result overwrites its first argument."""
-    verb.add_out(args, kwargs)
-    return verb.plan(*args, **kwargs)
 
 
 def _run(spec: OperationSpec[R], about: Sequence[object]) -> R:

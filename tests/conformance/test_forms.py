@@ -290,3 +290,20 @@ def test_the_forms_have_names_documents_and_signatures():
             assert function.__doc__
             assert "Program" not in str(inspect.signature(function))
             assert ("out" in inspect.signature(function).parameters) <= (not place)
+
+
+@SOME
+@on_each_rank(settings=SETTINGS)
+@each("verb", PLACES)
+def test_variants_in_place_take_no_tensor_for_the_result(verb):
+    """They refuse it as a mistake, in the first call and in repeated ones, and write into none."""
+    x = prepared()
+    for nonblocking in (False, True):
+        call = form(verb, nonblocking=nonblocking)
+        for out in (x, torch.zeros_like(x), [x]):
+            with pytest.raises(TypeError, match="unexpected keyword argument 'out'"):
+                call(x, out=out)
+            with pytest.raises(TypeError, match="unexpected keyword argument 'out'"):
+                call([x], out=[out])
+        for _ in range(4):
+            form(verb)(x)
