@@ -16,7 +16,13 @@ from asyncddp.engine import (
     Steps,
 )
 from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
-from asyncddp.ops.process_group import CollectiveWays, Output, ProcessGroup, Tensors, members_of
+from asyncddp.ops.process_group import (
+    CollectiveImplementations,
+    Output,
+    ProcessGroup,
+    Tensors,
+    members_of,
+)
 from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
     can_write_result,
@@ -107,7 +113,7 @@ def plan_allgather(
     # a tensor without elements does not tell its rows by its bytes
     small = 0 not in tensor.shape[1:] and tensor.nbytes <= _SLOT_BYTES
     counts = make_tensor([tensor.shape[0]], torch.int64) if known is None else None
-    ways = CollectiveWays(concatenated if small else None, start, counts)
+    ways = CollectiveImplementations(concatenated if small else None, start, counts)
     return members.collective("allgather", form, (tensor, out), messages, ways, name, check)
 
 

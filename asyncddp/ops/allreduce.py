@@ -26,7 +26,7 @@ from asyncddp.ops.encoded_exchange import (
 )
 from asyncddp.ops.group_exchange import reduce_over_group
 from asyncddp.ops.process_group import (
-    CollectiveWays,
+    CollectiveImplementations,
     Output,
     ProcessGroup,
     Tensors,
@@ -160,7 +160,7 @@ def plan_allreduce(
             total = yield from reduce_over_group(op, ranks, own, reduction, title)
         return write_result(total, tensor, out)
 
-    form, ways = signature_of(title, tensor), CollectiveWays[torch.Tensor](overlaps=True)
+    form, ways = signature_of(title, tensor), CollectiveImplementations[torch.Tensor](overlaps=True)
     if compression is None:
         ways = ways_of_reduction(group, tensor, reduction)
     return group.collective(verb, form, (tensor, out), messages, ways, name, check)
@@ -168,7 +168,7 @@ def plan_allreduce(
 
 def ways_of_reduction(
     group: ProcessGroup, tensor: torch.Tensor, reduction: Reduction
-) -> CollectiveWays[torch.Tensor]:
+) -> CollectiveImplementations[torch.Tensor]:
     """Return the ways of reducing in shared-memory slots and, for sums, by the transport."""
     transport = group.transport
     divisor, summed_in = reduction.divisor(group.size), reduction.summed_in(tensor.dtype)
@@ -183,7 +183,7 @@ def ways_of_reduction(
         return started.then(lambda total: write_result(total, given, out))
 
     sums = start if reduction.is_sum else None
-    return CollectiveWays(combine, sums, dtype=reduction.dtype, overlaps=True)
+    return CollectiveImplementations(combine, sums, dtype=reduction.dtype, overlaps=True)
 
 
 def sum_over_group(

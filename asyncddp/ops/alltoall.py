@@ -12,7 +12,13 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.engine.messages import mismatch_found_by
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_exchange import concatenate, exchange_all_to_all
-from asyncddp.ops.process_group import CollectiveWays, Output, ProcessGroup, Tensors, members_of
+from asyncddp.ops.process_group import (
+    CollectiveImplementations,
+    Output,
+    ProcessGroup,
+    Tensors,
+    members_of,
+)
 from asyncddp.ops.validation import (
     can_receive,
     check_shape_of_out,
@@ -139,7 +145,7 @@ def plan_alltoall(
         return write_result(found, given, out)
 
     form = signature_of(title, tensor)
-    ways = CollectiveWays(combine if sent is awaited else None)  # equal shares
+    ways = CollectiveImplementations(combine if sent is awaited else None)  # equal shares
     return members.collective(_NAME, form, (tensor, out), messages, ways, name, check)
 
 

@@ -14,7 +14,7 @@ from asyncddp.engine import (
     Steps,
 )
 from asyncddp.ops.group_exchange import signal_in_ring, wait_in_ring
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, members_of
+from asyncddp.ops.process_group import CollectiveImplementations, ProcessGroup, members_of
 from asyncddp.ops.variants import collective, nonblocking
 from asyncddp.tensors.allocation import empty
 
@@ -57,7 +57,7 @@ def plan_barrier(members: ProcessGroup, name: str | None = None) -> OperationSpe
         return StartedCollective(transport.ibarrier(), lambda: None)
 
     form, nothing = ExchangeSignature(title, "uint8", (None,)), empty((0,), torch.uint8)
-    ways = CollectiveWays(lambda *_: None, start)
+    ways = CollectiveImplementations(lambda *_: None, start)
     return members.collective("barrier", form, (nothing, None), messages, ways, name)
 
 

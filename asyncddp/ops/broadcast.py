@@ -21,7 +21,7 @@ from asyncddp.ops.group_exchange import (
     signature_of_parts,
 )
 from asyncddp.ops.process_group import (
-    CollectiveWays,
+    CollectiveImplementations,
     Output,
     ProcessGroup,
     Tensors,
@@ -127,7 +127,7 @@ def plan_broadcast(
         value = parts[place]
         return write_result(detached_copy(value) if out is None else value, given, out)
 
-    ways = CollectiveWays(combine, start, gives=gives)
+    ways = CollectiveImplementations(combine, start, gives=gives)
     return members.collective("broadcast", form, (tensor, out), messages, ways, name, check)
 
 

@@ -8,7 +8,7 @@ from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.allgather import concatenated
 from asyncddp.ops.group_exchange import concatenate, exchange_to_root
 from asyncddp.ops.process_group import (
-    CollectiveWays,
+    CollectiveImplementations,
     Output,
     ProcessGroup,
     Tensors,
@@ -72,7 +72,7 @@ def gather(
         return concatenated(parts, given, out) if here else None
 
     # a tensor without elements does not tell its rows by its bytes
-    ways = CollectiveWays(combine if 0 not in tensor.shape[1:] else None)
+    ways = CollectiveImplementations(combine if 0 not in tensor.shape[1:] else None)
     return members.collective("gather", form, (tensor, None), messages, ways, name, check)
 
 

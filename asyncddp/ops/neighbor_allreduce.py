@@ -14,7 +14,7 @@ from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
 from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.ops.tensor_list_call import FastCall, ListKind
-from asyncddp.ops.timeline_fast_path import TimelineFastPath
+from asyncddp.ops.timeline_recording_fast_path import TimelineRecordingFastPath
 from asyncddp.ops.validation import (
     accumulation_dtype,
     can_write_result,
@@ -196,7 +196,9 @@ def _register_fast_path(
     channel = context.engine.matcher.channels.get(op.key.name, form)
     if channel is not None and tensor.is_cpu:
         facts = context, channel
-        fast_paths[key] = FastPath(*facts) if tracer is None else TimelineFastPath(tracer, *facts)
+        fast_paths[key] = (
+            FastPath(*facts) if tracer is None else TimelineRecordingFastPath(tracer, *facts)
+        )
 
 
 def find_fast_path(

@@ -21,7 +21,12 @@ from asyncddp.engine import (
 from asyncddp.ops.allgather import start_gathering
 from asyncddp.ops.broadcast import broadcast_in_group
 from asyncddp.ops.group_exchange import exchange_all_gather
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup, check_member, members_of
+from asyncddp.ops.process_group import (
+    CollectiveImplementations,
+    ProcessGroup,
+    check_member,
+    members_of,
+)
 from asyncddp.ops.slot_fast_path import run_in_slots
 from asyncddp.ops.variants import blocking, nonblocking
 from asyncddp.serialization import pack, unpack
@@ -86,7 +91,7 @@ def broadcast_object(
         return obj if here else _unpickled(parts[place])
 
     form = ExchangeSignature(title, "uint8", (None,))
-    ways = CollectiveWays(combine, start, size, gives=here)
+    ways = CollectiveImplementations(combine, start, size, gives=here)
     return members.collective("broadcast_object", form, (data, None), messages, ways, name)
 
 
@@ -164,7 +169,7 @@ def _gathering(
     def combine(parts: Sequence[torch.Tensor], *_: object) -> list[T]:
         return [read(peer, part) for peer, part in zip(ranks, parts, strict=True)]
 
-    ways = CollectiveWays(combine, start, make_tensor([data.numel()], torch.int64))
+    ways = CollectiveImplementations(combine, start, make_tensor([data.numel()], torch.int64))
     return members.collective(verb, form, (data, None), messages, ways, name)
 
 

@@ -38,7 +38,7 @@ _ALL, _MACHINE = "process group of all ranks", "process group of the machine"
 
 
 @dataclass(frozen=True)
-class CollectiveWays(Generic[R]):
+class CollectiveImplementations(Generic[R]):
     """Ways of running a collective besides point-to-point messages; None if there is no such way.
 
     Attributes:
@@ -127,7 +127,7 @@ class ProcessGroup:
         form: ExchangeSignature,
         given: tuple[torch.Tensor, torch.Tensor | None],
         messages: Callable[[OperationExchanges, torch.Tensor], Steps[R]],
-        ways: CollectiveWays[R],
+        ways: CollectiveImplementations[R],
         name: str | None = None,
         check: bool = False,
     ) -> OperationSpec[R]:
@@ -167,7 +167,7 @@ class ProcessGroup:
         form: ExchangeSignature,
         tensor: torch.Tensor,
         out: torch.Tensor | None,
-        ways: CollectiveWays[R],
+        ways: CollectiveImplementations[R],
     ) -> SlotCall[R] | None:
         """Return a collective's call through shared-memory slots; None if slots cannot serve it."""
         slots = self.context.engine.matcher.slots.get(self.match_name)

@@ -7,7 +7,7 @@ import torch
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.ops.group_exchange import reduce_to_root
 from asyncddp.ops.process_group import (
-    CollectiveWays,
+    CollectiveImplementations,
     Output,
     ProcessGroup,
     Tensors,
@@ -107,5 +107,5 @@ def plan_reduce(
         into = direct_out(out, reduction.dtype, given.shape)
         return write_result(reduction.of(terms, into), given, out)
 
-    ways = CollectiveWays(combine)
+    ways = CollectiveImplementations(combine)
     return members.collective("reduce", form, (tensor, out), messages, ways, name, check)

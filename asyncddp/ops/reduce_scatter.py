@@ -14,7 +14,13 @@ from asyncddp.engine import (
 )
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.group_exchange import reduce_scatter_over_group
-from asyncddp.ops.process_group import CollectiveWays, Output, ProcessGroup, Tensors, members_of
+from asyncddp.ops.process_group import (
+    CollectiveImplementations,
+    Output,
+    ProcessGroup,
+    Tensors,
+    members_of,
+)
 from asyncddp.ops.reduce_op import ReduceOp, Reduction, reduction_of
 from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
@@ -133,7 +139,7 @@ def plan_reduce_scatter(
         return write_result(total, given, out)
 
     form = signature_of(title, tensor)
-    ways = CollectiveWays(combine, start if reduction.is_sum else None, dtype=dtype)
+    ways = CollectiveImplementations(combine, start if reduction.is_sum else None, dtype=dtype)
     return members.collective(_NAME, form, (tensor, out), messages, ways, name, check)
 
 

@@ -29,7 +29,7 @@ _COPIES: dict[str, _Start] = {"broadcast": broadcast_request, "allgather": allga
 
 
 class Collectives(Protocol):
-    """Collectives of a transport's ranks; what they do is said of :class:`Transport`."""
+    """Interface of the collectives of a transport, as :class:`Transport` defines them."""
 
     def allreduce(self, tensor: torch.Tensor, into: torch.Tensor, divisor: int | None) -> Request:
         """Start an allreduce of a tensor into another, and divide the sum."""
@@ -55,7 +55,7 @@ class Collectives(Protocol):
 
 
 class ProcessTransport(Transport):
-    """Transport between processes, of which those that share memory run large collectives there."""
+    """Base class of transports between processes: large collectives go through shared memory."""
 
     _shared: SharedCollectiveBuffers | None = None  # of all its ranks
     _machine_buffers: SharedCollectiveBuffers | None = None  # of those of this machine alone
@@ -79,7 +79,7 @@ class ProcessTransport(Transport):
         self.collective_slots = open_slots(group, self.size, self.rank, gather)
 
     def _close_shared_memory(self, *, world: bool) -> None:
-        """Forget what is shared; that of the whole world frees what no tensor uses."""
+        """Drop the shared buffers and slots; for the ``world``, also free unused shared memory."""
         if world and self.shared_memory_group is not None:
             self.shared_memory_group.arena.close()
             self.shared_memory_group = None
@@ -90,7 +90,7 @@ class ProcessTransport(Transport):
         """Choose who runs a collective that does not go through shared memory."""
 
     def _start(self, verb: str, nbytes: int, *given: Any) -> Request:
-        """Start a collective of so many bytes, the same on all ranks, the quickest way."""
+        """Start a collective of ``nbytes``, equal on all ranks, in the fastest way."""
         with self._lock:
             self.require_collectives()
             request = (
@@ -129,7 +129,7 @@ class ProcessTransport(Transport):
 def _in_memory(
     buffers: SharedCollectiveBuffers, verb: str, nbytes: int, given: Sequence[Any]
 ) -> Request | None:
-    """Start a collective through shared memory; None where messages are quicker."""
+    """Start a collective through shared memory; return None if messages are faster."""
     if verb in _REDUCTIONS and buffers.take(given[0]):
         return _REDUCTIONS[verb](buffers, *given)
     if verb in _COPIES and nbytes >= MIN_BYTES and buffers.reads_private_memory:

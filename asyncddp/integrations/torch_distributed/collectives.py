@@ -32,7 +32,7 @@ from asyncddp.ops.group_exchange import (
     exchange_tensors,
     exchange_to_root,
 )
-from asyncddp.ops.process_group import CollectiveWays, ProcessGroup
+from asyncddp.ops.process_group import CollectiveImplementations, ProcessGroup
 from asyncddp.ops.reduce import plan_reduce
 from asyncddp.ops.reduce_scatter import plan_reduce_scatter
 from asyncddp.ops.validation import signature_of
@@ -159,7 +159,7 @@ def gather(group: ProcessGroup, outs: Tensors, own: torch.Tensor, root: int) -> 
     def combine(parts: Tensors, *_: object) -> None:
         write(parts if group.context.rank == root else ())
 
-    call = group.slot_call(form, given, None, CollectiveWays(combine))
+    call = group.slot_call(form, given, None, CollectiveImplementations(combine))
     return group.operation("gather", steps, None, given, *into, slot_call=call)
 
 

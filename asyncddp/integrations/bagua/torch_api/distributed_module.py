@@ -128,14 +128,14 @@ class DecentralizedReducer(DistributedModule):
         self.communication_interval = checked_integer(
             "bagua_init: argument communication_interval", communication_interval, 1
         )
-        self._averagings: list[tuple[BaguaBucket, _Gated]] = []
+        self._averagings: list[tuple[BaguaBucket, _IntervalOperation]] = []
 
     @override
     def set_communication_op(self, bucket: BaguaBucket, *, hierarchical_reduce: bool) -> None:
         averaging = bucket.append_decentralized_synchronous_op(
             bucket.flattened_tensor(), hierarchical_reduce, self.peer_selection_mode
         )
-        gated = _Gated(averaging, self.communication_interval)
+        gated = _IntervalOperation(averaging, self.communication_interval)
         bucket.operations[-1] = gated
         self._averagings.append((bucket, gated))
 
@@ -146,7 +146,7 @@ class DecentralizedReducer(DistributedModule):
                 gated.operation.copy_back_peer_weight(bucket)
 
 
-class _Gated:
+class _IntervalOperation:
     """Operation that runs in every n-th execution, starting with the first."""
 
     def __init__(self, operation: DecentralizedOperation, interval: int) -> None:

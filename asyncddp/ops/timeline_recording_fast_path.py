@@ -17,7 +17,7 @@ from asyncddp.ops.shared_memory_fast_path import FastPath
 from asyncddp.timeline.tracer import Tracer
 
 
-class TimelineFastPath(FastPath):
+class TimelineRecordingFastPath(FastPath):
     """Fast path of neighbour averages that records its calls and waits in the timeline."""
 
     fuses = False  # each has spans of its own
