@@ -29,6 +29,7 @@ def init(
     *,
     warn_after: float | None = None,
     check: bool | None = None,
+    elastic: bool | None = None,
     transport: str | None = None,
     ranks_per_machine: int | None = None,
     timeline: str | os.PathLike[str] | None = None,
@@ -44,6 +45,7 @@ def init(
         timeout: Seconds after which a wait raises; default ``ASYNCDDP_TIMEOUT`` or 600.
         warn_after: Seconds after which a wait warns; default ``ASYNCDDP_WARN_AFTER`` or 60.
         check: Confirm every exchange before it counts as done; default ``ASYNCDDP_CHECK`` or off.
+        elastic: Let the other ranks go on where a rank dies; default ``ASYNCDDP_ELASTIC`` or off.
         transport: Name of the transport; default ``ASYNCDDP_TRANSPORT``, or that of the launcher:
             ``shared_memory`` where ranks are started by MPI, ``c10d`` where they are started by
             torchrun and its like, or ``torch.distributed`` is initialised. Both use shared memory
@@ -79,6 +81,7 @@ def init(
             timeout=timeout,
             warn_after=warn_after,
             check=check,
+            elastic=elastic,
             transport=transport,
             ranks_per_machine=ranks_per_machine,
             timeline=timeline,

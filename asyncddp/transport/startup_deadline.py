@@ -134,6 +134,7 @@ def shared_settings(config: Config, default_transport: str) -> Settings:
         "ASYNCDDP_DEVICE_TRANSPORTS": config.device_transports,
         "ASYNCDDP_RANKS_PER_MACHINE": config.ranks_per_machine,
         "ASYNCDDP_CHECK": config.check,
+        "ASYNCDDP_ELASTIC": config.elastic,
     }
 
 
