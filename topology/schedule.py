@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -127,6 +128,36 @@ def _keep(rank: int, k: int) -> Neighbors:
     """Return the neighbours of a single rank: none."""
     del rank, k
     return Neighbors(1.0, {}, ())
+
+
+def without_ranks(schedule: Schedule, left: Collection[int]) -> Schedule:
+    r"""Return a schedule without some ranks, whose weights go to the other ranks' own.
+
+    .. math:: w'_{ii} = w_{ii} + \sum_{j \in D} w_{ij}, \qquad w'_{ij} = w_{ij}\ (i, j \notin D)
+
+    Args:
+        schedule: Schedule on the ranks 0..n-1.
+        left: The ranks D that have left; each keeps its own value.
+    """
+    return Schedule(
+        f"{schedule.name} without {sorted(left)}",
+        schedule.n,
+        schedule.period,
+        partial(_among_others, schedule, frozenset(left)),
+    )
+
+
+def _among_others(schedule: Schedule, left: frozenset[int], rank: int, k: int) -> Neighbors:
+    """Look up a rank's neighbours among the ranks that have not left."""
+    if rank in left:
+        return _keep(rank, k)
+    near = schedule.look_up(rank, k)
+    moved = [weight for source, weight in near.src_weights.items() if source in left]
+    return Neighbors(
+        math.fsum([near.self_weight, *moved]),
+        {source: weight for source, weight in near.src_weights.items() if source not in left},
+        tuple(target for target in near.dst_ranks if target not in left),
+    )
 
 
 def alone(name: str) -> Schedule:

@@ -124,6 +124,8 @@ class Context:
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
         first = measure_clock_offset(transport, recording, config.timeout)
         self.engine = ProgressEngine(transport, config, self.tracer)
+        if config.elastic:
+            self.engine.on_loss.append(self.topologies.leave_out)
         local_slots = self.local_transport.collective_slots
         if local_slots is not None:
             local_slots.ranks = self.local_ranks

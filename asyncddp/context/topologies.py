@@ -10,6 +10,7 @@ from asyncddp.topology import GraphOrSchedule as Topology
 from asyncddp.topology.builders import TopologyLike, topology_for
 from asyncddp.topology.checks import is_weighted
 from asyncddp.topology.default_schedule import default_schedule
+from asyncddp.topology.schedule import without_ranks
 
 __all__ = ["Topologies", "Topology"]
 
@@ -26,9 +27,11 @@ class Topologies:
     """
 
     ranks: topology.Schedule
+    _of_all: topology.Schedule  # also of ranks that have left
 
     def __init__(self, size: int, machines: int, rank: int) -> None:
         self._size, self._machines, self._rank = size, machines, rank
+        self._left: frozenset[int] = frozenset()
         self.pinned: set[str] = set()
         self._given: Topology | None = None
         self.set(None)
@@ -44,11 +47,21 @@ class Topologies:
                 "call win_free() on all ranks before setting another"
             )
         if given is None:
-            self.ranks, self._given = default_schedule(self._size), None
+            self._of_all, self._given = default_schedule(self._size), None
         else:
             chosen = topology_for(given, self._size)
-            self.ranks = self._checked_schedule(chosen, self._size, "ranks")
+            self._of_all = self._checked_schedule(chosen, self._size, "ranks")
             self._given = chosen
+        self.ranks = self.of_members(self._of_all)
+
+    def leave_out(self, rank: int) -> None:
+        """Average without a rank that has left: its weights go to its neighbours' own."""
+        self._left = frozenset({*self._left, rank})
+        self.ranks = self.of_members(self._of_all)
+
+    def of_members(self, schedule: topology.Schedule) -> topology.Schedule:
+        """Return a schedule of all ranks without those that have left."""
+        return without_ranks(schedule, self._left) if self._left else schedule
 
     @property
     def given(self) -> Topology:

@@ -30,6 +30,7 @@ class ChunkReceiver:
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer
         self._number = 0
+        self.left = False  # whether the peer has left before the current chunk was here
         self._looked = False
         self._flat: torch.Tensor | None = None
 
@@ -39,7 +40,7 @@ class ChunkReceiver:
         return self
 
     def done(self) -> bool:
-        """Return whether the current chunk can be read; raise the error of a failed exchange."""
+        """Return whether the current chunk is here, or its rank has left; raise if it failed."""
         exchange = self._exchange
         exchange.raise_if_failed()
         if not exchange.is_first_in_flight:
@@ -52,6 +53,7 @@ class ChunkReceiver:
         ):
             return True
         receive = self.receive
+        self.left = receive is not None and receive.left
         return receive is not None and receive.done()
 
     @property

@@ -6,6 +6,7 @@ Nothing in here communicates: the matcher and the send queue store the requests 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from typing_extensions import override
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.engine.messages import ExchangeSignature, MatchKey, TensorMessage
 from asyncddp.engine.persistent_channels import PersistentChannel
-from asyncddp.errors import PeerError
+from asyncddp.errors import PeerError, PeerLeftError
 from asyncddp.tensors.byte_views import has_plain_memory
 from asyncddp.transport.base import SHORT_BYTES, Request
 from asyncddp.transport.cuda.device_transport import DirectReadReceiveRequest, DirectReadSendRequest
@@ -63,6 +64,13 @@ class PendingReceive:
         self.tensor: torch.Tensor | None = None  # the buffer that holds it, or will
         self.request: Request | None = None  # the transport's, which fills the buffer
         self.import_request: DirectReadReceiveRequest | None = None  # to read it in place
+        self.left = False  # whether the peer has left before its whole tensor was here
+
+    def leave_out(self) -> None:
+        """Stop waiting for a peer that has left, unless its whole tensor is here."""
+        self.left = True
+        with suppress(PeerLeftError):
+            self.left = not (self.announced and (self.request is None or self.request.done()))
 
     @property
     def announced(self) -> bool:
@@ -70,8 +78,10 @@ class PendingReceive:
         return self.tensor is not None or self.import_request is not None
 
     def done(self) -> bool:
-        """Return whether the tensor can be read; raise the error of a failed exchange."""
+        """Return whether the tensor can be read, or its rank was left out; raise if it failed."""
         self.exchange.raise_if_failed()
+        if self.left:
+            return True
         return self.announced and (self.request is None or self.request.done())
 
     def take(self) -> torch.Tensor:
@@ -115,7 +125,7 @@ class ExchangeRequest:
         self.receives = {peer: PendingReceive(self, peer) for peer in sources}
         self.targets = frozenset(targets)
         self.unacknowledged: set[int] = set()  # targets whose acknowledgement is awaited
-        self.sends: list[Request] = []  # the transport's, not known to be complete
+        self.sends: list[tuple[int, Request]] = []  # by target, not known to be complete
         self.exports: list[DirectReadSendRequest] = []  # peers read them in place
         self.ring_targets: frozenset[int] = frozenset()  # they read this rank's shared-memory ring
         self.channel: PersistentChannel | None = None  # of this name and signature
@@ -123,8 +133,21 @@ class ExchangeRequest:
         self.row = ""  # this rank's row of W, where it is compared
         self.rows: Mapping[int, str] = {}  # the row that each target should have
         self.audience: frozenset[int] = frozenset()  # further ranks to tell if the exchange fails
+        self.tolerates_loss = False  # whether it goes on without peers that have left
+        self.left_out: set[int] = set()  # peers that have left
         self.error: PeerError | None = None
         self.reason = ""
+
+    def leave_out(self, peer: int) -> None:
+        """Neither send to a peer that has left nor wait for it."""
+        self.left_out.add(peer)
+        self.unacknowledged.discard(peer)
+        if peer in self.receives:
+            self.receives[peer].leave_out()
+        for target, request in self.sends:
+            if target == peer:
+                request.abandon()
+        self.sends = [sent for sent in self.sends if sent[0] != peer]
 
     def fail(self, error: PeerError, reason: str) -> None:
         """Mark this exchange as failed, unless it has failed before; peers are sent the reason."""
@@ -165,7 +188,7 @@ class SendCompletionCondition:
         """Return whether all sends are complete and no acknowledgement is missing."""
         exchange = self.exchange
         exchange.raise_if_failed()
-        if exchange.sends and all([request.done() for request in exchange.sends]):
+        if exchange.sends and all([request.done() for _, request in exchange.sends]):
             exchange.sends.clear()
         return not exchange.sends and not exchange.unacknowledged
 

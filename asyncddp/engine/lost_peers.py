@@ -31,6 +31,8 @@ class LostPeers:
         self._matcher, self._rank = matcher, matcher.rank
         self._exited: dict[int, ExitRecord] = {} if shared is None else shared
         self._unreadable: dict[int, PeerError] = {}  # peers whose messages cannot be read
+        self._draining: set[int] = set()  # peers whose last messages may be on their way
+        self._drained: set[int] = set()
 
     @property
     def any(self) -> bool:
@@ -75,9 +77,19 @@ class LostPeers:
         """Return whether a rank has exited, failed, or sent unreadable messages."""
         return peer in self._exited or peer in self._unreadable
 
+    def drained(self) -> set[int]:
+        """Return the lost peers that were known at the last call; each is returned once."""
+        left, self._draining = self._draining, self._exited.keys() - self._drained - {self._rank}
+        ended = left & self._draining
+        self._draining -= ended
+        self._drained |= ended
+        return ended
+
     def readmit(self) -> None:
         """Clear the records of exited peers, which have rejoined."""
         self._exited.clear()
+        self._draining.clear()
+        self._drained.clear()
 
     def error_of(
         self, subject: str, missing: Sequence[tuple[int, MatchKey | None]], now: float

@@ -67,8 +67,10 @@ class MessageMatcher:
         transport: Transport,
         uses: Mapping[str, int] | None = None,
         tracing: EngineTracing = NO_TRACING,
+        *,
+        elastic: bool = False,
     ) -> None:
-        self.rank, self.size = transport.rank, transport.size
+        self.rank, self.size, self.elastic = transport.rank, transport.size, elastic
         self.slots: dict[str, CollectiveSlots] = {}  # of collectives, by the name of their group
         if transport.collective_slots is not None:
             self.slots[COLLECTIVE] = transport.collective_slots
@@ -88,6 +90,7 @@ class MessageMatcher:
         self.refused: dict[MatchKey, tuple[int, Nack]] = {}
         self._acknowledged: set[tuple[int, ExchangeSignature]] = set()
         self.expected: dict[MatchKey, ExpectedMessage] = {}
+        self._left: set[int] = set()  # peers of which nothing more can come
 
     def is_refused_at(self, name: str, step: int) -> bool:
         """Return whether a peer has refused an exchange that this rank has not opened yet."""
@@ -116,6 +119,21 @@ class MessageMatcher:
             self._fail_by_nack(exchange, *self.refused.pop(key))
         for peer, message in self._unexpected.pop(key, {}).items():
             self._match(exchange, peer, message)
+        if self._left and exchange.tolerates_loss:
+            for peer in self._left & (exchange.sources | exchange.targets):
+                exchange.leave_out(peer)
+
+    def leave_out(self, peer: int) -> None:
+        """Let exchanges that tolerate it go on without a peer of which nothing more can come."""
+        self._left.add(peer)
+        self.channels.leave_out(peer)
+        for exchange in self._posted.values():
+            if exchange.tolerates_loss and peer in exchange.sources | exchange.targets:
+                exchange.leave_out(peer)
+
+    def readmit(self) -> None:
+        """Expect messages of all peers again."""
+        self._left.clear()
 
     def post_short(
         self, key: MatchKey, signature: ExchangeSignature, peer: int, payload: bytes
@@ -179,7 +197,7 @@ class MessageMatcher:
             self.sends.put(peer, nack)
         for receive in exchange.receives.values():
             self._announced.discard_receive(receive)
-        for request in exchange.sends:
+        for _, request in exchange.sends:
             request.abandon()
 
     def has_submitted(self, key: MatchKey) -> bool:

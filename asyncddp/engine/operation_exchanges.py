@@ -87,6 +87,7 @@ class OperationExchanges:
         self.next_may_start = False  # whether what is left of it is matched in any order
         self.agreed = False  # whether all ranks are known to take part in the same collective
         self.differs = False  # whether they are known to call it by different signatures
+        self.tolerates_loss = False  # whether it goes on without peers that leave, where runs may
 
     @property
     def rank(self) -> int:
@@ -191,7 +192,8 @@ class OperationExchanges:
         return MatchKey(name, self.key.step)
 
     def _open(self, exchange: ExchangeRequest, row: WeightRow | None = None) -> ExchangeRequest:
-        if row is not None and self.check:
+        exchange.tolerates_loss = self.tolerates_loss and self._matcher.elastic
+        if row is not None and self.check and not self._matcher.elastic:
             exchange.row, exchange.rows = row.describe_rows()
         self._matcher.open(exchange, check=self.check)
         self._exchanges.append(exchange)
@@ -265,7 +267,8 @@ class OperationExchanges:
         """Count the progress of transfers that move in pieces; a changed count means progress."""
         requests: list[Request | None] = [*self._requests]
         for exchange in self._exchanges:
-            requests += [*exchange.sends, *(one.request for one in exchange.receives.values())]
+            requests += [request for _, request in exchange.sends]
+            requests += [one.request for one in exchange.receives.values()]
         return sum(getattr(request, "moves", 0) for request in requests)
 
     def close(self, error: PeerError | None) -> None:

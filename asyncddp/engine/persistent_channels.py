@@ -188,6 +188,13 @@ class PersistentChannelTable:
         view = self._group.arena.open(self._group.processes[peer], handle)
         return view.tensor(handle.offset, (channel.layout.numel,), channel.layout.dtype)
 
+    def leave_out(self, peer: int) -> None:
+        """Wait no longer until a peer that has left has read from this rank's ring buffers."""
+        for channel in self._all():
+            channel.readers.discard(peer)
+            if channel.send_ring is not None and channel.send_ring.reaches(peer):
+                channel.send_ring.release_reader(peer)
+
     def retire_ring(self, channel: PersistentChannel) -> None:
         """Drop the send ring after a failed exchange; the next one offers a new ring."""
         channel.send_ring = None

@@ -270,6 +270,7 @@ class ProgressEngine(ProgressLoop):
         with self.lock:
             self.progress()
             self.lost_peers.readmit()
+            self.matcher.readmit()
 
     def detach_after_fork(self) -> None:
         """Close the engine in a forked child process, leaving the rank to the parent process.

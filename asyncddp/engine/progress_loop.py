@@ -47,7 +47,8 @@ class ProgressLoop:
     def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
         self.transport, self.tracing, self.tracer = transport, tracing, tracing.tracer
         self._use_counts: dict[str, int] = defaultdict(int)
-        self.matcher = MessageMatcher(transport, self._use_counts, tracing)
+        elastic = config.elastic
+        self.matcher = MessageMatcher(transport, self._use_counts, tracing, elastic=elastic)
         self.lock = threading.RLock()  # held for one round of progress
         self.queue: deque[Work[Any]] = deque()  # submitted
         self.active: list[Work[Any]] = []  # in progress
@@ -56,6 +57,7 @@ class ProgressLoop:
         self.has_exited = self.lost_peers.has_exited
         self.has_failed = self.lost_peers.has_failed
         self.hooks: deque[Callable[[], bool]] = deque()
+        self.on_loss: list[Callable[[int], object]] = []  # called with peers that are left out
         self.deferred = DeferredCalls()
         self.pause = os.sched_yield if transport.cores_shared else None
         self.idle_interval = _IDLE_INTERVAL  # seconds between polls while nothing is in progress
@@ -108,8 +110,7 @@ class ProgressLoop:
                 for peer, bundle in self.transport.poll():
                     moved = True
                     self._receive(peer, bundle)
-                if failed := self.transport.failed_peers():
-                    self.lost_peers.mark_dead(failed)
+                self._look_for_lost_peers()
                 for watch in self.transport.device_watches or ():
                     watch(self._timeout)
                 while self.queue:
@@ -126,6 +127,17 @@ class ProgressLoop:
                 what = f"{type(error).__name__}: {error}"
                 self.fail_all(f"it raised {what}; end and restart the run", error)
                 return True
+
+    def _look_for_lost_peers(self) -> None:
+        """Record lost peers, and leave them out of elastic runs once their last messages came."""
+        if failed := self.transport.failed_peers():
+            self.lost_peers.mark_dead(failed)
+        if not (self.matcher.elastic and self.lost_peers.any):
+            return
+        for peer in self.lost_peers.drained():
+            self.matcher.leave_out(peer)
+            for callback in self.on_loss:
+                callback(peer)
 
     def _scan(self) -> None:
         if (now := time.monotonic()) >= self._next_scan:

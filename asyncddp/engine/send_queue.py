@@ -81,7 +81,9 @@ class SendQueue:
         return True
 
     def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
-        """Send a contiguous tensor as part of an open exchange."""
+        """Send a contiguous tensor as part of an open exchange, unless the peer has left."""
+        if peer in exchange.left_out:
+            return
         inline = tensor.nbytes <= SHORT_BYTES and exchange.streams is None
         begun = time.monotonic_ns()
         tag = self._announce_tensor(exchange, peer, tensor, inline=inline)
@@ -103,6 +105,7 @@ class SendQueue:
         If the transport cannot do that, the tensor is sent as usual.
         """
         transport = self.transport_for(exchange.streams)
+        peers = [peer for peer in peers if peer not in exchange.left_out]
         if not isinstance(transport, DirectReadTransport):
             sent = tensor if factor == 1.0 else tensor * factor
             for peer in peers:
@@ -161,4 +164,4 @@ class SendQueue:
         key, verb = exchange.key, exchange.signature.verb
         sent = self._tracing.transfer("send", key, verb, peer, nbytes, begun, sent)
         if sent is not None:
-            exchange.sends.append(sent)
+            exchange.sends.append((peer, sent))

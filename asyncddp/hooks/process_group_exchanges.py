@@ -126,7 +126,7 @@ class ProcessGroupExchanges:
 
     def send(self, exchange: ExchangeRequest, peer: int, tensor: torch.Tensor) -> None:
         """Queue a contiguous tensor to be sent to a target of the exchange opened last."""
-        exchange.sends.append(self._queue(dist.isend, tensor, peer, "sending to"))
+        exchange.sends.append((peer, self._queue(dist.isend, tensor, peer, "sending to")))
 
     @property
     def _where(self) -> str:
@@ -195,7 +195,7 @@ def _wait(condition: WaitCondition) -> None:
     if isinstance(condition, PendingReceive):
         requests: list[Any] = [condition.request]
     elif isinstance(condition, SendCompletionCondition):
-        requests = list(condition.exchange.sends)
+        requests = [request for _, request in condition.exchange.sends]
     else:
         raise TypeError(f"expected a condition of an exchange of tensors, got {condition!r}")
     for request in requests:

@@ -111,7 +111,10 @@ def average_encoded(
     parts = {peer: messages[factor] for peer, factor in row.dst_weights.items()}
     received = yield from exchange_tensors(op, form, row.sources, parts, own)
     for peer in row.sources:
-        codec.decode_add(received[peer], total, row.src_weights[peer], own.dtype)
+        if peer in received:
+            codec.decode_add(received[peer], total, row.src_weights[peer], own.dtype)
+        else:
+            total.add_(flat, alpha=row.src_weights[peer])
     return total.view(own.shape)
 
 

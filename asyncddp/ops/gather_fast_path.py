@@ -124,6 +124,8 @@ def _gather_rows(exchange: ChunkedExchange, own: torch.Tensor) -> Steps[torch.Te
     for source in exchange.sources:
         while not source.for_chunk(0).done():
             yield source
+        if source.left:
+            continue
         message = None if source.receive is None else source.receive.tensor
         parts.append(source.take().view(-1, *own.shape[1:]) if message is None else message)
     rows = _concatenate([own[:0], *parts])

@@ -31,7 +31,8 @@ def exchange_tensors(
 ) -> Steps[dict[int, torch.Tensor]]:
     """Send each peer its tensor, and return the tensors received; all have one signature.
 
-    All tensors are on ``like``'s device. A received tensor that fits its source's tensor in
+    All tensors are on ``like``'s device. None is returned of a rank that has left meanwhile, where
+    the operation tolerates that. A received tensor that fits its source's tensor in
     ``into`` is written there. The ranks in ``audience`` are notified of a failure, too.
     """
     request = op.exchange(signature, sources, parts, streams_of(like), into=into)
@@ -40,8 +41,10 @@ def exchange_tensors(
         op.send(request, peer, part)
     received = {}
     for peer in sources:
-        yield request.receives[peer]
-        received[peer] = request.receives[peer].take()
+        receive = request.receives[peer]
+        yield receive
+        if not receive.left:
+            received[peer] = receive.take()
     yield request.sent()
     return received
 

@@ -80,6 +80,7 @@ def neighbor_allgather(
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         sources, targets = given
+        op.tolerates_loss = True
         if src_ranks is None:
             neighbors = schedule.neighbors(context.rank, op.key.step if round is None else round)
             sources, targets = list(neighbors.src_weights), list(neighbors.dst_ranks)
@@ -97,7 +98,8 @@ def neighbor_allgather(
         for peer in sources:
             yield request.receives[peer]
         yield request.sent()
-        parts = [request.receives[peer].take() for peer in sources]
+        receives = [request.receives[peer] for peer in sources]
+        parts = [receive.take() for receive in receives if not receive.left]
         return write_result(torch.cat([own[:0], *parts]), tensor, None)
 
     order = stream_ordering_of(tensor)

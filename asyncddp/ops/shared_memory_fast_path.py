@@ -188,6 +188,7 @@ class FastPath:
         """Submit an average that has not started to the engine."""
 
         def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
+            op.tolerates_loss = True
             return (yield from exchange_and_average(op, own, row, own.dtype, out))
 
         return self._engine.submit(OperationSpec(self.verb, steps, self.name))
@@ -204,6 +205,7 @@ class FastPath:
         """Submit the rest of an exchange to the engine, which continues it from there."""
 
         def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
+            op.tolerates_loss = True
             op.adopt(exchange)
             return (yield from rest)
 

@@ -181,6 +181,7 @@ def _exchange_on_device(
         yield request.receives[peer]
     if is_same_memory(into, own):
         yield BufferReuseWaitCondition(request)
+    row = row.without([peer for peer in row.sources if request.receives[peer].left])
     others = [request.receives[peer].take() for peer in row.sources]
     weighted_sum_on_device(row, dtype, own, others, into)
     others.clear()
@@ -214,7 +215,10 @@ def average_chunks(
         for source in exchange.sources:
             while not source.for_chunk(number).done():
                 yield source
-            others.append(source.take())
+            if source.left:
+                row = row.without([source.peer])
+            else:
+                others.append(source.take())
         result = _result_memory(exchange, own, row, dtype) if result is None else result
         into = result.detach().view(-1)
         begun = time.monotonic_ns()

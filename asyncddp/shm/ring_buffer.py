@@ -40,6 +40,7 @@ from asyncddp.shm.slot_count_tuner import FEW, SlotCountTuner
 
 _BITS = 24
 _CHUNK_BITS = (1 << _BITS) - 1
+_ALL_READ = (1 << 63) - 1  # acknowledges the chunks of all steps
 _Readers: TypeAlias = tuple[tuple[int, int], ...]  # ranks, and where each acknowledges
 
 
@@ -123,6 +124,11 @@ class SendRingBuffer(_RingBufferLayout):
         """Return whether a rank can map this ring buffer."""
         index = bisect_left(self._ranks, rank)
         return index < len(self._ranks) and self._ranks[index] == rank
+
+    def release_reader(self, rank: int) -> None:
+        """Acknowledge all chunks, also later ones, in place of a reader that has left."""
+        index = bisect_left(self._ranks, rank)
+        self.words[acknowledgement_word(len(self._ranks), index)] = _ALL_READ
 
     def has_room(self, step: int) -> bool:
         """Return whether this step's slots are free: all readers have read their earlier data."""

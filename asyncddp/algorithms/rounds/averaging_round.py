@@ -149,7 +149,8 @@ class AveragerState:
     @property
     def schedule_of_ranks(self) -> Schedule:
         """Topology of ranks in use."""
-        return self.schedule or self.context.topologies.ranks
+        topologies = self.context.topologies
+        return topologies.ranks if self.schedule is None else topologies.of_members(self.schedule)
 
 
 BeforeWrite: TypeAlias = Callable[[int], None]

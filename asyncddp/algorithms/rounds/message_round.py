@@ -240,7 +240,10 @@ class MessageRound(AveragingRound):
         )
 
         def wait() -> Received:
-            received = ReceivedMessages(row, bucket.compressor, sent, handle.wait())
+            tensors = handle.wait()
+            here = row.without([peer for peer in row.sources if peer not in tensors.received])
+            bucket.row = here  # without ranks that have left meanwhile
+            received = ReceivedMessages(here, bucket.compressor, sent, tensors)
             received.sent_to_each = to_each or {}
             return received
 

@@ -297,7 +297,7 @@ def test_bulk_that_nobody_wants_is_taken_off_the_transport(two):
     two[0].sends.send(here, 1, x)
     opened(two[1], form=PAIR, sources=[0])
     carry(two)
-    assert all(transfer.done() for transfer in here.sends)
+    assert all(transfer.done() for _, transfer in here.sends)
 
 
 def test_a_peer_that_is_left_out_is_told_and_only_that_one(two):
