@@ -1,4 +1,4 @@
-r"""Train PyTorch models on many processes without a central average.
+r"""Training of PyTorch models on many processes, without a central average.
 
 Every rank mixes its parameters with a few neighbours over a virtual graph,
 :math:`x_i \leftarrow \sum_j w_{ij} x_j`. The public names are loaded on first use; the stub beside

@@ -1,4 +1,4 @@
-"""Agreement checks: facts that must be equal on all ranks are compared, with one result for all."""
+"""Agreement checks: compare values that must be equal on all ranks, with one verdict for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cumulative timer: total time of rounds in the caller's thread."""
+"""Cumulative timer: adds up the time that the caller's thread spends in averaging rounds."""
 
 from __future__ import annotations
 

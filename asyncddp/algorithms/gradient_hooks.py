@@ -1,4 +1,4 @@
-"""Gradient hooks with weak references to their owner, and the owner of each parameter's hooks."""
+"""Gradient hooks that refer weakly to their owner, and a lookup of the owner by parameter."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class CompressionUse(Enum):
 
 
 class JoinedRanks(Enum):
-    """Role of joined ranks, which are done within ``join``, in rounds of the active ranks."""
+    """Role of ranks that are done within ``join`` in the averaging rounds of the other ranks."""
 
     LEAVE = "leave"
     """Joined ranks neither send nor receive, and keep their models."""

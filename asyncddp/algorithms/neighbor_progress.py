@@ -1,4 +1,4 @@
-"""Mixin for users of an averager: neighbours' progress, and announcement of this rank's end."""
+"""Mixin of optimizer and model wrappers: neighbours' progress, and notice of this rank's end."""
 
 from __future__ import annotations
 

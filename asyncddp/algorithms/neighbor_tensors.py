@@ -10,7 +10,7 @@ from asyncddp.algorithms.averaged_bucket import AveragedBucket
 
 
 class NeighborTensors:
-    """Callable that sends a tensor to out-neighbours uncompressed, and returns in-neighbours' ones.
+    """Callable that sends a tensor to the out-neighbours, and returns those of the in-neighbours.
 
     Args:
         bucket: The bucket, with the weights of its ``row``.

@@ -1,4 +1,4 @@
-"""Fetches model replicas published by one-sided methods, while their owners keep training."""
+"""Model replicas that ranks publish through windows, fetched while their owners keep training."""
 
 from __future__ import annotations
 

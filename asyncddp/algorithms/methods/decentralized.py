@@ -1,4 +1,4 @@
-"""``decentralized``: averages parameters with all ranks, or in pairs, during the gradients."""
+"""``decentralized``: averages parameters over all ranks or in pairs as gradients are computed."""
 
 from typing import Literal
 

@@ -11,7 +11,7 @@ _ERROR = "compression error"
 
 
 class DeepSqueeze(CompressedGossip):
-    r"""DeepSqueeze: gossip of compressed models; each adds the compression error of the last.
+    r"""DeepSqueeze: gossip of compressed models; compression errors are added to the next model.
 
     .. math:: v_i = h_i + \delta_i, \qquad q_i = Q(v_i), \qquad \delta_i \leftarrow v_i - q_i,
               \qquad x_i \leftarrow h_i + \gamma_c \sum_j w_{ij} (q_j - q_i)

@@ -19,7 +19,7 @@ _OUTER, _MOMENTUM = "common parameters", "momentum"
 
 
 class DeMo(Algorithm):
-    r"""DeMo: local momenta; only their largest DCT coefficients are sent, removed and summed.
+    r"""DeMo: momenta stay local, except for their largest DCT coefficients, which ranks sum up.
 
     .. math:: \delta_i \leftarrow \beta \delta_i + U(g_i), \qquad q_i = Q(\delta_i), \qquad
               \delta_i \leftarrow \delta_i - q_i, \qquad

@@ -1,4 +1,4 @@
-"""``des_loc``: local steps; parameters and optimizer moments are averaged at own intervals."""
+"""``des_loc``: local steps, with separate averaging intervals of parameters and moments."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _USUAL = {"exp_avg": ("betas", 3), "exp_avg_sq": ("betas", 6), "momentum_buffer"
 
 
 class DesLoc(Algorithm):
-    r"""DES-LOC: local steps; parameters and each optimizer moment are averaged at own intervals.
+    r"""DES-LOC: local steps, with separate averaging intervals of parameters and each moment.
 
     .. math:: x_i \leftarrow \frac1n \sum_j x_j \ \text{every}\ H, \qquad
               u_i \leftarrow \frac1n \sum_j u_j \ \text{every}\ K_u, \qquad

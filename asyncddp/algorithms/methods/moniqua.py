@@ -16,7 +16,7 @@ _LARGEST = 0.1  # error at which neighbours still come nearer
 
 
 class Moniqua(CompressedGossip):
-    r"""Moniqua: gossip of models modulo B, quantised; receivers decode to the nearest value.
+    r"""Moniqua: gossip of quantised models, sent modulo a bound on the ranks' differences.
 
     .. math:: q_i = Q\Big(\frac{h_i}{B} \bmod 1\Big), \qquad B = \frac{2 \theta}{1 - 2 \delta}, \\
               r_{ij} = (B q_j - h_i) \bmod B, \qquad

@@ -7,7 +7,7 @@ from asyncddp.algorithms.wrapper_setup import checked_integer
 
 
 class OverlapSGP(Algorithm):
-    r"""Overlap SGP: push-sum whose messages may arrive up to s steps late.
+    r"""Overlap SGP: push-sum whose messages may arrive a limited number of steps late.
 
     .. math:: x_i^{k+1/2} = x_i^{k} - U\big(g_i(z_i^{k})\big), \qquad
               \begin{pmatrix} x_i \\ p_i \end{pmatrix}^{k+1}

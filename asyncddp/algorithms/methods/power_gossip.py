@@ -40,7 +40,7 @@ class _ParameterMatrix(NamedTuple):
 
 
 class PowerGossip(Algorithm):
-    r"""PowerGossip: each edge averages along one direction, found by power iteration.
+    r"""PowerGossip: neighbours average along one direction per matrix, found by power iteration.
 
     .. math:: d_{ij} = (X_j - X_i)\, p_{ij}, \qquad
               X_i \leftarrow X_i + \sum_j w_{ij}\, d_{ij}\, p_{ij}^\top, \qquad

@@ -23,7 +23,7 @@ _MESSAGE, _COUNT = "sum of rank {}", "count of rank {}"
 
 
 class RelaySGD(Algorithm):
-    r"""RelaySGD: uniform averages over all ranks by relays along a tree; delays equal distances.
+    r"""RelaySGD: uniform averages of all ranks' models, which neighbours relay along a tree.
 
     .. math:: m_{i \to j}^{+} = h_i + \sum_{k \in N(i) \setminus j} m_{k \to i}, \qquad
               c_{i \to j}^{+} = 1 + \sum_{k \in N(i) \setminus j} c_{k \to i}, \qquad

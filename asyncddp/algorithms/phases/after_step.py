@@ -71,14 +71,14 @@ class AfterStepPhase(ParameterAveragingPhase):
 
 
 class PushSumPhase(AfterStepPhase):
-    r"""Communication phase of ``push_sum``: steps and averages the biased parameters x = p z.
+    r"""Communication phase of ``push_sum``: steps and averages parameters times push-sum weights.
 
     .. math:: x \leftarrow p z, \qquad x \leftarrow x - s\, U(g(z)), \qquad
               (x, p) \leftarrow \mathrm{mix}(x, p), \qquad z \leftarrow x / p
 
-    with s the scale of updates for ranks of different speed. Gradients, also of closures, are
-    computed at z. Outside of ``step()`` the parameters hold z: in forward passes, in evaluation and
-    in checkpoints.
+    with p the push-sum weight, and s the scale of updates for ranks of different speed. Gradients,
+    also of closures, are computed at z. Outside of ``step()`` the parameters hold z: in forward
+    passes, in evaluation and in checkpoints.
     """
 
     _biased = False

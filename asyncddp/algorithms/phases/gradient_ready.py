@@ -265,7 +265,7 @@ class GradientReadyPhase(CommunicationPhase):
 
 
 class _GradientBucket(NamedFlatBucket):
-    """Flat bucket of gradients, with a flag per parameter that it has a gradient."""
+    """Flat bucket of gradients, with one flag per parameter: True if it has a gradient."""
 
     def __init__(self, numbered: list[tuple[int, str, torch.Tensor]]) -> None:
         self.indices = [index for index, _, _ in numbered]

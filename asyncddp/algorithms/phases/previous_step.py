@@ -311,7 +311,7 @@ class PreviousStepPhase(CommunicationPhase):
 
 
 class _PendingRounds:
-    """Pending averaging rounds; an exit callback that waits for their messages.
+    """Averaging rounds in progress, for whose messages the rank waits before it exits.
 
     A rank must not leave the world before its neighbours have received its messages.
     """

@@ -62,7 +62,7 @@ class GlobalStopAgreement(StopAgreement):
 
 
 class NeighborStopAgreement(StopAgreement):
-    r"""Stop agreement between neighbours: the last round is d rounds after all ranks have asked.
+    r"""Stop agreement between neighbours: once all ranks have asked, all stop in the same round.
 
     .. math:: c_i \leftarrow 1 + \min(c_i, \min_j c_j) \text{ if rank i has asked, else } 0
 

@@ -30,7 +30,7 @@ from asyncddp.topology import Schedule
 
 @dataclass
 class WeightOverrides:
-    """Averaging weights set by the user; None for the topology's weights."""
+    """Averaging weights that the user has set in place of the topology's; None where unset."""
 
     self_weight: float | None = None
     src_weights: Weights | None = None
@@ -290,7 +290,7 @@ class AveragingRound(ABC):
 
 
 class LocalRound(AveragingRound):
-    """Averaging round without communication, of a single rank: W = I."""
+    """Averaging round of a single rank, without communication."""
 
     name = "empty"
     how = None

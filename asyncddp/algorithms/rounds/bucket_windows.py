@@ -72,7 +72,7 @@ class BucketWindow:
 
 
 class BucketPairAverages:
-    """Pairwise averaging of one optimizer's flat buckets; all ranks must free it equally often."""
+    """Pairwise averages of one optimizer's flat buckets, created and freed on all ranks."""
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._label, self._generation = context, label, 0

@@ -59,7 +59,7 @@ class MachineRound(MessageRound):
 
 
 class LeaderRound(MachineRound):
-    r"""Averaging round between machines for methods that send differences: leader ranks exchange.
+    r"""Averaging round between machines by their first ranks, for methods that send differences.
 
     A bucket is averaged over the ranks of a machine, :math:`\bar x_m = \frac1L \sum_{i \in m} x_i`.
     The machine's first rank, which alone keeps the method's state, exchanges it with the first
