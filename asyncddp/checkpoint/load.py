@@ -34,7 +34,7 @@ _PIECE = 64 << 20  # bytes of a file that travel at a time
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checkpoint found by :func:`load_checkpoint`.
+    """Checkpoint that was loaded: its step, the user's extra data, its manifest and folder.
 
     Attributes:
         step: The step after which it was saved.

@@ -1,4 +1,4 @@
-"""Trainable part of a model, which differs between ranks: they average and save only this part."""
+"""Trainable part of a model: ranks average and save only this, not the frozen parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing_extensions import override
 
 
 class TrainablePart(torch.nn.Module):
-    """View of a model without its frozen parameters, such as the base model of LoRA adapters.
+    """View of a model's trainable parameters, such as LoRA adapters without the frozen base model.
 
     Frozen parameters are equal on all ranks, so that ranks need neither average nor save them.
     """

@@ -12,7 +12,7 @@ from asyncddp.compression.casts import Cast
 
 @dataclass(frozen=True)
 class BF16(Cast):
-    r"""Round each element to bfloat16: 8 significant bits, with the range of float32.
+    r"""Compressor that rounds each element to bfloat16: 8 significant bits, range of float32.
 
     Finite values are clamped to the largest bfloat16, :math:`3.39 \cdot 10^{38}`.
 

@@ -27,7 +27,7 @@ ROW_ALIGNMENT = 8
 
 
 class Compressor(ABC):
-    r"""Base class of compressors: encode each row of a matrix into a fixed number of bytes.
+    r"""Base class of compressors: encode each chunk of a tensor into a fixed number of bytes.
 
     A compressor :math:`Q` takes K chunks of S elements each, as a contiguous tensor of shape
     ``(K, S)`` in float16, bfloat16, float32 or float64, and encodes each chunk by itself into
@@ -119,7 +119,7 @@ class Compressor(ABC):
 
 
 class FieldCompressor(Compressor):
-    """Base class of compressors that encode a row as fields (scale, values), zero-padded."""
+    """Base class of compressors that encode a chunk as zero-padded fields: a scale, values, ..."""
 
     alignment: ClassVar[int] = ROW_ALIGNMENT
     """Alignment of fields in bytes, a multiple of 8."""

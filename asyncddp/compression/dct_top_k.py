@@ -26,7 +26,7 @@ _SCALE = 1 / 16  # keeps coefficients below the largest element
 
 @dataclass(frozen=True)
 class DCTTopK(FieldCompressor):
-    r"""Keep the k largest coefficients of each block's discrete cosine transform.
+    r"""Compressor that keeps the k largest coefficients of each block's discrete cosine transform.
 
     .. math:: c = D x, \qquad Q(x) = D^{\top} \mathrm{TopK}_k(c), \qquad
               D_{mj} = \sqrt{\tfrac{2 - [m = 0]}{64}} \cos \frac{\pi m (2 j + 1)}{128}

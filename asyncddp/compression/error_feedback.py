@@ -20,13 +20,14 @@ RESIDUAL = "error_feedback.residual"
 
 @dataclass(frozen=True)
 class ErrorFeedback(Compressor):
-    r"""Add the residual e to the input of a compressor Q; the error of Q becomes the new residual.
+    r"""Error feedback around a compressor: each error is added to the next tensor before encoding.
 
     .. math:: v = x + e, \qquad \text{send } Q(v), \qquad e \leftarrow v - Q(v)
 
-    So no part of an input is lost: the sum of all inputs equals the sum of all decoded tensors plus
-    the residual. A chunk with a non-finite element is compressed as it is, and leaves its residual
-    unchanged. Without a state, Q is applied alone.
+    with Q the inner compressor and e the residual. So no part of an input is lost: the sum of all
+    inputs equals the sum of all decoded tensors plus the residual. A chunk with a non-finite
+    element is compressed as it is, and leaves its residual unchanged. Without a state, Q
+    is applied alone.
 
     Args:
         inner: The compressor.

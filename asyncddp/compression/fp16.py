@@ -12,10 +12,10 @@ from asyncddp.compression.casts import Cast
 
 @dataclass(frozen=True)
 class FP16(Cast):
-    r"""Round each element to float16: 11 significant bits, from :math:`6 \cdot 10^{-8}` to 65504.
+    r"""Compressor that rounds each element to float16: 11 significant bits, magnitudes up to 65504.
 
-    Larger finite values are clamped to ±65504, and smaller ones become 0, so that the compressor is
-    no contraction.
+    Larger finite values are clamped to ±65504, and magnitudes below :math:`3 \cdot 10^{-8}` become
+    0, so that the compressor is no contraction.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1, 1e6, -float("inf")]])

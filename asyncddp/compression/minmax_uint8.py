@@ -17,7 +17,7 @@ _LEVELS, _SPREAD = 255, 1e-7
 
 @dataclass(frozen=True)
 class MinMaxUInt8(PiecewiseCompressor):
-    r"""Quantise each chunk to 256 levels between its minimum and maximum; Bagua's compressor.
+    r"""Bagua's 8-bit compressor: quantises each chunk to 256 levels from its minimum to maximum.
 
     .. math:: s = \frac{255}{\max - \min + 10^{-7}}, \quad u = \mathrm{rint}(s \max), \quad
               c = \mathrm{clamp}\big(\min(\mathrm{rint}(s v), u) - u + 255, 0, 255\big), \quad

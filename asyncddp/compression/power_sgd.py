@@ -27,14 +27,14 @@ _Q = "power_sgd.q"
 
 @dataclass(frozen=True)
 class PowerSGD(FieldCompressor):
-    r"""Approximate each chunk, viewed as a near-square matrix M, by a product of two thin matrices.
+    r"""PowerSGD: approximates each chunk, as a near-square matrix, by a product of two thin ones.
 
     .. math:: P = \operatorname{orthonormalize}(M Q_{\text{last}}), \qquad Q = M^\top P, \qquad
               \hat M = P Q^\top
 
-    M is filled row by row, and padded with zeros. It is about as high as wide, and its width is a
-    power of two: where that divides the rows of a layer, as it mostly does, a gradient of low rank
-    makes a chunk of low rank. With a state, :math:`Q_{\text{last}}` is the Q of
+    M holds the chunk row by row, padded with zeros. It is about as high as wide, and its width is
+    a power of two: where that divides the rows of a layer, as it mostly does, a gradient of low
+    rank makes a chunk of low rank. With a state, :math:`Q_{\text{last}}` is the Q of
     the tensor that was sent before, so that approximations of similar tensors get better from one
     to the next; without, or where that was zero or not finite, it is random.
 

@@ -17,7 +17,7 @@ from asyncddp.tensors.dtypes import DTYPES
 
 @dataclass(frozen=True)
 class RandomK(Sparsifier):
-    r"""Keep k elements of each chunk, drawn at random; a seed is sent instead of their indices.
+    r"""Compressor that keeps k random elements of each chunk, and sends a seed for their indices.
 
     The chunk, seen as a circle, is divided into k equal arcs from a random element on, and an
     element of each arc is drawn: each is kept with probability k / S, and indices are distinct.

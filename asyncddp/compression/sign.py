@@ -1,4 +1,4 @@
-"""Compressor ``sign``: the sign of each element, scaled by the mean magnitude of its chunk."""
+"""Compressor ``sign``: keeps the sign of each element, and the mean magnitude of each chunk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CARRY = 0x00406070787C7E7F  # takes bit i of byte i to the byte's uppermost bit
 
 @dataclass(frozen=True)
 class Sign(PiecewiseCompressor):
-    r"""Encode the sign of each element in one bit, and the mean magnitude of each chunk.
+    r"""Compressor that keeps the sign of each element, and the mean magnitude of each chunk.
 
     .. math:: Q(x) = \frac{\lVert x \rVert_1}{S} \operatorname{sign}(x)
 

@@ -19,7 +19,7 @@ _SAMPLE = 1 << 14  # elements of a row, from which a lower bound of the largest 
 
 @dataclass(frozen=True)
 class TopK(Sparsifier):
-    r"""Keep the k elements of largest magnitude of each chunk.
+    r"""Compressor that keeps the k elements of largest magnitude of each chunk.
 
     Of equal ones any may be kept. NaN counts as larger than all numbers.
 

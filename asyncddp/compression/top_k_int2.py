@@ -1,4 +1,4 @@
-"""Compressor ``top_k_int2``: each block's k largest elements, with 2-bit codes, 12-bit indices."""
+"""Compressor ``top_k_int2``: keeps each block's k largest elements, as 2-bit codes with indices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTH = 1.5  # of a bin, in standard deviations: four of them span six
 
 @dataclass(frozen=True)
 class TopKInt2(FieldCompressor):
-    r"""Keep the k largest elements of each block of 4096, quantised to four values per chunk.
+    r"""Compressor that keeps each block's k largest elements, quantised to four values per chunk.
 
     .. math:: c_i = [v_i \ge \mu - \tfrac32 \sigma] + [v_i \ge \mu]
               + [v_i \ge \mu + \tfrac32 \sigma], \qquad
@@ -33,7 +33,7 @@ class TopKInt2(FieldCompressor):
 
     with :math:`\mu` and :math:`\sigma` the mean and the standard deviation of all values that are
     kept of a chunk. A value is the mean of those in its bin, so that large sums are right. Blocks
-    are consecutive elements, which ``sparse_loco`` makes tiles of 64 × 64 of matrices.
+    are 4096 consecutive elements, which ``sparse_loco`` makes tiles of 64 × 64 of matrices.
 
     Args:
         k: How many elements of a block are kept, from 1 to 4096.

@@ -1,4 +1,4 @@
-"""Contexts of rank groups: a context for a subset of the ranks."""
+"""Contexts of subsets of the ranks, in which a subset communicates as if it were the world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Position of a sampler or loader within an epoch, saved and restored; checks for samplers."""
+"""Position within an epoch that samplers and loaders save and restore, and checks of samplers."""
 
 from __future__ import annotations
 
