@@ -1,4 +1,4 @@
-"""Receives tensors that peers have announced by a header, and discards unwanted ones."""
+"""Receiver of tensors that peers have announced by a header; it discards unwanted ones."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 
 
 class ChunkReceiver:
-    """Receiver of a peer's tensor in chunks; a wait condition, met once the next chunk is here."""
+    """Receiver of a peer's tensor chunk by chunk, and wait condition for its current chunk."""
 
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer
@@ -92,7 +92,7 @@ class ChunkReceiver:
 
 
 class ChunkedExchange:
-    """Exchange of tensors with peers, chunk by chunk; as a wait condition: a chunk can be sent.
+    """Exchange of tensors with peers, chunk by chunk, and wait condition for sending a chunk.
 
     ``targets`` are the ranks that read this rank's ring buffer. Without a ``channel`` there is a
     single chunk. An exchange that has ``begun`` is listed in the channel already, and has published
@@ -251,7 +251,7 @@ class RaggedExchange(ChunkedExchange):
 
 
 class ChunkReadWaitCondition:
-    """Wait condition: all readers of this rank's ring buffer have read the first n chunks."""
+    """Wait condition: all readers of this rank's ring buffer have read a number of chunks."""
 
     def __init__(self, exchange: ChunkedExchange, ring: SendRingBuffer | None, number: int) -> None:
         self._exchange, self._ring, self._number = exchange, ring, number

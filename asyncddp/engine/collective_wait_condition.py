@@ -1,4 +1,4 @@
-"""Wait condition of a collective that the transport runs; it finds the cause of a failure."""
+"""Wait condition of a transport's collective, which finds the cause if the collective fails."""
 
 from __future__ import annotations
 

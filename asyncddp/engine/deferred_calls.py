@@ -1,4 +1,4 @@
-"""Deferred calls (interface): operations started without the engine, not driven by any thread."""
+"""Interface of deferred calls: non-blocking operations not yet submitted to the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sized
 
 
 class DeferredCalls:
-    """Base class of a rank's deferred calls; itself the implementation without any calls.
+    """Base class of a rank's queue of deferred calls; by itself an empty queue.
 
     Attributes:
         unsent: Calls with tensors to be sent, before anything else of this rank is sent.

@@ -1,4 +1,4 @@
-"""Exchange request: tensors that a rank sends and receives under one key, with wait conditions.
+"""Exchange request: a rank's sends and receives under one match key, with wait conditions.
 
 Nothing in here communicates: the matcher and the send queue store the requests of transfers here.
 """
@@ -57,7 +57,7 @@ class ShortMessage(NamedTuple):
 
 
 class PendingReceive:
-    """Pending receive of a peer's tensor; a wait condition, met once the tensor can be read."""
+    """Pending receive of a peer's tensor, and wait condition until the tensor can be read."""
 
     def __init__(self, exchange: ExchangeRequest, peer: int) -> None:
         self.exchange, self.peer = exchange, peer

@@ -42,7 +42,7 @@ _ACK_EVERY = 64  # uses of a name after which a sender waits for its receivers
 
 
 class ExpectedMessage(Protocol):
-    """Interface of a receive of one message without an exchange request."""
+    """Interface of a receive that expects one message, outside of any exchange request."""
 
     def receive(self, peer: int, message: TensorMessage) -> bool:
         """Receive the message of the expected key; if impossible, open a request: False."""

@@ -247,7 +247,7 @@ def _in_utf8(message: Message) -> Message:
 
 
 class ExchangeSignature(msgspec.Struct, frozen=True):
-    """Signature on which both sides of an exchange must agree: verb, dtype, shape, device type.
+    """Signature that both sides of an exchange share: operation, dtype, shape, device type.
 
     ``members`` describes the list of tensors on which the operation is called, if there is one.
     """

@@ -61,7 +61,7 @@ class PeerExchanges(Protocol):
 
 
 class OperationExchanges:
-    """Opens the exchanges and collectives of one operation, and closes them at its end.
+    """Exchanges and collectives that one operation opens, and that are closed at its end.
 
     All calls are made under the engine's lock. ``round_number`` counts the verb's earlier uses of
     this name, which is the round of a schedule. ``members`` describes the list of tensors on which

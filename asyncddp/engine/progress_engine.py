@@ -1,4 +1,4 @@
-"""Progress engine of one rank: submits operations, counts uses of names, ends at shutdown."""
+"""Progress engine of one rank: accepts operations, numbers them by name, ends at shutdown."""
 
 from __future__ import annotations
 

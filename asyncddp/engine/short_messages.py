@@ -24,7 +24,7 @@ from asyncddp.torch_modes import uncompiled
 
 
 class ShortMessageHandle(Handle[Any]):
-    """Handle of a call that sends or receives a short message, without an operation at first.
+    """Handle of a short message's send or receive; it submits an operation only if needed.
 
     ``submit`` submits an operation that takes over.
     """

@@ -110,7 +110,7 @@ class _SlotRoomCondition:
 
 
 class _SlotsCondition:
-    """Wait condition: all ranks have posted to a step, or one has posted a different digest."""
+    """Wait condition: all ranks have posted to their slots, or one has called something else."""
 
     def __init__(self, slots: CollectiveSlots, key: MatchKey, digest: int) -> None:
         self._slots, self._key, self._digest = slots, key, digest

@@ -1,4 +1,4 @@
-"""Transport's collective, started after all ranks are known to have called the same one."""
+"""Collective of a transport, started after all ranks are known to have called the same one."""
 
 from __future__ import annotations
 

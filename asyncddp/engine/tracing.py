@@ -21,7 +21,7 @@ from asyncddp.transport.base import Request
 
 
 class EngineTracing:
-    """Hooks that the progress engine calls; they record timeline events if tracing is on."""
+    """Hooks of the progress engine, which record timeline events if tracing is on."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self.tracer = tracer

@@ -17,7 +17,7 @@ Positions: TypeAlias = tuple[int, ...]
 
 
 class BucketCodecs:
-    """One tensor compressor per bucket, looked up by the bucket's parameters.
+    """Compressors of DDP's gradient buckets, looked up by a bucket's parameters.
 
     The state of a compressor belongs to the parameters of its bucket: after DDP has rebuilt its
     buckets, a bucket with other parameters gets a new compressor. If a result is not finite, all

@@ -81,7 +81,7 @@ def _peer_error(what: str, error: RuntimeError) -> PeerError:
 
 
 class ProcessGroupExchanges:
-    """Exchanges of one bucket's operation; implements the engine's ``PeerExchanges``.
+    """Exchanges of one DDP bucket with peers, over a process group of torch.distributed.
 
     Args:
         group: The process group.
