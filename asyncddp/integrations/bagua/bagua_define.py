@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.bagua_define``: the old API's enum of algorithms."""
+"""Bagua's ``bagua.bagua_define``: enum of the algorithms of Bagua's old API."""
 
 from asyncddp.integrations.bagua.torch_api.distributed_define import DistributedAlgorithm
 

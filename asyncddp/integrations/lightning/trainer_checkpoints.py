@@ -1,4 +1,4 @@
-"""Evaluation and checkpoints of models that differ between ranks: own, rank 0's or average."""
+"""Evaluation and checkpoints of models that differ: of each rank's, rank 0's or their average."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OF_FILES = (
 
 
 class TrainerCheckpointsMixin(WorldStrategyMixin):
-    """Mixin of the Trainer's strategy: evaluation and checkpoints of models that differ.
+    """Mixin of the Trainer's strategy: evaluates and saves models that differ between ranks.
 
     After a failure nothing here is collective, since other ranks may not take part: a checkpoint
     written then, such as Lightning's on an exception, holds rank 0's model.

@@ -79,7 +79,7 @@ _StrategyOfLightning: Any = object
 
 
 class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whichever package
-    """Base class of strategies whose ranks are those of the library's own world."""
+    """Base class of Lightning strategies whose ranks are those of the library's own world."""
 
     strategy_name: ClassVar[str] = "asyncddp"
     _caller: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Backend ``asyncddp`` of ``torch.distributed``: all of PyTorch's ecosystem over MPI.
+"""Backend ``asyncddp`` of ``torch.distributed``: process groups whose operations run on asyncddp.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Arguments of torch's verbs in old and new forms: tensors or lists, with options or without."""
+"""Arguments of torch.distributed's collectives in old and new forms, such as tensors or lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TAG = 32766
 
 @dataclass(frozen=True)
 class VerbOptions:
-    """Options of one call of a verb.
+    """Options of one call of a torch.distributed collective.
 
     Attributes:
         op: Reduction operator.

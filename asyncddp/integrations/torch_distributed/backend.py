@@ -1,4 +1,4 @@
-"""Registration of the backend and its rendezvous, and the creation of process groups."""
+"""``asyncddp`` backend of torch.distributed: its registration, and its process groups' creation."""
 
 from __future__ import annotations
 

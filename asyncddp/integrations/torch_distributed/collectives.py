@@ -1,4 +1,4 @@
-"""Operations of a process group on torch's tensors, for the engine to run.
+"""Operations of a torch.distributed process group, specified for asyncddp's progress engine.
 
 Each function returns a specification whose result is written into tensors of the caller.
 """

@@ -1,4 +1,4 @@
-"""Base class of process groups without collectives: names, messages, coalescing, closing."""
+"""Base class of process groups, apart from collectives: names, messages, coalescing, closing."""
 
 from __future__ import annotations
 

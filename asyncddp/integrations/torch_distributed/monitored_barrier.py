@@ -1,4 +1,4 @@
-"""Barrier that names missing ranks, through keys of torch's store."""
+"""Barrier that names missing ranks, through keys of torch.distributed's key-value store."""
 
 from __future__ import annotations
 

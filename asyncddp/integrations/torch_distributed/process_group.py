@@ -1,4 +1,4 @@
-"""Process group that torch calls: its methods are the collectives, and return works."""
+"""Process group for torch.distributed: its methods start collectives and return ``Work``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendezvous over MPI, which sends the store's address: for ``mpi://`` and a bare ``env://``."""
+"""Rendezvous by MPI, which distributes the address of torch's store: ``mpi://`` and ``env://``."""
 
 from __future__ import annotations
 

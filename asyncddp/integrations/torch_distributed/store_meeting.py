@@ -1,4 +1,4 @@
-"""Barriers through torch's store that name the missing ranks."""
+"""Barriers through torch.distributed's key-value store, which name the missing ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Works and futures: handles of verbs in progress, as torch's C++ and Python expect them."""
+"""``Work`` objects and futures: handles of operations in progress, as torch.distributed expects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncddp.engine import Handle
 
 
 class WorkFuture(Future[Any]):
-    """Future of a work; asking for its value in Python raises the work's error.
+    """Future of a ``Work``; asking for its value in Python raises the error of the operation.
 
     Torch's reducer crashes on a future that has an exception, so this one is completed with the
     tensors as they are, and the error is kept by the work.
@@ -51,7 +51,7 @@ class WorkFuture(Future[Any]):
 
 
 class GroupWork(Work):
-    """Handle of a verb of a process group that the engine runs.
+    """torch.distributed ``Work`` of an operation of a process group, which the engine runs.
 
     Attributes:
         outputs: Tensors that ``result()`` returns.
@@ -172,7 +172,7 @@ class GroupWork(Work):
 
 
 class FutureThread:
-    """Thread that completes the futures of works, so that callbacks run outside the engine."""
+    """Thread that completes the futures of ``Work`` objects, outside of the engine's threads."""
 
     def __init__(self, title: str) -> None:
         self._title, self._lock = title, threading.Lock()
@@ -202,7 +202,7 @@ class FutureThread:
 
 
 class BatchWork(Work):
-    """Handle of all works of a coalesced batch."""
+    """torch.distributed ``Work`` of a coalesced batch of operations, done once all of them are."""
 
     def __init__(self, works: Sequence[Work]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Bucket operations that call the library's verbs: sums and averages over a group's ranks."""
+"""Bucket operations that call the library's collectives: sums and averages over a group's ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = {"MinMaxUInt8": "minmax_uint8"}
 
 
 class OperatedBucket(Protocol):
-    """Bucket: the interface that operations use."""
+    """Interface of a bucket of tensors, as bucket operations use it."""
 
     name: str
     label: str

@@ -17,7 +17,7 @@ __all__ = ["Communicator", "ReduceOp", "operator_of"]
 
 
 class ReduceOp(IntEnum):
-    """Reduction operator, with Bagua's numbers."""
+    """Reduction operator of Bagua's collectives, with Bagua's numbers."""
 
     SUM = 0
     PRODUCT = 1
@@ -39,7 +39,7 @@ def operator_of(op: Any) -> LibraryReduceOp:
 
 @dataclass(frozen=True)
 class Communicator:
-    """Ranks that call collectives together, numbered from 0.
+    """Group of ranks that call collectives together, numbered from 0.
 
     Attributes:
         ranks: World ranks of the members, ascending.

@@ -1,4 +1,4 @@
-"""Bagua's ``bagua.torch_api.distributed``: the old API, and ``BaguaModule`` of the new one."""
+"""Bagua's ``bagua.torch_api.distributed``: Bagua's old API, and ``BaguaModule`` of the new one."""
 
 from asyncddp.integrations.bagua.torch_api.data_parallel.module_methods import BaguaModule
 from asyncddp.integrations.bagua.torch_api.distributed_define import (

@@ -1,4 +1,4 @@
-"""Enums of the old API: algorithms, bucket contents, reductions and compressors."""
+"""Enums of Bagua's old API: algorithms, bucket contents, reductions and compressors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DistributedAlgorithm(Enum):
 
 
 class BucketType(Enum):
-    """Contents of buckets: gradients, weights, or the parameters themselves."""
+    """Contents of buckets: gradients, parameters' data, or the parameters themselves."""
 
     Gradient = "gradient"
     Weight = "weight"

@@ -1,4 +1,4 @@
-"""``DistributedModule`` of the old API, and a subclass for each of its algorithms."""
+"""``DistributedModule`` of Bagua's old API, and a subclass for each of its algorithms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Allreducer", "DecentralizedReducer", "DistributedModule", "ScatterGa
 
 
 class DistributedModule(TransparentModuleWrapper):
-    """Base class of modules whose buckets an algorithm reduces; parameters keep their names.
+    """Base class of module wrappers whose buckets an algorithm averages or sums between ranks.
 
     Args:
         module: The module.
@@ -61,7 +61,7 @@ class DistributedModule(TransparentModuleWrapper):
 
 
 class Allreducer(DistributedModule):
-    """Module whose buckets are averaged or summed over all ranks.
+    """Module wrapper whose buckets are averaged or summed over all ranks.
 
     Args:
         module: The module.
@@ -94,13 +94,13 @@ class Allreducer(DistributedModule):
 
 
 class ScatterGatherAllreducer(Allreducer):
-    """Module whose buckets are reduced in parts: each rank reduces one, and sends it to all."""
+    """Module wrapper whose buckets are reduced in parts, one by each rank, and then gathered."""
 
     scattergather = True
 
 
 class DecentralizedReducer(DistributedModule):
-    """Module whose weights are averaged with all ranks or one peer, and set after backward.
+    """Module wrapper whose weights are averaged with all ranks or one peer during backward.
 
     Args:
         module: The module.
@@ -147,7 +147,7 @@ class DecentralizedReducer(DistributedModule):
 
 
 class _IntervalOperation:
-    """Operation that runs in every n-th execution, starting with the first."""
+    """Bucket operation that runs only every few calls, starting with the first."""
 
     def __init__(self, operation: DecentralizedOperation, interval: int) -> None:
         self.operation, self._interval = operation, interval

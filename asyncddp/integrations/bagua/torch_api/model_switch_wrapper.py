@@ -1,4 +1,4 @@
-"""``bagua_init`` and ``ModelSwitchWrapper`` of the old API: algorithms that change in training."""
+"""``bagua_init`` and ``ModelSwitchWrapper`` of Bagua's old API: switch algorithms in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``OverlappingWrapper`` of the old API: sends buckets during backward passes, by hooks."""
+"""``OverlappingWrapper`` of Bagua's old API: sends buckets during backward passes, by hooks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class _ReducerHooks(Algorithm, AlgorithmImpl):
 
 
 class _ReducedModule(BaguaDistributedDataParallel):
-    """Wrapper of a module without initial synchronisation, which the old API does elsewhere."""
+    """Model wrapper that does not broadcast the model at its start, unlike its base class."""
 
     @override
     def _synchronize(self, before: BaguaDistributedDataParallel | None) -> None: ...

@@ -1,4 +1,4 @@
-"""``Reducer`` of the old API: builds buckets in the order of gradients, and sends them."""
+"""``Reducer`` of Bagua's old API: builds buckets in the order of gradients, and sends them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LEAST_ALIGNMENT = 8
 
 
 class Reducer:
-    """Reducer of one module: builds its buckets, and sends each when it is ready.
+    """Reducer of one module: assigns its parameters to buckets, and sends each when it is ready.
 
     In the first backward pass :meth:`add_param` records the order of gradients. At its end
     :meth:`initialize_buckets` builds buckets in that order, :meth:`mark_bucket_ready` sends them,

@@ -23,14 +23,14 @@ _ATTRIBUTE = "_bagua_record"
 
 
 class ReadinessListener(Protocol):
-    """Listener that is notified when a tensor may be sent."""
+    """Interface of an object that is notified when a tensor is ready to be sent."""
 
     def mark_communication_ready(self, record: CommunicatedTensor) -> None:
         """Handle that a tensor is ready."""
 
 
 class CommunicatedTensor:
-    """Record of a communicated tensor: its name, effective tensor and listener.
+    """Record of a communicated tensor: its name, the tensor sent for it, and whom to notify of it.
 
     Attributes:
         proxy: The tensor on which ``ensure_bagua_tensor`` was called.

@@ -27,7 +27,7 @@ WRAPPER = "_bagua_ddp"
 
 
 class WrappedModel(Protocol):
-    """Wrapper of a model: the interface that algorithms use."""
+    """Interface of a model's wrapper, as algorithms use it."""
 
     module: torch.nn.Module
     optimizers: list[torch.optim.Optimizer]
@@ -130,7 +130,7 @@ class AlgorithmImpl:
 
 
 class Algorithm:
-    """Base class of the declaration of an algorithm and its options; it may serve several models.
+    """Base class of algorithms as users declare them, with options; one may train several models.
 
     Example:
         >>> import asyncddp.integrations.bagua.torch_api as bagua

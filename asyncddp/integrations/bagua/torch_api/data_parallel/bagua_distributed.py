@@ -1,4 +1,4 @@
-"""``BaguaDistributedDataParallel``: wrapper that trains a model; the model refers to it."""
+"""``BaguaDistributedDataParallel``: trains a model through hooks on it and on its optimizers."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from asyncddp.tensors.allocation import detached_copy
 
 
 class BaguaOptimizer(DistributedOptimizer):
-    """Distributed optimizer that makes the steps of the user's optimizer."""
+    """Distributed optimizer that Bagua's wrapper makes of each of the user's optimizers."""
 
     def state_loaded(self) -> None:
         """Switch to the stage of the newly loaded state; collective for ``qadam``."""

@@ -1,4 +1,4 @@
-"""Routing of an optimizer's ``step()`` and ``zero_grad()`` to a target that makes its steps.
+"""Redirection of an optimizer's ``step()`` and ``zero_grad()`` to an object that makes its steps.
 
 The user's loop keeps calling the optimizer that it has created. The optimizer's methods are
 replaced once; after that only their target changes.
@@ -26,7 +26,7 @@ _SCALING = ("grad_scale", "found_inf")
 
 
 class StepTarget(Protocol):
-    """Target of routed calls; it makes the optimizer's own steps by :class:`OptimizerRoute`."""
+    """Interface of the object to which an optimizer's step and zero_grad are redirected."""
 
     def step(self, closure: Closure | None = None) -> Any:
         """Make a step."""
@@ -39,7 +39,7 @@ class StepTarget(Protocol):
 
 
 class OptimizerRoute:
-    """Route of one optimizer's calls to a target; without a target the optimizer gets them.
+    """Redirection of an optimizer's step, zero_grad and load_state_dict to a target, if one is set.
 
     Attributes:
         target: Target of the calls, or None.
@@ -144,7 +144,7 @@ def _step(optimizer: torch.optim.Optimizer, closure: Closure | None = None) -> A
 
 
 class RoutedOptimizer(TransparentOptimizerWrapper):
-    """View of an optimizer for the library's wrappers: its own steps, without left-out parameters.
+    """View of a redirected optimizer that makes its original steps, without certain parameters.
 
     Args:
         optimizer: The optimizer, whose calls are routed.
