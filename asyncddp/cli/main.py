@@ -1,4 +1,4 @@
-"""The ``asyncddp`` command group, which imports a subcommand only when it is called."""
+"""``asyncddp`` command group, which imports a subcommand only when it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds a :class:`Job` from the options of ``asyncddp run`` and the environment variables."""
+"""Builder of a :class:`Job` from the options of ``asyncddp run`` and the environment variables."""
 
 from __future__ import annotations
 

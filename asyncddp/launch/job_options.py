@@ -11,7 +11,7 @@ from asyncddp.launch.hosts import Host
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of ``asyncddp run`` as the user gave them, unvalidated."""
+    """Options of ``asyncddp run`` as the user gave them, unvalidated."""
 
     num_proc: int | None = None
     hosts: str | None = None
@@ -49,7 +49,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """A program to start on several ranks, with hosts, binding and environment variables."""
+    """Program to start on several ranks, with hosts, binding and environment variables."""
 
     ranks: int
     program: tuple[str, ...]

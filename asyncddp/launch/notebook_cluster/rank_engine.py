@@ -22,7 +22,7 @@ _REGISTRATION_TIMEOUT = 60.0  # seconds, as many engines may register at once
 
 
 class SocketConnector:
-    """Connects ZeroMQ sockets by ``connect(socket, url)``, then waits until all are connected.
+    """Connector of ZeroMQ sockets that waits until each peer has answered.
 
     A ROUTER socket drops messages to a peer that is still connecting.
 
