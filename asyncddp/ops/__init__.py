@@ -1,4 +1,4 @@
-"""Communication operations (verbs) that users call: collectives, neighbour averages, windows.
+"""Communication operations that users call: collectives, neighbour averages, windows.
 
 Every verb comes as ``verb(...)``, which returns the result, and ``verb_nonblocking(...)``, which
 returns a :class:`~asyncddp.engine.Handle`; if the result has the input's shape there is also

@@ -1,4 +1,4 @@
-"""``allgather``: concatenate the tensors of all ranks, or of a group, on each of them."""
+"""``allgather``: concatenates the tensors of all ranks, or of a group, on each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``allreduce`` and ``local_allreduce``: reduce a tensor over all ranks, a group or a machine."""
+"""``allreduce`` and ``local_allreduce``: reduce a tensor over all ranks, a group, or a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``alltoall``: each rank sends a part of its rows to each rank."""
+"""``alltoall``: each rank sends a part of its tensor's rows to each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``barrier``: wait until all ranks, or those of a group, have called it."""
+"""``barrier``: waits until all ranks, or those of a group, have called it."""
 
 from __future__ import annotations
 

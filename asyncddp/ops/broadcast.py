@@ -1,4 +1,4 @@
-"""``broadcast``: copy the root rank's tensor to all ranks, or those of a group."""
+"""``broadcast``: copies the root rank's tensor to all ranks, or those of a group."""
 
 from __future__ import annotations
 

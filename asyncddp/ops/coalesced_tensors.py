@@ -1,4 +1,4 @@
-"""Calls of a verb on a list of tensors, coalesced into flat tensors and split again."""
+"""Calls of an operation on a list of tensors, coalesced into flat tensors and split again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALIGNMENT = 16  # bytes: the size of the largest numbers
 
 
 class ElementwiseListCall:
-    """Elementwise verb on one group of a list's tensors: packs them flat, and unpacks the result.
+    """Elementwise operation on a list of tensors: packs them into a flat one, unpacks the result.
 
     ``given`` and ``out`` are the group's tensors; ``out`` is None if the result is to be new. A new
     result overwrites a packed copy of the given tensors, unless a rank may get no result.
@@ -63,7 +63,7 @@ class ElementwiseListCall:
 
 
 class RowwiseListCall:
-    """Row-wise verb on one group of a list's tensors: each rank gets an equal share of the rows.
+    """Operation by rows on a list of tensors: each rank gets an equal share of each one's rows.
 
     The flat tensor has a row for each rank: the rank's shares of all tensors.
     """
@@ -95,7 +95,7 @@ class RowwiseListCall:
 
 
 class GatheringListCall:
-    """Gather-type verb on tensors whose first dimensions may differ between ranks, sent as bytes.
+    """Gathering operation on a list of tensors, sent as bytes: first dimensions may differ.
 
     The flat tensor holds each tensor's number of rows, and then the bytes of each tensor, whatever
     their dtypes; all parts are aligned.

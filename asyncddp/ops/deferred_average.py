@@ -24,7 +24,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class AveragingPath(Protocol):
-    """Fast path of the averages under one name: the interface that their handles use."""
+    """Interface of a fast path of averages under one name, as their handles use it."""
 
     channel: PersistentChannel
     verb: str
@@ -53,7 +53,7 @@ class AveragingPath(Protocol):
 
 
 class AverageCompleter(Protocol):
-    """Queue of averages: the interface that their handles use."""
+    """Interface of a queue of non-blocking averages, as their handles use it."""
 
     def send(self) -> None:
         """Send the tensors of all queued calls."""

@@ -1,4 +1,4 @@
-"""``empty_shared``: allocate a tensor in memory shared by the ranks of this machine."""
+"""``empty_shared``: allocates a tensor in memory shared by the ranks of this machine."""
 
 from __future__ import annotations
 

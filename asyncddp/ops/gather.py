@@ -1,4 +1,4 @@
-"""``gather``: concatenate the tensors of all ranks on one of them."""
+"""``gather``: concatenates the tensors of all ranks on one of them."""
 
 from __future__ import annotations
 

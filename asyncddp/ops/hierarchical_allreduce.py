@@ -1,4 +1,4 @@
-"""``hierarchical_allreduce``: sum within machines, then over one rank of each machine."""
+"""``hierarchical_allreduce``: sums within machines, then over one rank of each machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hierarchical_neighbor_allreduce``: average within machines, then with neighbour machines."""
+"""``hierarchical_neighbor_allreduce``: averages within machines, then with neighbour machines."""
 
 from __future__ import annotations
 

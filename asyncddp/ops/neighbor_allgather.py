@@ -1,4 +1,4 @@
-"""``neighbor_allgather``: concatenate the in-neighbours' tensors."""
+"""``neighbor_allgather``: concatenates the in-neighbours' tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``neighbor_allreduce``: weighted average of a tensor with the neighbours' tensors."""
+"""``neighbor_allreduce``: computes a weighted average of a tensor with the neighbours' tensors."""
 
 from __future__ import annotations
 

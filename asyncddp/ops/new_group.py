@@ -1,4 +1,4 @@
-"""``new_group``: create a process group of some ranks."""
+"""``new_group``: creates a process group of some ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pair_gossip``: weighted average of the tensors of two ranks."""
+"""``pair_gossip``: computes a weighted average of the tensors of two ranks."""
 
 from __future__ import annotations
 

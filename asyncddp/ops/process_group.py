@@ -39,7 +39,7 @@ _ALL, _MACHINE = "process group of all ranks", "process group of the machine"
 
 @dataclass(frozen=True)
 class CollectiveImplementations(Generic[R]):
-    """Ways of running a collective besides point-to-point messages; None if there is no such way.
+    """Implementations of a collective by shared-memory slots or the transport, where they exist.
 
     Attributes:
         combine: Computes the result from all ranks' tensors in shared-memory slots.
@@ -60,7 +60,7 @@ class CollectiveImplementations(Generic[R]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ProcessGroup:
-    """Group of ranks for the ``group`` argument of verbs; made by :func:`~asyncddp.new_group`.
+    """Group of ranks for the ``group`` argument of operations; made by :func:`~asyncddp.new_group`.
 
     ``rank in group`` tells whether a rank is a member.
 

@@ -1,4 +1,4 @@
-"""``reduce``: combine all ranks' tensors (sum, average or another operator) on one rank."""
+"""``reduce``: combines all ranks' tensors (sum, average or another operator) on one rank."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from asyncddp.tensors.means import rounds, sum_of
 
 
 class ReduceOp(Enum):
-    """Elementwise reduction operator; verbs take a member or its name in lower case.
+    """Elementwise reduction operator; collectives take a member or its name in lower case.
 
     Sums and products of bools are their logical or and and, and so are maxima and minima. Bitwise
     operators, ``BAND`` or ``AND``, ``BOR`` or ``OR`` and ``BXOR`` or ``XOR``, are for integers and

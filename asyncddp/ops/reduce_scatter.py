@@ -1,4 +1,4 @@
-"""``reduce_scatter``: reduce over all ranks or a group; each rank gets its part of the rows."""
+"""``reduce_scatter``: reduces over all ranks or a group; each rank gets some rows of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``scatter``: send each rank its part of the root's rows."""
+"""``scatter``: sends each rank its part of the rows of the root's tensor."""
 
 from __future__ import annotations
 

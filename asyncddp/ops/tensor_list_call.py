@@ -1,4 +1,4 @@
-"""Calls of verbs on a list of tensors: one operation on a few flat tensors.
+"""Calls of operations on a list of tensors, made as one operation on a few flat tensors.
 
 The verb is called on each flat tensor that :mod:`asyncddp.tensors.tensor_lists` makes. The results
 are returned in the form of the list: as views of the flat result, or in the output tensors.
@@ -44,7 +44,7 @@ FastCall: TypeAlias = tuple[FastPath, WeightRow, torch.Tensor, torch.Tensor | No
 
 
 class ListKind(Enum):
-    """Kind of a verb's call on a list of tensors: elementwise, row-wise or gathering."""
+    """Kind of operation on a list of tensors, by packing: elementwise, by rows, or as bytes."""
 
     ELEMENTWISE = "as on one flat tensor of all elements, which it treats alike"
     ROWWISE = "as on one tensor whose rows have the shares of all, of which each rank gets some"
@@ -53,7 +53,7 @@ class ListKind(Enum):
 
 @dataclass(frozen=True)
 class Verb:
-    """Communication verb: the function that plans its operation, and the ways of calling it.
+    """Communication operation that users call: its planning function, and options of its calls.
 
     Attributes:
         plan: Makes the operation from the verb's arguments.
@@ -93,7 +93,7 @@ def is_collection(given: object) -> TypeGuard[TensorCollection]:
 
 
 class TensorListCall:
-    """Call of a verb on a list of tensors, as one operation on a few flat tensors.
+    """Call of an operation on a list of tensors, made as one operation on a few flat tensors.
 
     A rank may get no result if the verb's result is not for all ranks.
 

@@ -1,4 +1,4 @@
-"""Average over all ranks, matched by name: its calls may be in any order with other calls."""
+"""Average over all ranks, matched by name: ranks may call it in any order among other calls."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TensorVerb(Protocol[P, R]):
-    """Blocking variant of a verb that takes a tensor, or a list, tuple or dict of tensors."""
+    """Blocking communication operation on a tensor, or on a list, tuple or dict of tensors."""
 
     @overload
     def __call__(self, tensor: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -55,7 +55,7 @@ class TensorVerb(Protocol[P, R]):
 
 
 class NonblockingTensorVerb(Protocol[P, R]):
-    """Non-blocking variant of a :class:`TensorVerb`."""
+    """Non-blocking communication operation on a tensor, or on a list, tuple or dict of tensors."""
 
     @overload
     def __call__(self, tensor: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...
