@@ -1,4 +1,4 @@
-"""``Autotune``: settings of the search for the fastest settings of a method."""
+"""``Autotune``: options of the search for a method's fastest settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST_TRIALS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Autotune:
-    """Settings of autotuning, the search for the settings with the fastest steps.
+    """Options of autotuning, the search for the settings with the fastest steps.
 
     Training itself is measured, from the first step on: every few steps all ranks go on by other
     settings, and after the last trial by the fastest. No step is lost. The search is successive

@@ -1,4 +1,4 @@
-"""Candidate settings of a search: settings with equal results, and those that the user listed."""
+"""Candidates of the search for the fastest settings: those with equal results, and the user's."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TriedSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Candidate setting and its measurements.
+    """Candidate settings of the search, with the measured times of a step.
 
     Attributes:
         setting: Arguments of ``DistributedOptimizer``.
@@ -83,7 +83,7 @@ class AutotuneResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """Conditions of a rank's search, and the result read from its file."""
+    """Autotune result that a rank has read from its file, and the conditions of its own search."""
 
     place: MeasuredOn
     result: AutotuneResult | None

@@ -35,7 +35,7 @@ from asyncddp.torch_modes import uncompiled
 
 
 class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
-    r"""Wrap an optimizer so that its steps also average models or gradients with other ranks.
+    r"""Optimizer wrapper whose steps also average models or gradients with other ranks.
 
     .. math:: X^{+} = W X - U(G(X)), \qquad X^{+} = W (X - U(G(X))), \qquad
               x^{+} = x - U\big(\tfrac{1}{n} \textstyle\sum_i g_i\big)

@@ -181,7 +181,7 @@ class _FusedStep:
 
 
 class _FlatMemory:
-    """Flat memory for parameters of the same group, dtype and device."""
+    """Flat memory for parameters of the same group, dtype and device, and for their gradients."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         named = [(f"parameter {place}", one) for place, one in enumerate(parameters)]

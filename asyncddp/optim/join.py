@@ -1,4 +1,4 @@
-"""The ``join`` context manager: training with different numbers of batches per rank."""
+"""``join``: context manager for training with different numbers of batches per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of parameters adjacent in memory, each viewed as one flat tensor."""
+"""Flat runs: sequences of parameters adjacent in memory, each viewed as one flat tensor."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 class GroupRuns:
-    """Runs of a group's parameters with gradients, reused from step to step.
+    """Flat runs of a parameter group's parameters with gradients, reused from step to step.
 
     Attributes:
         runs: Those of more than one parameter.

@@ -24,7 +24,7 @@ from asyncddp.tensors.allocation import zeros_like
 
 
 class QAdamOptimizer(AdamBase):
-    r"""Adam for W - 1 warm-up steps; afterwards v is frozen, and m is communicated.
+    r"""Adam that freezes its second moment after a warm-up, so that ranks may average its momentum.
 
     Let s be the number of a parameter's step, counted from 1. While s < W, with g the gradient,
     :math:`g \leftarrow g + \lambda x`, :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`,

@@ -1,4 +1,4 @@
-"""Unification of the ranks' different models at the end of a method."""
+"""Functions that make the ranks' models and optimizer states equal when a method ends."""
 
 from __future__ import annotations
 

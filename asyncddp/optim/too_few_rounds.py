@@ -13,7 +13,7 @@ _STRONG = 0.9
 
 
 class RoundsWarning:
-    """Counter of steps and rounds; :meth:`tell` warns once on rank 0 of too few rounds.
+    """Counter of steps and averaging rounds, which warns once on rank 0 if rounds were too few.
 
     It warns if the whole model was never averaged, or was averaged fewer than ten times by a method
     with a momentum of 0.9 or more between rounds.

@@ -32,7 +32,7 @@ _NAME = "DecentralizedDataParallel"
 
 
 class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
-    r"""Wrap a model so that its backward pass updates it and averages it with the neighbours'.
+    r"""Model wrapper: its backward pass updates the model and averages it with the neighbours'.
 
     .. math:: X_{k+1} = W_k X_k - U\big(X_k, G(X_k)\big)
 
