@@ -22,7 +22,7 @@ GET, LOOK, GOT, GIVE_BACK = "get", "look", "got", "give back"
 
 
 class GetRequests:
-    """Sends this rank's requests for published tensors, and answers requests of other ranks.
+    """Get requests of a rank's windows: sends this rank's, and answers those of other ranks.
 
     A *get* goes to a neighbour on another machine, which from then on publishes its updates, too. A
     *look* goes to any rank, and changes nothing there; on the same machine the tensor is read in

@@ -47,7 +47,7 @@ class WindowProtocol(Protocol):
 
 
 class WindowHandle:
-    """Handle of a put, accumulate, get or flush; done once neighbours see the data or replied.
+    """Handle of a put, accumulate, get or flush: done once neighbours see the data or have replied.
 
     ``pending`` holds, once the tensor is published, the messages that neighbours answer. ``finish``
     is called once, after all answers.

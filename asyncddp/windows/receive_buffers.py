@@ -31,7 +31,7 @@ class Staleness(NamedTuple):
 
 
 class WeightedTerms(NamedTuple):
-    """Value of a receive buffer: a weighted sum, as terms still to be added, and its p."""
+    """Value of a receive buffer: a weighted sum as terms to be added, and its push-sum weight."""
 
     terms: list[WeightedTensor]
     p: float
@@ -46,12 +46,12 @@ class _AccumulateBase(NamedTuple):
 
 
 class ReceiveBuffers:
-    """Receive buffers of one window on one rank; guarded by the window's lock.
+    """Receive buffers of one window on one rank, one per in-neighbour.
 
     A buffer has no memory of its own: its value is the newest version that the neighbour has
     published, plus a base value until that is overwritten or taken. ``first`` is the initial base
     value, None for zero. ``read`` decodes a published tensor. Reading raises a PeerLeftError if the
-    neighbour has exited and its tensor is lost.
+    neighbour has exited and its tensor is lost. The window's lock guards the buffers.
     """
 
     def __init__(

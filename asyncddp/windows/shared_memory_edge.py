@@ -62,7 +62,7 @@ _ONE = _HEADS[1]
 
 
 class _PublishedSum(NamedTuple):
-    """Sum of tensors that a rank has accumulated for a neighbour: weighted buffer, and p."""
+    """Sum of tensors that a rank has accumulated for a neighbour, with its push-sum weight."""
 
     buffer: RefCountedBuffer
     weight: float

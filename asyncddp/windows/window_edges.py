@@ -18,7 +18,7 @@ ControlWords: TypeAlias = dict[int, AllocatedBlock[OwnedChunk]]
 
 
 class OfferedTensor(NamedTuple):
-    """Tensor that a rank has published for gets: ``weight * buffer``, with its bias p.
+    """Tensor that a rank has published for gets: ``weight * buffer``, and its push-sum weight p.
 
     ``time`` is the time of publication, in seconds of this process's monotonic clock.
     """

@@ -15,7 +15,7 @@ _EAGER_BYTES = 60 << 10  # bytes that MPI libraries send over TCP by the eager p
 
 
 class MPIPointToPoint:
-    """Sends and receives over the control or the tensor communicator of a pair.
+    """Point-to-point sends and receives by MPI, over the communicator for control or for tensors.
 
     Attributes:
         same_host: Ranks that are not reached over TCP; None where none is.

@@ -1,1 +1,1 @@
-"""Transport between ranks started by a torch.distributed launcher; needs no MPI."""
+"""Socket transport between ranks started by a torch.distributed launcher; it needs no MPI."""

@@ -1,4 +1,4 @@
-"""Proof that another process is a rank of this run.
+"""Authentication of ranks: proof that another process is a rank of this run.
 
 On one machine the system tells whose process the other end of a Unix socket is. Between machines,
 and in the store, where anybody may write who reaches it, ranks show codes (HMAC) that only those
@@ -47,7 +47,7 @@ def overdue(unknown: Mapping[T, float]) -> list[T]:
 
 
 class StoreAuthenticator(NamedTuple):
-    """Authentication of the ranks' values in the store, which other processes may access too.
+    """Authentication of values that ranks write to torch's store, which others may access too.
 
     Attributes:
         secret: Secret of the run; empty if it has none.

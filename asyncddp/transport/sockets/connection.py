@@ -1,4 +1,4 @@
-"""One connection of the socket mesh, which sends and receives frames without blocking."""
+"""Connection of the socket mesh, which sends and receives frames without blocking."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ CREDIT_BYTES = 1 << 22
 
 
 class FrameKind(IntEnum):
-    """Kind of a frame."""
+    """Kind of frame on a socket: handshake, control message, tensor data, failure, ..."""
 
     HELLO = 0  # the first from each end: its rank as ``number``, and a code that proves it
     MESSAGE = 1  # control message of a group

@@ -1,4 +1,4 @@
-"""Endpoint of one group on this rank: control messages, and tensors matched by sender and tag."""
+"""Endpoint of a group of ranks: control messages, and tensors matched by sender and tag."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncddp.transport.sockets.socket_mesh import SocketMesh
 
 
 class MeshRequest:
-    """Send or receive of a tensor over the mesh; ``peer`` is a world rank."""
+    """Send or receive of a tensor over the socket mesh; ``peer`` is a world rank."""
 
     def __init__(self, mesh: SocketMesh, peer: int, on_abandon: Callable[[], object]) -> None:
         self._mesh, self.peer, self._on_abandon = mesh, peer, on_abandon
@@ -74,7 +74,7 @@ class _AnnouncedSend(NamedTuple):
 
 
 class GroupEndpoint:
-    """This rank's endpoint of a group; ``members`` are the world ranks of the group's ranks."""
+    """Endpoint of a group of ranks on this rank; ``members`` are the group's world ranks."""
 
     def __init__(self, mesh: SocketMesh, group: int, members: Sequence[int]) -> None:
         self._mesh, self._group, self.members = mesh, group, members

@@ -1,4 +1,4 @@
-"""Rendezvous of all ranks through a store, which reports missing ranks."""
+"""Rendezvous of all ranks through torch.distributed's store, with a report of missing ranks."""
 
 from __future__ import annotations
 

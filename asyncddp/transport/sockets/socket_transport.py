@@ -1,4 +1,4 @@
-"""Transport between the ranks of a world that a torch.distributed launcher has started.
+"""Socket transport: connects the ranks that a torch.distributed launcher has started.
 
 The ranks find each other through a store of torch.distributed, and talk over sockets of their own:
 the user's process groups stay free. The verbs of gloo are not used, since its ``isend`` and
@@ -45,7 +45,7 @@ _MAX_SELECTED = 1024  # descriptors that select() takes
 
 
 class MeshGroup(NamedTuple):
-    """Group of ranks of a mesh, with a name that is equal on its ranks and unique."""
+    """Group of ranks on a socket mesh, with a unique name that is the same on all its ranks."""
 
     mesh: SocketMesh
     name: str
@@ -54,7 +54,7 @@ class MeshGroup(NamedTuple):
 
 
 class SocketTransport(ProcessTransport):
-    """Transport of one rank over the sockets of a mesh, and shared memory inside a machine.
+    """Transport of one rank over sockets, and through shared memory inside a machine.
 
     Without a group it joins the world that the environment announces, or that
     ``torch.distributed.init_process_group`` has made; it raises what

@@ -1,4 +1,4 @@
-"""Access to the store that ranks use for rendezvous, whichever process serves it."""
+"""Access to torch.distributed's store at rendezvous, whichever process serves it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _servers: dict[tuple[str, int], Any] = {}
 
 @dataclass(frozen=True)
 class StoreAccess:
-    """Access of one rank to the store of its world.
+    """Access of one rank to torch.distributed's key-value store, where the ranks find each other.
 
     Attributes:
         prefix: Prefix of the keys, which tells one start of the ranks from another.

@@ -29,7 +29,7 @@ class RankRecord(NamedTuple):
 
 
 class WorldRecord(NamedTuple):
-    """Addresses and facts of all ranks of a run, as one rank has received them."""
+    """Records of all ranks of a run, as one rank has received them, and the run's name and key."""
 
     rank: int
     name: str  # unlike that of any other world, of this or another run
