@@ -1,4 +1,4 @@
-"""Fast path of collectives among ranks that share memory: runs on the calling thread.
+"""Fast path of collectives through slots in shared memory: runs on the calling thread.
 
 Everything that does not depend on a tensor's values is computed in the first call of a verb with
 given arguments, and reused in later calls. If a rank does not come at once, anything differs
