@@ -1,4 +1,4 @@
-"""Reads another process's private memory with a single copy (Linux cross memory attach)."""
+"""Reading of another process's private memory with a single copy (Linux cross memory attach)."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _mixed(row: WeightRow, own: Tensors, others: Mapping[int, Tensors]) -> Tenso
 
 
 class PutExchange(AsynchronousExchange):
-    """Averages with the tensors that neighbours have put last."""
+    """Exchange by put: a rank averages with the tensors that its neighbours have put last."""
 
     @override
     def begin(self, initial: Sequence[Tensors]) -> None:
@@ -133,7 +133,7 @@ class PutExchange(AsynchronousExchange):
 
 
 class GetExchange(PutExchange):
-    """Averages with the tensors that neighbours had published when this rank's request arrived.
+    """Exchange by get: a rank averages with the tensors that neighbours publish at its request.
 
     A rank that waits for late neighbours repeats answered requests every millisecond.
     """
@@ -178,7 +178,7 @@ class GetExchange(PutExchange):
 
 
 class PushSumExchange(AsynchronousExchange):
-    """Push-sum: shares of tensors and of a weight p, each received exactly once.
+    """Exchange by push-sum: each share of a tensor and of its push-sum weight arrives once.
 
     A neighbour that has not collected the last share yet gets no other.
     """

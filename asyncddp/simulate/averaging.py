@@ -188,7 +188,7 @@ class NeighborAveraging(AveragingScheme):
 
 
 class PushSumAveraging(NeighborAveraging):
-    """Push-sum: ranks send shares of their tensors and of a weight p to their out-neighbours."""
+    """Averaging by push-sum: ranks send shares of tensors and of weights to out-neighbours."""
 
     def __init__(
         self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
@@ -276,7 +276,10 @@ class GlobalAveraging(AveragingScheme):
 
 
 class NoAveraging(AveragingScheme):
-    """No averaging: ranks train alone; methods that need rounds get W = I, as on real ranks."""
+    """Scheme without averaging, for ranks that train alone.
+
+    A method that changes a rank even so gets the identity as mixing matrix, as on real ranks.
+    """
 
     @override
     def average(self, bucket: SimulatedBucket) -> float:

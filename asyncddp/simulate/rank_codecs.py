@@ -1,4 +1,4 @@
-"""Simulated compressors of all ranks: each encodes its row with a real rank's state and seeds."""
+"""Simulated compressors: one per rank and bucket, with the state and seeds of a real rank's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncddp.tensors.dtypes import DTYPES
 
 
 class RankCodecs:
-    """Compressors of one bucket on n simulated ranks.
+    """Compressors of one bucket's tensors, one per simulated rank.
 
     Args:
         compressor: The compressor.

@@ -27,7 +27,7 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Run:
-    r"""Record of a simulated run of one method.
+    r"""Record of a simulated run of one method: measurements over its steps, and the final models.
 
     Arrays have one element for each record: the first before the first step, the last after the
     last one. What was not measured is NaN.
@@ -87,7 +87,7 @@ def table(runs: Sequence[Run]) -> dict[str, npt.NDArray[Any]]:
 
 
 class MetricsRecorder:
-    """Recorder of a run's measurements.
+    """Recorder of a simulated run's measurements, such as loss and consensus distance.
 
     Args:
         problem: The problem, whose optimum and ``evaluate`` are used.

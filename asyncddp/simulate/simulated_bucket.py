@@ -42,7 +42,7 @@ _UNDECLARED = "what single neighbours have sent is for methods that declare by_n
 
 
 class SimulatedBucket:
-    """One bucket of all simulated ranks, with the hooks of a method.
+    """Flat bucket of all simulated ranks, stacked, on which a method's hooks run.
 
     Args:
         method: The method.

@@ -183,7 +183,7 @@ class StackedModel:
 
 
 class ParameterCopies:
-    """Copies of the parameters from a step's start, averaged in place of them if a method asks.
+    """Copies of the parameters from a step's start, averaged in their place by some methods.
 
     Attributes:
         averaged_flats: The stacked tensors that are averaged: the copies, or the parameters.

@@ -1,4 +1,4 @@
-"""Flattens lists of tensors into a few flat tensors, without a copy where tensors are adjacent.
+"""Flattening of lists of tensors into a few flat tensors, without a copy where they are adjacent.
 
 The tensors of a list that agree in dtype and device are parts of one flat tensor, in their order.
 If they are adjacent in one storage, the flat tensor is a view of them; else they are copied into a
