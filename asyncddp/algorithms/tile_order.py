@@ -1,4 +1,4 @@
-"""Reordering of a bucket's elements by tiles of matrices, which become compressors' blocks."""
+"""Reordering of a bucket's elements so that tiles of its matrices become a compressor's blocks."""
 
 from __future__ import annotations
 

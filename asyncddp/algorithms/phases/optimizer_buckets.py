@@ -20,7 +20,7 @@ LRSchedulerFn: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
 
 @dataclass(frozen=True)
 class BucketUpdateConfig:
-    """Settings of buckets with own optimizers: optimizer factory, scaler, clipping, bucket size."""
+    """Settings of buckets that have optimizers of their own: factory, scaler, clipping, size."""
 
     optim_fn: OptimFn
     lr_scheduler_fn: LRSchedulerFn | None

@@ -72,7 +72,10 @@ class BucketWindow:
 
 
 class BucketPairAverages:
-    """Pairwise averages of one optimizer's flat buckets, created and freed on all ranks."""
+    """Pairwise averages of one optimizer's flat buckets, created and freed on all ranks.
+
+    All ranks must free it equally often, since the names contain the number of times.
+    """
 
     def __init__(self, context: Context, label: str) -> None:
         self._context, self._label, self._generation = context, label, 0

@@ -1,4 +1,4 @@
-"""Memory limit of averaging rounds for messages and ring buffers, and size of bucket pieces."""
+"""Memory limit of averaging rounds, in bytes, from which the size of bucket pieces follows."""
 
 from __future__ import annotations
 
