@@ -43,8 +43,10 @@ def _poll_word(words: memoryview, index: int, goal: int, pause: Pause | None) ->
 
 
 class PairwiseAveraging:
-    """Average of this rank's tensor x and a peer's, by polling: :math:`y = x + w (x_p - x)`.
+    """Weighted average of this rank's tensor and one peer's, computed while polling.
 
+    It is :math:`x + w (x_p - x)`, with x this rank's tensor and w the weight of the peer's,
+    :math:`x_p`.
     ``targets`` read this rank's send ring, which is None if there are none. ``pause`` is called
     between two polls, if there are fewer cores than ranks. ``chunks_sent`` counts this rank's
     published chunks, ``chunks_read`` the averaged chunks of the peer.
