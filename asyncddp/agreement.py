@@ -16,7 +16,7 @@ _SHOWN = 5  # names of a message
 
 
 class Gather(Protocol):
-    """Interface of functions that gather one record of a given type from every rank; collective."""
+    """Interface of collective functions that gather one record of a given type from every rank."""
 
     def __call__(self, mine: T, kind: type[T], /) -> Sequence[T]:
         """Return the records of all ranks, in rank order."""

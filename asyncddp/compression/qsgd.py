@@ -201,11 +201,12 @@ class QSGDInt4(QSGD):
 
 
 class RoundingNoise:
-    """Noise for stochastic rounding: pairwise independent random numbers in [2ⁿ, 2ⁿ + 1).
+    """Noise for stochastic rounding: pairwise independent random numbers in a unit interval.
 
-    Truncation of a number larger than -2ⁿ plus this noise rounds it up or down at random, without
-    bias. The noise of one tile of blocks is drawn; the fraction bits of further blocks are the
-    exclusive or of the tile's bits and one random word of the block, which costs a tenth.
+    The interval is [2ⁿ, 2ⁿ + 1). Truncation of a number larger than -2ⁿ plus this noise rounds it
+    up or down at random, without bias. The noise of one tile of blocks is drawn; the fraction
+    bits of further blocks are the exclusive or of the tile's bits and one random word of the block,
+    which costs a tenth.
 
     Args:
         seed: Of the random numbers.

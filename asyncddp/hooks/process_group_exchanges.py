@@ -26,7 +26,7 @@ _PHASES = 4  # exchanges of one bucket, at most
 
 
 class WorkRequest:
-    """Request made of torch.distributed works; done only after it has been waited for.
+    """Request of several torch.distributed ``Work`` objects, done only once waited for.
 
     A work of gloo cannot be tested for completion without waiting for it.
     """

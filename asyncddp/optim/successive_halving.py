@@ -17,7 +17,7 @@ def trials_of(candidates: int) -> int:
 
 
 class SuccessiveHalving:
-    r"""Search for the fastest of m candidates: measures all, then the faster half, and so on.
+    r"""Search for the fastest candidate: measures all, then the faster half, and so on.
 
     With :math:`S_0` all candidates and :math:`t_c` the mean of what was measured of c,
 

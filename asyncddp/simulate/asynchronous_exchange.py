@@ -224,7 +224,10 @@ class PushSumExchange(AsynchronousExchange):
 
 
 class PairExchange(AsynchronousExchange):
-    """Atomic pairwise averages, as by :class:`asyncddp.windows.pair_averaging.PairAveraging`."""
+    """Exchange in pairs: atomic averages, by the protocol of real ranks.
+
+    The protocol is :class:`asyncddp.windows.pair_averaging.PairAveraging`.
+    """
 
     @override
     def begin(self, initial: Sequence[Tensors]) -> None:

@@ -1,4 +1,4 @@
-"""Start of an ipyparallel cluster for notebooks, waiting for its engines, and stop."""
+"""Start and stop of an ipyparallel cluster for notebooks, with a wait for its engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``win_mutex``: exclusive access to a window's buffers; argument checks of window operations."""
+"""``win_mutex``, for exclusive access to a window's buffers, and checks of window arguments."""
 
 from __future__ import annotations
 

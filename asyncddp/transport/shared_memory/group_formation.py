@@ -15,7 +15,7 @@ _MAGIC = 0x41_44_44_50
 
 
 class RecordGatherer(Protocol):
-    """Interface of functions that gather one record per rank of this machine; collective."""
+    """Interface of collective functions that gather one record per rank of this machine."""
 
     def __call__(self, mine: T, kind: type[T], /) -> list[T]:
         """Return the records in rank order."""
