@@ -25,7 +25,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class _StorageIPCHandle(NamedTuple):
-    """CUDA IPC handles of a tensor's storage as torch exports them: of its memory, of an event."""
+    """CUDA IPC handles of a tensor's storage as torch exports them: for its memory and an event."""
 
     handle: bytes
     nbytes: int

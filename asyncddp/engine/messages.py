@@ -247,7 +247,7 @@ def _in_utf8(message: Message) -> Message:
 
 
 class ExchangeSignature(msgspec.Struct, frozen=True):
-    """Signature that both sides of an exchange share: operation, dtype, shape, device type.
+    """Signature that must be equal on both sides of an exchange: operation, dtype, shape, device.
 
     ``members`` describes the list of tensors on which the operation is called, if there is one.
     """

@@ -26,7 +26,7 @@ _PHASES = 4  # exchanges of one bucket, at most
 
 
 class WorkRequest:
-    """Request of several torch.distributed ``Work`` objects, done only once waited for.
+    """Request of several torch.distributed ``Work`` objects, done only after :meth:`wait`.
 
     A work of gloo cannot be tested for completion without waiting for it.
     """

@@ -63,7 +63,7 @@ class ElementwiseListCall:
 
 
 class RowwiseListCall:
-    """Operation by rows on a list of tensors: each rank gets an equal share of each one's rows.
+    """Operation by rows on a list of tensors: each rank gets equal shares of each tensor's rows.
 
     The flat tensor has a row for each rank: the rank's shares of all tensors.
     """
@@ -95,7 +95,7 @@ class RowwiseListCall:
 
 
 class GatheringListCall:
-    """Gathering operation on a list of tensors, sent as bytes: first dimensions may differ.
+    """Gathering operation on a list of tensors whose first dimensions may differ, sent as bytes.
 
     The flat tensor holds each tensor's number of rows, and then the bytes of each tensor, whatever
     their dtypes; all parts are aligned.

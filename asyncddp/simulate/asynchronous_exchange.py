@@ -133,7 +133,7 @@ class PutExchange(AsynchronousExchange):
 
 
 class GetExchange(PutExchange):
-    """Exchange by get: a rank averages with the tensors that neighbours publish at its request.
+    """Exchange by get: a rank averages with the newest tensors that its neighbours published.
 
     A rank that waits for late neighbours repeats answered requests every millisecond.
     """
@@ -224,7 +224,7 @@ class PushSumExchange(AsynchronousExchange):
 
 
 class PairExchange(AsynchronousExchange):
-    """Exchange in pairs: atomic averages, by the protocol of real ranks.
+    """Exchange in pairs: averages of two ranks at a time, each atomic, as on real ranks.
 
     The protocol is :class:`asyncddp.windows.pair_averaging.PairAveraging`.
     """

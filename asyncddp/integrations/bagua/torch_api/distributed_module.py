@@ -100,7 +100,7 @@ class ScatterGatherAllreducer(Allreducer):
 
 
 class DecentralizedReducer(DistributedModule):
-    """Module wrapper whose weights are averaged with all ranks or one peer during backward.
+    """Module wrapper whose weights are averaged with all ranks or one peer in backward passes.
 
     Args:
         module: The module.
