@@ -114,6 +114,10 @@ _PROGRAM_OPTIONS = (
 )
 _LAUNCH_OPTIONS = (
     *_PROGRAM_OPTIONS,
+    click.option("--elastic", is_flag=True,
+                 help="Let the other ranks go on where one dies; ranks of this machine."),
+    click.option("--min", "min_ranks", type=IntegerParamType("number of ranks"), metavar="RANKS",
+                 help="Ranks that an elastic run needs to go on, and to succeed [1]."),
     click.option("--bind-to", type=click.Choice(["none", "core", "socket", "numa"]),
                  default="none", show_default=True, help="What a rank is bound to."),
     click.option("--oversubscribe/--no-oversubscribe", default=None,

@@ -18,7 +18,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.launch.diagnosis import Diagnosis, diagnose, group_by_failure, read_failure_reports
 from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.job_options import Job, LaunchCommand, RunOptions
-from asyncddp.launch.launcher_discovery import InstalledLauncher, find_launcher
+from asyncddp.launch.launcher_discovery import LOCAL_NAME, InstalledLauncher, find_launcher
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
 from asyncddp.launch.machine_limits import ensure_open_files
 from asyncddp.launch.report_directory import check_folders, report_directory
@@ -37,6 +37,9 @@ def run_command(program: tuple[str, ...], module: bool, **given: Any) -> None:
     What follows PROGRAM belongs to it. A .py file or a module (-m) is run by this Python; anything
     else is run as it is. Ranks read nothing from standard input. The exit code is that of the rank
     that failed first.
+
+    With --elastic, a rank that dies or fails does not end the others: the run says so at once, and
+    its exit code is 0 if at least --min ranks ended with 0. bf.init() is elastic then.
     """
     options = RunOptions(**given)
     if options.num_proc is None and {"-np", "--num-proc"} & {*program[1:]}:
@@ -56,10 +59,14 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
     timeline = timeline_pattern(options)
     if timeline is not None:
         environment["ASYNCDDP_TIMELINE"] = timeline
-    found = find_launcher(options.launcher, environment)
+    if options.elastic:
+        environment["ASYNCDDP_ELASTIC"] = "1"
+    found = find_launcher(LOCAL_NAME if options.elastic else options.launcher, environment)
     with report_directory() as reports:
         if not options.dry_run:
             environment[REPORT_DIR] = str(reports)
+        if options.elastic:
+            (reports / "elastic").touch()  # by which init() knows that nobody ends its rank
         job = build_job(options, program, environment, module=module)
         command = _build_command(found, job)
         if options.dry_run or options.verbose:
@@ -129,7 +136,7 @@ def _run_supervised(
     diagnosis = diagnose(outcome, found.launcher, said, report_directory, options)
     if diagnosis.lines and not stderr.at_line_start:
         click.echo(err=True)  # a rank's unfinished line, as of a progress bar
-    if diagnosis.lines:
+    if diagnosis.lines and not options.elastic:  # whose launcher shows each at once
         _show_tracebacks(report_directory)
     _print_diagnosis(diagnosis, () if options.verbose else launcher_lines)
     return diagnosis.code

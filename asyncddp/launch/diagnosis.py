@@ -88,13 +88,18 @@ class Diagnosis:
     explained: bool = True  # whether the failed rank and its reason are known
 
 
+def read_failure_report(path: Path) -> RankFailureReport | None:
+    """Read one rank's failure report; None if there is none, or it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):  # a rank that was killed while it wrote
+        data = json.loads(path.read_text(encoding="utf-8"))  # which may hold surrogates
+        return msgspec.convert(data, RankFailureReport)
+    return None
+
+
 def read_failure_reports(report_directory: Path) -> list[RankFailureReport]:
     """Read the ranks' failure reports, earliest first; skip unreadable ones."""
-    found = []
-    for path in report_directory.glob("rank-*.json"):
-        with contextlib.suppress(OSError, ValueError):  # a rank that was killed while it wrote
-            data = json.loads(path.read_text(encoding="utf-8"))  # which may hold surrogates
-            found.append(msgspec.convert(data, RankFailureReport))
+    read = map(read_failure_report, report_directory.glob("rank-*.json"))
+    found = [report for report in read if report is not None]
     found.sort(key=lambda report: report.time)
     # the launcher has ended ranks that say after another's failure that they ended by SIGTERM
     return found[:1] + [one for one in found[1:] if one.exit_code != 128 + signal.SIGTERM]
@@ -133,10 +138,10 @@ def diagnose(
             line += f"; ranks that were not done {late} were killed"
         return Diagnosis(128 + outcome.signal, (line,))
     if outcome.waiting_in_init:
-        lines = (_describe_wait_in_init(outcome), *_describe_others(reports))
+        lines = (_describe_wait_in_init(outcome, reports), *_describe_others(reports))
         return Diagnosis(outcome.code or 1, lines)
-    if outcome.code == 0 and rank_exit is None:
-        return Diagnosis(0)
+    if (outcome.code == 0 and rank_exit is None) or (options.elastic and outcome.code > 0):
+        return Diagnosis(outcome.code)  # the launcher of an elastic run has said why
     if rank_exit is not None and rank_exit.signal is not None:
         rank = next(iter(outcome.lost), None) if rank_exit.rank is None else rank_exit.rank
         if not any(report.rank == rank for report in reports):
@@ -196,9 +201,11 @@ def _diagnose_exit_codes(
     return Diagnosis(code, (line,), explained=False)
 
 
-def _describe_wait_in_init(outcome: RunOutcome) -> str:
+def _describe_wait_in_init(outcome: RunOutcome, reports: Sequence[RankFailureReport]) -> str:
     waiting = f"while {list_ranks(outcome.waiting_in_init)} waited for it in init()"
     gone = [rank for rank in outcome.lost if rank not in outcome.waiting_in_init]
+    if gone and {*gone} <= {report.rank for report in reports}:
+        return f"{list_ranks(gone)} failed {waiting}"
     if gone:
         return f"{list_ranks(gone)} was lost, {_VANISHED}, {waiting}"
     ended = list_ranks(outcome.ended)

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from asyncddp.errors import ArgumentError
-from asyncddp.launch.hosts import is_loopback, is_this_machine, parse_placement
+from asyncddp.launch.hosts import Host, is_loopback, is_this_machine, parse_placement
 from asyncddp.launch.job_options import Job, RunOptions
+from asyncddp.launch.launcher_discovery import LOCAL_NAME
 from asyncddp.launch.machine_limits import cores
 from asyncddp.launch.rank_environment import (
     forwarded_variables,
@@ -40,6 +41,9 @@ def build_job(
     ranks = options.num_proc or slots
     ranks = ranks or int(environment.get("SLURM_NTASKS", "1") if in_allocation else 1)
     exports = parse_exports(options.exports, environment)
+    least = _least_ranks(options, ranks)
+    if least is not None:
+        _check_elastic(options, {**environment, **exports}, hosts, ranks, remote=remote)
     live = os.isatty(1) or os.isatty(2)
     ours = {n: v for n, v in environment.items() if n.startswith("ASYNCDDP_")}
     extra = tuple(word for text in options.mpi_args for word in _split(text))
@@ -64,8 +68,56 @@ def build_job(
         bind_to=options.bind_to, oversubscribe=over, tag_output=options.tag_output, live=live,
         environment=environment, set_environment={**ours, **added},
         forward=forwarded_variables({**environment, **added}, exports),
-        root=os.geteuid() == 0,
+        root=os.geteuid() == 0, min_ranks=least,
     )  # fmt: skip
+
+
+def _least_ranks(options: RunOptions, ranks: int) -> int | None:
+    """Return how many ranks an elastic run needs; None for a run that ends with its first rank."""
+    if not options.elastic:
+        if options.min_ranks is not None:
+            raise ArgumentError(
+                f"--min: expected beside --elastic, got --min {options.min_ranks} alone. Add "
+                "--elastic, or leave --min out."
+            )
+        return None
+    least = 1 if options.min_ranks is None else options.min_ranks
+    if least > ranks:
+        raise ArgumentError(
+            f"--min: expected at most the number of ranks, {ranks}, got {least}. Give a smaller "
+            "number, or start more ranks by -np."
+        )
+    return least
+
+
+def _check_elastic(
+    options: RunOptions,
+    environment: Mapping[str, str],
+    hosts: Sequence[Host],
+    ranks: int,
+    *,
+    remote: bool,
+) -> None:
+    """Raise if a run cannot be elastic: only the library's own launcher goes on after a death."""
+    others = "launchers of MPI end all ranks where one dies"
+    if options.launcher not in (None, LOCAL_NAME):
+        raise ArgumentError(
+            f"--launcher: expected {LOCAL_NAME!r} beside --elastic, got {options.launcher!r}: "
+            f"{others}. Leave --launcher out."
+        )
+    transport = environment.get("ASYNCDDP_TRANSPORT", "c10d")
+    if transport != "c10d":
+        raise ArgumentError(
+            f"ASYNCDDP_TRANSPORT: expected 'c10d' beside --elastic, got {transport!r}, between "
+            "whose ranks one that dies ends all. Unset it."
+        )
+    if remote:
+        got = f"-H {','.join(map(str, hosts))}" if hosts else "an allocation of Slurm"
+        raise ArgumentError(
+            f"-H: expected hosts that are this machine beside --elastic, got {got}. Ranks on other "
+            f"machines are started by MPI, and {others}. Give -H localhost:{ranks}, or leave "
+            "--elastic out."
+        )
 
 
 def _split(text: str) -> list[str]:

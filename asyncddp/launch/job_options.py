@@ -22,6 +22,8 @@ class RunOptions:
     exports: tuple[str, ...] = ()
     mpi_args: tuple[str, ...] = ()
     launcher: str | None = None
+    elastic: bool = False
+    min_ranks: int | None = None
     bind_to: str = "none"
     oversubscribe: bool | None = None
     ranks_per_machine: int | None = None
@@ -68,6 +70,7 @@ class Job:
     forward: tuple[str, ...] = ()  # names of the variables that go to other machines; no other does
     environment: Mapping[str, str] = field(default_factory=dict)  # of the launcher, as it was
     root: bool = False
+    min_ranks: int | None = None  # elastic: so many ranks must be left, or the run is ended
 
     def default_option(self, *names: str, value: str) -> list[str]:
         """Return ``[names[0], value]``, or nothing if the user's own arguments set the option."""

@@ -29,10 +29,11 @@ from asyncddp.launch.rank_processes import (
     write_all,
 )
 
-_GRACE_PERIOD = 3.0  # seconds in which the other ranks may end after one has failed
+GRACE_PERIOD = 3.0
+"""Seconds in which the other ranks may end after one has failed."""
 
 
-class _LocalRanks(RankProcesses):
+class LocalRanks(RankProcesses):
     """Processes of all ranks, started on this machine."""
 
     def __init__(
@@ -60,21 +61,23 @@ class _LocalRanks(RankProcesses):
         ]
 
     def reap(self) -> None:
-        """Collect exit codes of ended ranks; after a failure, begin to terminate the others."""
+        """Collect exit codes of ended ranks."""
         for rank, process in list(self.running.items()):
             code = process.poll()
-            if code is None:
-                continue
-            del self.running[rank]
-            if code and not self.code:
-                self.code = code if code > 0 else 128 - code
-                how = (
-                    f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
-                )
-                sys.stderr.write(f"asyncddp-local: rank {rank} {how}\n")
-                sys.stderr.flush()
-            if code and -code not in self._received and self.deadline == math.inf:
-                self.end_within(_GRACE_PERIOD)
+            if code is not None:
+                del self.running[rank]
+            if code:
+                self.on_failure(rank, process.pid, code)
+
+    def on_failure(self, rank: object, pid: int, code: int) -> None:
+        """Name the first rank that failed, and begin to terminate the others."""
+        if not self.code:
+            self.code = code if code > 0 else 128 - code
+            how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+            sys.stderr.write(f"asyncddp-local: rank {rank} {how}\n")
+            sys.stderr.flush()
+        if -code not in self._received and self.deadline == math.inf:
+            self.end_within(GRACE_PERIOD)
 
     def on_signal(self, number: int, _: FrameType | None) -> None:
         """Forward a signal; ranks that die of it do not count as failed, so others may save."""
@@ -102,9 +105,8 @@ def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
     return thread
 
 
-def run(count: int, program: Sequence[str], *, tag: bool = False) -> int:
-    """Run a program on ``count`` ranks; return the exit code of the first rank that failed."""
-    ranks = _LocalRanks(count, program, without_launchers(), tag=tag)
+def run(ranks: LocalRanks) -> int:
+    """Supervise ranks until all have ended, and return the run's exit code."""
     signal.signal(LOCAL.abort_signal, ranks.on_signal)  # also where it is ignored, as after &
     with signal_handler(ranks.on_signal, TERMINATION_SIGNALS | FORWARDED_SIGNALS):
         while ranks.running:
@@ -118,7 +120,8 @@ def run(count: int, program: Sequence[str], *, tag: bool = False) -> int:
 def main(words: Sequence[str]) -> int:
     """Parse and run ``COUNT [--tag-output] -- PROGRAM [ARGUMENT]…``."""
     head, program = words[: words.index("--")], words[words.index("--") + 1 :]
-    return run(int(head[0]), program, tag="--tag-output" in head)
+    tag = "--tag-output" in head
+    return run(LocalRanks(int(head[0]), program, without_launchers(), tag=tag))
 
 
 if __name__ == "__main__":

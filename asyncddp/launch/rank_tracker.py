@@ -42,10 +42,13 @@ def _is_gone(path: Path) -> bool:
 
 
 class RankTracker:
-    """Tracker of the rank processes on this machine, through their start files and pidfds."""
+    """Tracker of the rank processes on this machine, through their start files and pidfds.
 
-    def __init__(self, report_directory: Path) -> None:
-        self._report_directory = report_directory
+    In an elastic run, ranks that have reported a failure count as lost, too.
+    """
+
+    def __init__(self, report_directory: Path, *, elastic: bool = False) -> None:
+        self._report_directory, self._elastic = report_directory, elastic
         self._known: set[int] = set()
         self._running: dict[int, int] = {}  # rank to pidfd
         self._pidfds: list[int] = []
@@ -105,7 +108,8 @@ class RankTracker:
     def on_process_exit(self, rank: int) -> bool:
         """Record that a rank's process has ended; return False: stop watching its pidfd."""
         self._running.pop(rank, None)
-        if (self._report_directory / f"started-{rank}").exists() and not self.has_reports():
+        began = (self._report_directory / f"started-{rank}").exists()
+        if began and not self.has_ending_report():
             self.lost.append(rank)
         return False
 
@@ -128,9 +132,9 @@ class RankTracker:
         files = self._report_directory.glob("ended-*")
         return tuple(sorted(_rank_of(path) for path in files if _is_gone(path)))
 
-    def has_reports(self) -> bool:
-        """Return whether any rank has written a failure report."""
-        return any(self._report_directory.glob("rank-*.json"))
+    def has_ending_report(self) -> bool:
+        """Return whether a rank has written a failure report that ends the run."""
+        return not self._elastic and any(self._report_directory.glob("rank-*.json"))
 
     def close(self) -> None:
         """Close the pidfds."""

@@ -159,7 +159,7 @@ def supervise(
     ``started`` is called with the launcher's process id.
     """
     stdout, stderr = output_filters
-    tracker = RankTracker(report_directory)
+    tracker = RankTracker(report_directory, elastic=options.elastic)
     run = _Run(launcher, tracker, options.grace_period, f"{REPORT_DIR}={report_directory}")
     piped = None if stdout is None else subprocess.PIPE
     with run.start("launcher", arguments, environment, piped, subprocess.PIPE) as child:
@@ -216,7 +216,9 @@ class _SupervisorLoop:
                 run.terminate(signal.SIGTERM)
             self.killed |= run.escalate_if_due() and not run.aborted
             waiting = self.tracker.waiting_in_init()
-            reported = min(reported, now) if waiting or self.tracker.has_reports() else math.inf
+            reported = (
+                min(reported, now) if waiting or self.tracker.has_ending_report() else math.inf
+            )
             lost = min(lost, now) if self.tracker.is_lost_for_good() else math.inf
             over = now >= min(reported + _GRACE_PERIOD, lost + _LOSS_GRACE_PERIOD)
             if over and not run.aborted:

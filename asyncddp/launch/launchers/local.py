@@ -11,6 +11,7 @@ from asyncddp.launch.launchers.launcher import FailedRank, Launcher, LauncherOut
 from asyncddp.launch.rank_processes import FORWARDED_SIGNALS
 
 PROGRAM = "asyncddp.launch.local_launcher"
+ELASTIC_PROGRAM = "asyncddp.launch.elastic_launcher"
 _FAILURE = re.compile(
     r"asyncddp-local: rank (?P<rank>\d+) (?:was killed by signal (?P<signal>\d+)"
     r"|ended with exit code (?P<code>\d+))"
@@ -40,6 +41,8 @@ class _LocalLauncher(Launcher):
                     f"{flag} {value}: {self.title} has no such option; leave it out"
                 )
         arguments = [executable, "-m", PROGRAM, str(job.ranks)]
+        if job.min_ranks is not None:
+            arguments = [executable, "-m", ELASTIC_PROGRAM, str(job.ranks), str(job.min_ranks)]
         arguments += ["--tag-output"] if job.tag_output else []
         return LaunchCommand((*arguments, "--", *job.program), dict(job.set_environment))
 

@@ -1,0 +1,67 @@
+"""Launcher process of an elastic run: ``python -m asyncddp.launch.elastic_launcher 4 1 -- PROG``.
+
+It starts ranks as :mod:`~asyncddp.launch.local_launcher` does. After a rank has died or failed the
+others go on, unless fewer than the second number are left.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from asyncddp.config import read_variable
+from asyncddp.environments.launchers import without_launchers
+from asyncddp.launch.local_launcher import GRACE_PERIOD, LocalRanks, run
+from asyncddp.launch.rank_losses import RankLosses
+from asyncddp.launch.rank_processes import FORWARDED_SIGNALS, write_all
+
+
+class _ElasticRanks(LocalRanks):
+    """Processes of all ranks; the others go on after a failure, as long as enough are left."""
+
+    def __init__(
+        self,
+        losses: RankLosses,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        tag: bool,
+    ) -> None:
+        self._losses, self._asked = losses, False
+        super().__init__(losses.ranks, program, environment, tag=tag)
+
+    def on_failure(self, rank: object, pid: int, code: int) -> None:
+        """Print the notice of a lost rank; begin to terminate the others if too few are left."""
+        notice = self._losses.record(rank, pid, code, len(self.running))
+        write_all(2, notice.encode(errors="replace"))
+        self.code = self._losses.exit_code
+        if not (self._losses.enough or self._losses.ending):
+            self._losses.ending = True
+            self.end_within(GRACE_PERIOD)
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Forward a signal; after one that ends the run, ranks that die of it are no news."""
+        self._asked |= number not in FORWARDED_SIGNALS
+        self._losses.ending |= self._asked
+        super().on_signal(number, frame)
+
+    def finish_output(self) -> None:
+        """Wait until all output has been forwarded, and say which ranks were lost."""
+        super().finish_output()
+        if not self._asked:  # asyncddp run says then that the run was ended
+            write_all(2, self._losses.summary().encode())
+
+
+def main(words: Sequence[str]) -> int:
+    """Parse and run ``COUNT LEAST [--tag-output] -- PROGRAM [ARGUMENT]…``."""
+    head, program = words[: words.index("--")], words[words.index("--") + 1 :]
+    environment = without_launchers()
+    reports = read_variable("ASYNCDDP_REPORT_DIR", Path, environment)
+    losses = RankLosses(int(head[0]), int(head[1]), reports)
+    return run(_ElasticRanks(losses, program, environment, tag="--tag-output" in head))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

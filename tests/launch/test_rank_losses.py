@@ -1,0 +1,39 @@
+"""The record of the ranks that an elastic run has lost, without processes."""
+
+from asyncddp.launch.rank_losses import RankLosses
+
+
+def test_enough_counts_those_that_run_or_ended_well():
+    """Each loss takes one away, until fewer than the least are left."""
+    losses = RankLosses(3, 2, None)
+    assert losses.record(0, 10, -9, 2) == (
+        "asyncddp: rank 0 (pid 10) was killed by SIGKILL; 2 ranks go on\n"
+    )
+    assert (losses.enough, losses.exit_code) == (True, 0)
+    assert losses.record(2, 12, 4, 1).endswith(
+        "1 rank is left, fewer than --min 2: the run is ended\n"
+    )
+    assert (losses.enough, losses.exit_code) == (False, 137)
+
+
+def test_an_unknown_signal_is_named_by_its_number():
+    """Real-time signals have no name."""
+    assert "was killed by signal 40; the others" in RankLosses(2, 1, None).record(0, 1, -40, 0)
+
+
+def test_those_that_are_ended_get_no_notice():
+    """What fails by itself meanwhile does."""
+    losses = RankLosses(4, 1, None)
+    losses.ending = True
+    assert [losses.record(rank, 1, code, 0) for rank, code in ((0, -15), (1, 143))] == ["", ""]
+    assert losses.record(2, 1, 3, 0) == "asyncddp: rank 2 (pid 1) ended with exit code 3\n"
+    assert losses.summary().endswith("; rank 2 ended with exit code 3, 2 more were ended\n")
+
+
+def test_the_summary_names_few():
+    """A run of many ranks that loses most of them ends with one line."""
+    losses = RankLosses(64, 1, None)
+    for rank in range(20):
+        losses.record(rank, 1, -9, 40)
+    assert losses.summary().endswith("rank 7 was killed by SIGKILL, 12 more were lost\n")
+    assert losses.summary().startswith("asyncddp: 44 of 64 ranks ended with exit code 0; ")
