@@ -1,4 +1,7 @@
-"""Crash handler: reports an uncaught exception of this rank, and then ends all ranks."""
+"""Crash handler: reports an uncaught exception of this rank, and then ends all ranks.
+
+In an elastic run it ends this rank alone.
+"""
 
 from __future__ import annotations
 
@@ -86,6 +89,7 @@ def exit_code(error: BaseException) -> int:
 def end_run(error: BaseException) -> NoReturn:
     """Report an uncaught error, and end all ranks with its exit code.
 
+    In an elastic run it tells the others at once that this rank has left, and they go on.
     In a process that was forked from a rank it ends that process alone, with Python's traceback.
     Under ``asyncddp run`` it is written into ``rank-<r>.json`` in ``ASYNCDDP_REPORT_DIR``, and the
     launcher prints it, once for all ranks that fail alike; elsewhere this rank prints it. A
@@ -115,7 +119,8 @@ def end_run(error: BaseException) -> NoReturn:
         sys.stderr.write(f"[asyncddp] rank {rank} of {size} failed: {summary}\n{text}")
     sys.stderr.flush()
     if context is not None and context.size > 1:
-        time.sleep(wait)
+        # an elastic run's transport tells the others alone, whose reports nothing cuts short
+        time.sleep(0.0 if context.config.elastic else wait)
         context.transport.abort(code)
     os._exit(code)
 
