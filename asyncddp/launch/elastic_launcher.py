@@ -6,6 +6,7 @@ others go on, unless fewer than the second number are left.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,7 +46,8 @@ class _ElasticRanks(LocalRanks):
         """Forward a signal; after one that ends the run, ranks that die of it are no news."""
         self._asked |= number not in FORWARDED_SIGNALS
         self._losses.ending |= self._asked
-        super().on_signal(number, frame)
+        if number != signal.SIGINT:  # which has reached their process group; a second would
+            super().on_signal(number, frame)  # interrupt what they do upon the first
 
     def finish_output(self) -> None:
         """Wait until all output has been forwarded, and say which ranks were lost."""
