@@ -27,6 +27,7 @@ TASKS = {
     "I have GPUs": "guides/installing-gpus",
     "something hangs": "guides/hangs",
     "clip gradients": "guides/training-loop",
+    "a rank dies": "guides/elastic",
 }
 
 
