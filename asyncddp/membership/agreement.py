@@ -1,0 +1,292 @@
+"""Agreement of ranks on the next view: single-decree Paxos for each number of a view."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from asyncddp.membership.decision import Decision
+from asyncddp.membership.evidence import Evidence
+from asyncddp.membership.messages import (
+    NO_BALLOT,
+    Accept,
+    Accepted,
+    Commit,
+    JoinRequest,
+    MembershipMessage,
+    Prepare,
+    Promise,
+    Suspicion,
+    ViewRequest,
+)
+from asyncddp.membership.view import View
+
+_CUT_OFF = 4  # patiences without a quorum of ranks that are not suspected
+_LONGEST_WAIT = 16  # the factor to which the time between two attempts grows
+
+
+class Agreement:
+    """State machine of one rank that agrees with the others on views.
+
+    It has no clock and no socket: the caller feeds it evidence, messages and times, and sends what
+    :meth:`outgoing` returns. Messages between two living ranks must arrive in order. A rank that
+    is not one of ``members`` waits to be joined by a view later than ``number``.
+
+    Args:
+        rank: Rank of this process.
+        members: Ranks of the view with which this rank begins.
+        counts: Function that returns how often each name has been used on this rank; while
+            :attr:`frozen` is true it must return the same.
+        patience: Seconds in which living ranks answer; :meth:`tick` is due twice in that time.
+        number: Number of the view with which this rank begins.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        members: Iterable[int],
+        counts: Callable[[], Mapping[str, int]],
+        *,
+        patience: float = 0.5,
+        number: int = 0,
+    ) -> None:
+        self.rank, self._counts, self._patience = rank, counts, patience
+        self.view = View.first(set(members), number)
+        self.isolated: str | None = None
+        self._evidence = Evidence(rank, self.view)
+        self._known = {rank, *self.view.members}  # all ranks that were members
+        self._joining: set[int] = set()
+        self._outbox: list[tuple[int, MembershipMessage]] = []
+        self._last: float | None = None  # time of the last call
+        self._clock = 0.0  # time that has passed for this rank, without pauses
+        self._cut_off_since: float | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the agreement on the view that follows the present one."""
+        self._decision = Decision(self.rank, self.view, self._counts, self._tell)
+        self._acted_on: frozenset[int] = frozenset()
+        self._due: float | None = None  # when this rank proposes next
+        self._wait = 1
+
+    @property
+    def frozen(self) -> bool:
+        """True between a promise and the commit: this rank must not begin a round."""
+        return self._decision.promised != NO_BALLOT
+
+    @property
+    def joined(self) -> bool:
+        """True once this rank is a member of its view."""
+        return self.rank in self.view.members
+
+    def suspect(self, rank: int, *, certified: bool, reason: str, now: float) -> None:
+        """Record evidence against a rank: the proof that it acts no more, or a weak suspicion."""
+        if self.isolated is not None or not self.joined or rank == self.rank:
+            return
+        if certified:
+            if rank not in self.view.members:
+                self._joining.discard(rank)
+            self._certify(rank, reason)
+        else:
+            self._suspect(rank, reason, until_it_answers=False)
+        self._advance(now)
+
+    def withdraw(self, rank: int) -> None:
+        """Withdraw this rank's weak suspicion of a rank."""
+        if self._evidence.withdraw(rank) and self.isolated is None:
+            if not self._evidence.is_cut_off():
+                self._cut_off_since = None
+            self._tell(
+                self.view.members, Suspicion(self.view.number, rank, False, "", withdrawn=True)
+            )
+
+    def admit(self, rank: int, now: float) -> None:
+        """Ask for a view with a further rank, whose former process has ended or is isolated."""
+        if self.isolated is None and self.joined and rank != self.rank:
+            self._certify(rank, "a new process of this rank asks to join")
+            self._joining.add(rank)
+            self._tell(self.view.members, JoinRequest(self.view.number, rank))
+            self._advance(now)
+
+    def receive(self, peer: int, message: MembershipMessage, now: float) -> None:
+        """Take a message of a peer."""
+        if self.isolated is not None or peer == self.rank or peer in self._evidence.relevant_dead:
+            return
+        if isinstance(message, Commit):
+            self._learn(peer, message.view)
+        elif isinstance(message, Suspicion) and message.rank == peer and message.certified:
+            self._certify(peer, message.reason)
+        elif message.number != self.view.number or not {peer, self.rank} <= set(self.view.members):
+            self._catch_up(peer, message.number)
+        else:
+            if peer in self._evidence.unanswered:
+                self.withdraw(peer)
+            self._handle(peer, message)
+        self._advance(now)
+
+    def tick(self, now: float) -> None:
+        """Act on the time that has passed."""
+        self._advance(now)
+
+    def outgoing(self) -> list[tuple[int, MembershipMessage]]:
+        """Return the messages to send, each with its destination, in their order."""
+        messages, self._outbox = self._outbox, []
+        return messages
+
+    def _advance(self, now: float) -> None:
+        """Do what evidence, answers and time call for.
+
+        A rank that was paused finds old answers in its inbox: the pause counts as half a patience.
+        """
+        if self.isolated is not None:
+            return
+        passed = 0.0 if self._last is None else max(now - self._last, 0.0)
+        self._clock += min(passed, self._patience / 2)
+        self._last = now
+        self._proceed()
+        if self._accused or self._joiners or self.frozen or not self.joined:
+            self._take_turn()
+        else:
+            self._due = None
+        self._check_cut_off()
+
+    @property
+    def _accused(self) -> frozenset[int]:
+        return self._evidence.accused()
+
+    @property
+    def _joiners(self) -> set[int]:
+        """Ranks to add to the next view, in which a former process of theirs has no place."""
+        return self._joining - (set(self.view.members) - self._accused)
+
+    def _take_turn(self) -> None:
+        """Propose, or ask for a view, once it is this rank's turn."""
+        accused, dead = self._accused, self._evidence.relevant_dead
+        doubted = accused | self._evidence.own.keys()
+        candidates = [rank for rank in self.view.voters if rank not in doubted]
+        votes = self.rank in candidates
+        if self._due is None or accused != self._acted_on:
+            place = candidates.index(self.rank) if votes else len(candidates)
+            self._due, self._acted_on = self._clock + self._patience * place, accused
+        proposal = self._decision.proposal
+        outdated = votes and proposal is not None and proposal.dead != dead
+        if self._clock < self._due and not outdated:
+            return
+        self._due = self._clock + self._patience * max(1, len(candidates)) * self._wait
+        self._wait = min(2 * self._wait, _LONGEST_WAIT)
+        if votes:
+            self._decision.prepare(dead, self._clock + self._patience)
+            self._proceed()
+        else:
+            self._tell(self.view.members, ViewRequest(self.view.number))
+
+    def _proceed(self) -> None:
+        """Go on with this rank's proposal, unless it must be made again after further deaths."""
+        proposal = self._decision.proposal
+        if proposal is None or proposal.dead != self._evidence.relevant_dead:
+            return
+        if self._clock >= proposal.deadline:
+            proposal.deadline = math.inf
+            for rank in self._decision.missing(self._accused):
+                self._suspect(rank, "it does not answer", until_it_answers=True)
+        view = self._decision.proceed(self._accused, self._joiners)
+        if view is not None:
+            self._tell({*self.view.members, *view.members}, Commit(view))
+            if self.rank in view.members:
+                self._enter(view)
+            else:
+                self._isolate(f"view {view.number} was decided without this rank")
+
+    def _suspect(self, rank: int, reason: str, *, until_it_answers: bool) -> None:
+        if self._evidence.suspect(rank, reason, until_it_answers=until_it_answers):
+            self._tell(self.view.members, Suspicion(self.view.number, rank, False, reason))
+
+    def _enter(self, view: View) -> None:
+        """Go on in a decided view, and repeat what evidence is left to those who are in it, too."""
+        self.view = view
+        self._known.update(view.members)
+        self._joining -= set(view.members)
+        self._evidence.enter(view)
+        self._begin()
+        for rank in sorted(self._evidence.relevant_dead):
+            self._tell(self.view.members, Suspicion(view.number, rank, True, "it has ended"))
+        for rank, reason in self._evidence.own.items():
+            self._tell(self.view.members, Suspicion(view.number, rank, False, reason))
+        for rank in sorted(self._joining):
+            self._tell(self.view.members, JoinRequest(view.number, rank))
+
+    def _learn(self, peer: int, view: View) -> None:
+        """Take a decided view from a peer that this rank may believe."""
+        mine = self.view
+        if not self.joined:
+            if view.number > mine.number and self.rank in view.joined:
+                self._enter(view)
+            return
+        votes = self.rank in mine.voters
+        if peer not in (mine.voters if votes else mine.members):
+            return
+        stays = self.rank in view.members and self.rank not in view.joined
+        if view.number == mine.number + 1 and stays:
+            self._enter(view)
+        elif view.number > mine.number or self._must_yield_to(view):
+            self._isolate(
+                f"view {view.number} was decided without this rank, by rank {peer}'s word"
+            )
+
+    def _must_yield_to(self, view: View) -> bool:
+        """Return whether this rank follows a view that only ranks hold that are dead by now."""
+        established = set(self.view.voters) - set(self.view.fresh)
+        same = view.number == self.view.number
+        return same and view != self.view and self.rank not in established
+
+    def _catch_up(self, peer: int, number: int) -> None:
+        """Answer a message of another view with the later view, or with a request for it."""
+        if peer not in self._known:
+            return
+        if number > self.view.number:
+            self._outbox.append((peer, ViewRequest(self.view.number)))
+        elif self.joined:
+            self._outbox.append((peer, Commit(self.view)))
+
+    def _handle(self, peer: int, message: MembershipMessage) -> None:
+        """Take a message of a member that has the same view."""
+        if isinstance(message, Suspicion):
+            if message.certified:
+                self._certify(message.rank, message.reason)
+            else:
+                self._evidence.report(peer, message.rank, withdrawn=message.withdrawn)
+        elif isinstance(message, JoinRequest):
+            self._joining.add(message.rank)
+        elif isinstance(message, Prepare | Accept):
+            if peer == message.ballot.rank and peer in self.view.voters:
+                for rank in message.dead:
+                    self._certify(rank, f"rank {peer} says that it has ended")
+                if self.isolated is None:
+                    self._decision.receive(peer, message)
+        elif isinstance(message, Promise | Accepted):
+            self._decision.receive(peer, message)
+
+    def _certify(self, rank: int, reason: str) -> None:
+        if rank == self.rank:
+            self._isolate(f"other ranks hold that this rank has ended: {reason}")
+        elif self._evidence.certify(rank):
+            self._tell(self.view.members, Suspicion(self.view.number, rank, True, reason))
+
+    def _check_cut_off(self) -> None:
+        """Isolate this rank after a time in which it trusts too few ranks to decide anything."""
+        if not self.joined or not self._evidence.is_cut_off():
+            self._cut_off_since = None
+        elif self._cut_off_since is None:
+            self._cut_off_since = self._clock
+        elif self._clock - self._cut_off_since >= _CUT_OFF * self._patience:
+            suspects = ", ".join(str(rank) for rank in sorted(self._evidence.own)) or "none"
+            dead = ", ".join(str(rank) for rank in sorted(self._evidence.dead)) or "none"
+            self._isolate(f"too few ranks are left to decide (suspected {suspects}; ended {dead})")
+
+    def _isolate(self, reason: str) -> None:
+        """Act no more, and say so: to the others this rank is as good as dead."""
+        self._tell(self._known, Suspicion(self.view.number, self.rank, True, reason))
+        self.isolated = reason
+
+    def _tell(self, ranks: Collection[int], message: MembershipMessage) -> None:
+        self._outbox += [(rank, message) for rank in sorted(ranks) if rank != self.rank]

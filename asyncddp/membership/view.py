@@ -1,0 +1,78 @@
+"""Views: who is a member, from which rounds on, and which sets of members may decide the next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+
+class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Committed membership of a run; views of one run are numbered from 0.
+
+    Rounds of a name below ``starts[name]`` belong to the earlier view, later rounds to this one. A
+    name that is not in ``starts`` starts at 0. A rank that joins becomes a voter in the first later
+    view that all living voters have promised, and is ``fresh`` in that view.
+    """
+
+    number: int
+    members: tuple[int, ...]  # ascending
+    starts: Mapping[str, int]
+    joined: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    voters: tuple[int, ...] = ()  # the members whose promises and acceptances decide; ascending
+    fresh: tuple[int, ...] = ()  # the voters that were none in the view before
+    unfenced: tuple[int, ...] = ()  # former voters that may live and not know that they are out
+
+    @classmethod
+    def first(cls, members: Collection[int], number: int = 0) -> View:
+        """Make the view with which a run begins, in which every member votes."""
+        everyone = tuple(sorted(members))
+        return cls(number, everyone, {}, voters=everyone)
+
+    def is_quorum(self, ranks: Collection[int], dead: Collection[int]) -> bool:
+        """Return whether these ranks may decide the next view, given ranks that act no more.
+
+        All voters that are not dead may. Else it takes more than half of all voters, or half with
+        the lowest one, of which one at least is not fresh.
+        """
+        present = [rank for rank in self.voters if rank in ranks]
+        if not present:
+            return False
+        if all(rank in ranks or rank in dead for rank in self.voters):
+            return True
+        if all(rank in self.fresh for rank in present):
+            return False
+        twice = 2 * len(present)
+        return twice > len(self.voters) or (
+            twice == len(self.voters) and present[0] == self.voters[0]
+        )
+
+    def successor(
+        self,
+        counts: Mapping[int, Mapping[str, int]],
+        dead: Collection[int],
+        joining: Collection[int],
+    ) -> View:
+        """Make the next view, of the members that stay, with their counts, and those that join."""
+        starts: dict[str, int] = {}
+        for uses in counts.values():
+            for name, count in uses.items():
+                starts[name] = max(count, starts.get(name, 0))
+        joined = set(joining) - counts.keys()
+        left = set(self.members) - counts.keys()
+        unfenced = (set(self.unfenced) | (left & set(self.voters))) - set(dead) - joined
+        # A rank that is out and does not know may act on the view before: who was no voter then
+        # must not decide alone.
+        voters = set(self.voters) - set(self.fresh) if unfenced else set(self.members)
+        voters &= counts.keys()
+        return View(
+            number=self.number + 1,
+            members=tuple(sorted(counts.keys() | joined)),
+            starts=starts,
+            joined=tuple(sorted(joined)),
+            left=tuple(sorted(left)),
+            voters=tuple(sorted(voters)),
+            fresh=tuple(sorted(voters - set(self.voters))),
+            unfenced=tuple(sorted(unfenced)),
+        )

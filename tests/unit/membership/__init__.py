@@ -1,0 +1,1 @@
+"""Tests of ``asyncddp.membership``, without processes, sockets or clocks."""
