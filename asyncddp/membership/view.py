@@ -43,10 +43,8 @@ class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return True
         if all(rank in self.fresh for rank in present):
             return False
-        twice = 2 * len(present)
-        return twice > len(self.voters) or (
-            twice == len(self.voters) and present[0] == self.voters[0]
-        )
+        lowest = present[0] == self.voters[0]
+        return 2 * len(present) + lowest > len(self.voters)
 
     def successor(
         self,
@@ -66,13 +64,6 @@ class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
         # must not decide alone.
         voters = set(self.voters) - set(self.fresh) if unfenced else set(self.members)
         voters &= counts.keys()
-        return View(
-            number=self.number + 1,
-            members=tuple(sorted(counts.keys() | joined)),
-            starts=starts,
-            joined=tuple(sorted(joined)),
-            left=tuple(sorted(left)),
-            voters=tuple(sorted(voters)),
-            fresh=tuple(sorted(voters - set(self.voters))),
-            unfenced=tuple(sorted(unfenced)),
-        )
+        members, fresh = counts.keys() | joined, voters - set(self.voters)
+        changes = (tuple(sorted(ranks)) for ranks in (joined, left, voters, fresh, unfenced))
+        return View(self.number + 1, tuple(sorted(members)), starts, *changes)
