@@ -19,10 +19,10 @@ from asyncddp.membership.messages import (
     Suspicion,
     ViewRequest,
 )
+from asyncddp.membership.turns import Turns
 from asyncddp.membership.view import View
 
 _CUT_OFF = 4  # patiences without a quorum of ranks that are not suspected
-_LONGEST_WAIT = 16  # the factor to which the time between two attempts grows
 
 
 class Agreement:
@@ -50,24 +50,16 @@ class Agreement:
         patience: float = 0.5,
         number: int = 0,
     ) -> None:
-        self.rank, self._counts, self._patience = rank, counts, patience
+        self.rank, self._counts = rank, counts
         self.view = View.first(set(members), number)
         self.isolated: str | None = None
         self._evidence = Evidence(rank, self.view)
         self._known = {rank, *self.view.members}  # all ranks that were members
         self._joining: set[int] = set()
         self._outbox: list[tuple[int, MembershipMessage]] = []
-        self._last: float | None = None  # time of the last call
-        self._clock = 0.0  # time that has passed for this rank, without pauses
+        self._turns = Turns(patience)
         self._cut_off_since: float | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begin the agreement on the view that follows the present one."""
-        self._decision = Decision(self.rank, self.view, self._counts, self._tell)
-        self._acted_on: frozenset[int] = frozenset()
-        self._due: float | None = None  # when this rank proposes next
-        self._wait = 1
+        self._decision = Decision(rank, self.view, counts, self._tell)
 
     @property
     def frozen(self) -> bool:
@@ -89,7 +81,7 @@ class Agreement:
             self._certify(rank, reason)
         else:
             self._suspect(rank, reason, until_it_answers=False)
-        self._advance(now)
+        self.tick(now)
 
     def withdraw(self, rank: int) -> None:
         """Withdraw this rank's weak suspicion of a rank."""
@@ -106,7 +98,7 @@ class Agreement:
             self._certify(rank, "a new process of this rank asks to join")
             self._joining.add(rank)
             self._tell(self.view.members, JoinRequest(self.view.number, rank))
-            self._advance(now)
+            self.tick(now)
 
     def receive(self, peer: int, message: MembershipMessage, now: float) -> None:
         """Take a message of a peer."""
@@ -122,60 +114,42 @@ class Agreement:
             if peer in self._evidence.unanswered:
                 self.withdraw(peer)
             self._handle(peer, message)
-        self._advance(now)
+        self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Act on the time that has passed."""
-        self._advance(now)
+        """Do what evidence, answers and time call for."""
+        if self.isolated is not None:
+            return
+        self._turns.advance(now)
+        self._proceed()
+        if self._evidence.accused or self._joiners or self.frozen or not self.joined:
+            self._take_turn()
+        else:
+            self._turns.begin()
+        self._check_cut_off()
 
     def outgoing(self) -> list[tuple[int, MembershipMessage]]:
         """Return the messages to send, each with its destination, in their order."""
         messages, self._outbox = self._outbox, []
         return messages
 
-    def _advance(self, now: float) -> None:
-        """Do what evidence, answers and time call for.
-
-        A rank that was paused finds old answers in its inbox: the pause counts as half a patience.
-        """
-        if self.isolated is not None:
-            return
-        passed = 0.0 if self._last is None else max(now - self._last, 0.0)
-        self._clock += min(passed, self._patience / 2)
-        self._last = now
-        self._proceed()
-        if self._accused or self._joiners or self.frozen or not self.joined:
-            self._take_turn()
-        else:
-            self._due = None
-        self._check_cut_off()
-
-    @property
-    def _accused(self) -> frozenset[int]:
-        return self._evidence.accused()
-
     @property
     def _joiners(self) -> set[int]:
         """Ranks to add to the next view, in which a former process of theirs has no place."""
-        return self._joining - (set(self.view.members) - self._accused)
+        return self._joining - (set(self.view.members) - self._evidence.accused)
 
     def _take_turn(self) -> None:
-        """Propose, or ask for a view, once it is this rank's turn."""
-        accused, dead = self._accused, self._evidence.relevant_dead
+        """Propose, or ask for a view, if it is this rank's turn."""
+        accused, dead = self._evidence.accused, self._evidence.relevant_dead
         doubted = accused | self._evidence.own.keys()
         candidates = [rank for rank in self.view.voters if rank not in doubted]
         votes = self.rank in candidates
-        if self._due is None or accused != self._acted_on:
-            place = candidates.index(self.rank) if votes else len(candidates)
-            self._due, self._acted_on = self._clock + self._patience * place, accused
         proposal = self._decision.proposal
         outdated = votes and proposal is not None and proposal.dead != dead
-        if self._clock < self._due and not outdated:
+        if not self._turns.is_due(self.rank, candidates, accused, at_once=outdated):
             return
-        self._due = self._clock + self._patience * max(1, len(candidates)) * self._wait
-        self._wait = min(2 * self._wait, _LONGEST_WAIT)
         if votes:
-            self._decision.prepare(dead, self._clock + self._patience)
+            self._decision.prepare(dead, self._turns.clock + self._turns.patience)
             self._proceed()
         else:
             self._tell(self.view.members, ViewRequest(self.view.number))
@@ -185,11 +159,11 @@ class Agreement:
         proposal = self._decision.proposal
         if proposal is None or proposal.dead != self._evidence.relevant_dead:
             return
-        if self._clock >= proposal.deadline:
+        if self._turns.clock >= proposal.deadline:
             proposal.deadline = math.inf
-            for rank in self._decision.missing(self._accused):
+            for rank in self._decision.missing(self._evidence.accused):
                 self._suspect(rank, "it does not answer", until_it_answers=True)
-        view = self._decision.proceed(self._accused, self._joiners)
+        view = self._decision.proceed(self._evidence.accused, self._joiners)
         if view is not None:
             self._tell({*self.view.members, *view.members}, Commit(view))
             if self.rank in view.members:
@@ -207,7 +181,8 @@ class Agreement:
         self._known.update(view.members)
         self._joining -= set(view.members)
         self._evidence.enter(view)
-        self._begin()
+        self._decision = Decision(self.rank, view, self._counts, self._tell)
+        self._turns.begin()
         for rank in sorted(self._evidence.relevant_dead):
             self._tell(self.view.members, Suspicion(view.number, rank, True, "it has ended"))
         for rank, reason in self._evidence.own.items():
@@ -226,27 +201,22 @@ class Agreement:
         if peer not in (mine.voters if votes else mine.members):
             return
         stays = self.rank in view.members and self.rank not in view.joined
+        # a view that only dead ranks held does not stand, but they may have told it who has joined
+        established = votes and self.rank not in mine.fresh
+        rivals = view.number == mine.number and view != mine and not established
         if view.number == mine.number + 1 and stays:
             self._enter(view)
-        elif view.number > mine.number or self._must_yield_to(view):
-            self._isolate(
-                f"view {view.number} was decided without this rank, by rank {peer}'s word"
-            )
-
-    def _must_yield_to(self, view: View) -> bool:
-        """Return whether this rank follows a view that only ranks hold that are dead by now."""
-        established = set(self.view.voters) - set(self.view.fresh)
-        same = view.number == self.view.number
-        return same and view != self.view and self.rank not in established
+        elif view.number > mine.number or rivals:
+            self._isolate(f"rank {peer} says that view {view.number} was decided without this rank")
 
     def _catch_up(self, peer: int, number: int) -> None:
         """Answer a message of another view with the later view, or with a request for it."""
         if peer not in self._known:
             return
         if number > self.view.number:
-            self._outbox.append((peer, ViewRequest(self.view.number)))
+            self._tell([peer], ViewRequest(self.view.number))
         elif self.joined:
-            self._outbox.append((peer, Commit(self.view)))
+            self._tell([peer], Commit(self.view))
 
     def _handle(self, peer: int, message: MembershipMessage) -> None:
         """Take a message of a member that has the same view."""
@@ -277,11 +247,9 @@ class Agreement:
         if not self.joined or not self._evidence.is_cut_off():
             self._cut_off_since = None
         elif self._cut_off_since is None:
-            self._cut_off_since = self._clock
-        elif self._clock - self._cut_off_since >= _CUT_OFF * self._patience:
-            suspects = ", ".join(str(rank) for rank in sorted(self._evidence.own)) or "none"
-            dead = ", ".join(str(rank) for rank in sorted(self._evidence.dead)) or "none"
-            self._isolate(f"too few ranks are left to decide (suspected {suspects}; ended {dead})")
+            self._cut_off_since = self._turns.clock
+        elif self._turns.clock - self._cut_off_since >= _CUT_OFF * self._turns.patience:
+            self._isolate(f"too few ranks are left to decide {self._evidence}")
 
     def _isolate(self, reason: str) -> None:
         """Act no more, and say so: to the others this rank is as good as dead."""

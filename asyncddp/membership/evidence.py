@@ -19,6 +19,10 @@ class Evidence:
         self.unanswered: set[int] = set()  # those of them that the rank's next message refutes
         self._reports: dict[int, set[int]] = {}  # reporters by suspected rank
 
+    def __str__(self) -> str:
+        suspects = ", ".join(map(str, sorted(self.own))) or "none"
+        return f"(suspected: {suspects}; ended: {', '.join(map(str, sorted(self.dead))) or 'none'})"
+
     @property
     def relevant_dead(self) -> frozenset[int]:
         """Dead ranks that are members, or might act on an earlier view if they lived."""
@@ -55,8 +59,9 @@ class Evidence:
         self.report(self._rank, rank, withdrawn=True)
         return self.own.pop(rank, None) is not None
 
+    @property
     def accused(self) -> frozenset[int]:
-        """Return the members that the next view leaves out."""
+        """Members that the next view leaves out."""
         dead = self.dead.intersection(self._view.members)
         living = set(self._view.members) - dead
         suspects = {rank for rank in living if self._is_outvoted(rank, living)}
