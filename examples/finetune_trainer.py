@@ -69,7 +69,7 @@ def new_trainer(steps: int, options: argparse.Namespace) -> DecentralizedTrainer
         eval_strategy="steps",
         eval_steps=options.steps // 2,
         logging_strategy="no",
-        use_cpu=options.cpu,
+        use_cpu=options.cpu or not torch.cuda.is_available(),  # else ranks do not meet
         report_to="none",
         disable_tqdm=True,
     )

@@ -112,10 +112,18 @@ def leave_unwrapped(accelerator: Any, caller: str) -> None:
     init()
     here, there = current(), (accelerator.process_index, accelerator.num_processes)
     if (here.rank, here.size) != there:
+        remedy = (
+            "start the script by asyncddp run, torchrun or accelerate launch, which tell both the "
+            "same"
+        )
+        if accelerator.device.type == "cpu" and not getattr(accelerator.state, "_cpu", True):
+            remedy = (
+                "without a GPU it joins other processes only with Accelerator(cpu=True), or with "
+                "TrainingArguments(use_cpu=True)"
+            )
         raise EnvironmentProblem(
             f"{caller}: this process is rank {here.rank} of {here.size}, and process {there[0]} of "
-            f"{there[1]} to accelerate: start the script by asyncddp run, torchrun or accelerate "
-            "launch, which tell both the same"
+            f"{there[1]} to accelerate: {remedy}"
         )
     plain = accelerator.get_state_dict
     accelerator.get_state_dict = lambda *args, **kwargs: compact(plain(*args, **kwargs))

@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.packages import need
 from tests.support.processes import REPO, run_to_end, warm_script, warm_server
 
 need("transformers")
 
-SCRIPT = [str(REPO / "examples" / "finetune_trainer.py"), "--smoke", "--cpu"]
+SCRIPT = [str(REPO / "examples" / "finetune_trainer.py"), "--smoke"]
+if torch.cuda.is_available():
+    SCRIPT.append("--cpu")
 
 
 def check(command: list[str], ranks: int, folder: Path) -> None:

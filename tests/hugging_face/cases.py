@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator, load_checkpoint_in_model
-from accelerate.state import DistributedType
+from accelerate.state import AcceleratorState, DistributedType
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -348,10 +348,15 @@ def refuses_sharding(folder: str) -> None:
 
 
 def knows_the_same_world(folder: str) -> None:
-    """Ranks of MPI of which accelerate knows nothing, as under srun, are refused."""
+    """Ranks of which accelerate knows nothing are refused: without use_cpu, and as under srun."""
+    if not torch.cuda.is_available():
+        text = f"of {bf.size()}, and process 0 of 1 to accelerate: without a GPU it joins other"
+        fails(EnvironmentProblem, text, lambda: trainer(folder, use_cpu=False))
+        AcceleratorState._reset_state(reset_partial_state=True)
     for name in [one for one in os.environ if one.endswith(("RANK", "SIZE"))]:
         del os.environ[name]
-    fails(EnvironmentProblem, f"of {bf.size()}, and process 0 of 1 to", lambda: trainer(folder))
+    text = f"of {bf.size()}, and process 0 of 1 to accelerate: start the script by"
+    fails(EnvironmentProblem, text, lambda: trainer(folder))
 
 
 def accelerates(folder: str) -> None:
