@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -111,13 +112,13 @@ def loss_of_tokens(
 
 def train(
     policy: Policy, optimizer: torch.optim.Optimizer, options: argparse.Namespace
-) -> tuple[int, float]:
-    """Make episodes until the time is over; give their number, and tokens written in one."""
+) -> tuple[list[tuple[float, float]], float]:
+    """Make episodes until the time is over; give when, with which reward, and tokens of one."""
     at_start = Policy(options.context)
     at_start.load_state_dict(policy.state_dict())
     generator = torch.Generator().manual_seed(options.seed + bf.rank())
     longest = SHORTEST + (options.longest - SHORTEST) * (bf.rank() + 1) // bf.size()
-    lately, tokens, told, begun = [], 0, 0, time.monotonic()
+    episodes, tokens, told, begun = list[tuple[float, float]](), 0, 0, time.monotonic()
     while (seconds := time.monotonic() - begun) < options.seconds:
         prompts = draw_prompts(options.prompts, SHORTEST, longest, generator)
         prompts = prompts.repeat_interleave(options.group, dim=0)
@@ -137,13 +138,13 @@ def train(
             loss_of_tokens(new, old, first, advantage, options)[counts].mean().backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()  # averages with what the neighbours have published last
-        lately.append(float(reward.mean()))
+        episodes.append((seconds, float(reward.mean())))
         tokens += int(counts.sum())
         if bf.rank() == 0 and seconds >= told * options.seconds / 10:  # its own; sends nothing
             told += 1
-            mean = sum(lately[-50:]) / len(lately[-50:])
-            print(f"{seconds:5.1f} s {len(lately):5} episodes  reward {mean:.2f}", flush=True)
-    return len(lately), tokens / max(len(lately), 1)
+            mean = sum(reward for _, reward in episodes[-50:]) / len(episodes[-50:])
+            print(f"{seconds:5.1f} s {len(episodes):5} episodes  reward {mean:.2f}", flush=True)
+    return episodes, tokens / max(len(episodes), 1)
 
 
 def judge(policy: Policy, options: argparse.Namespace) -> str:
@@ -180,9 +181,32 @@ def main() -> None:
     with bf.average_model(policy):
         if bf.rank() == 0:
             for rank, (episodes, tokens) in enumerate(everywhere):
-                print(f"rank {rank}: {episodes} episodes of {tokens:.0f} tokens")
+                print(f"rank {rank}: {len(episodes)} episodes of {tokens:.0f} tokens")
             print(f"distance from the average policy: {distance:.3f}")
             print(f"the average policy, at the end\n{judge(policy, options)}")
+            if options.out:
+                save_picture([episodes for episodes, _ in everywhere], options)
+
+
+def save_picture(everywhere: list[list[tuple[float, float]]], options: argparse.Namespace) -> None:
+    """The reward, a mean of up to 50 episodes, over the seconds of each rank."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for rank, episodes in enumerate(everywhere):
+        rewards = torch.tensor([reward for _, reward in episodes])
+        means = [
+            float(rewards[max(0, end - 50) : end].mean()) for end in range(1, len(rewards) + 1)
+        ]
+        label = f"rank {rank}: {len(episodes)} episodes"
+        axes.plot([seconds for seconds, _ in episodes], means, linewidth=1.1, label=label)
+    axes.set(xlabel="seconds", ylabel="reward of the own policy")
+    axes.set_title(
+        f"{bf.size()} ranks by {options.method}; later ranks have longer lists", fontsize=9
+    )
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(options.out, dpi=100)
 
 
 class Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -205,6 +229,7 @@ def parse_options() -> argparse.Namespace:
     add("--kl", type=float, default=0.0, help="weight of the distance from the first policy")
     add("--lr", type=float, default=2e-3, help="step size of Adam")
     add("--seed", type=int, default=0, help="of weights, lists and samples")
+    add("--out", type=Path, help="picture: png, svg or pdf")
     add("--smoke", action="store_true", help="a second of short lists, to see that it runs")
     options = parser.parse_args()
     if options.smoke:

@@ -199,6 +199,29 @@ def main() -> None:
             f"{size + thin:,} parameters a rank\nhas sent {sent:.1f} MB by {options.method}; "
             f"with all of the base's it were {sent * size / thin:.1f} MB."
         )
+        if options.out:
+            save_picture(table, options)
+
+
+def save_picture(table: dict[str, list[float]], options: argparse.Namespace) -> None:
+    """What each model has gained over the base, on each group's end: blue is better."""
+    from matplotlib.figure import Figure
+
+    rows = [name for name in table if name != "base"]
+    gained = torch.tensor([table[name] for name in rows]) - torch.tensor(table["base"])
+    most = float(gained.abs().max())
+    figure = Figure(figsize=(7, 0.8 + 0.45 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    shown = axes.imshow(gained, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+    for row, losses in enumerate(gained.tolist()):
+        for column, loss in enumerate(losses):
+            color = "white" if abs(loss) > 0.6 * most else "black"
+            axes.text(column, row, f"{loss:+.2f}", ha="center", va="center", color=color)
+    axes.set_xticks(range(len(GROUPS)), GROUPS)
+    axes.set_yticks(range(len(rows)), rows)
+    figure.colorbar(shown, label="loss less the base's")
+    axes.set_title(f"loss on the end of each group; averages by {options.method}", fontsize=9)
+    figure.savefig(options.out, dpi=100)
 
 
 class Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -222,6 +245,7 @@ def parse_options() -> argparse.Namespace:
     add("--batch", type=int, default=16, help="pieces of text in a step, on each rank")
     add("--lr", type=float, default=3e-3, help="step size of AdamW")
     add("--seed", type=int, default=0, help="of weights and pieces of text")
+    add("--out", type=Path, help="picture: png, svg or pdf")
     add("--smoke", action="store_true", help="a few steps, to see that it runs")
     options = parser.parse_args()
     if options.smoke:

@@ -181,6 +181,7 @@ def main() -> None:
         pct_start=options.warm_up,
         cycle_momentum=False,
     )
+    losses, rights = list[list[float]](), list[float]()
     for epoch in range(options.epochs):
         begun, total = time.monotonic(), 0.0
         for images, labels in loader:
@@ -192,7 +193,8 @@ def main() -> None:
             schedule.step()
             total += loss.item()
         speed = len(loader) * batch / (time.monotonic() - begun)
-        right = accuracy(model, test)
+        losses.append(bf.allgather_object(total / len(loader)))
+        rights.append(right := accuracy(model, test))
         if bf.rank() == 0:
             print(
                 f"epoch {epoch + 1:3}: {speed:6.0f} images/s and loss {total / len(loader):.3f} on "
@@ -205,6 +207,26 @@ def main() -> None:
             f"{bf.size()} ranks by {options.method}, --norm {options.norm}: the average model has "
             f"{right:.1f} % right, the ranks are {distance:.1e} from it"
         )
+        if options.out:
+            save_picture(losses, rights, options)
+
+
+def save_picture(
+    losses: list[list[float]], rights: list[float], options: argparse.Namespace
+) -> None:
+    """Each rank's loss in training, and the average model's accuracy, over epochs."""
+    from matplotlib.figure import Figure
+
+    figure, epochs = Figure(figsize=(8, 3.4), layout="constrained"), range(1, len(rights) + 1)
+    left, right = figure.subplots(1, 2)
+    for rank, of_rank in enumerate(zip(*losses, strict=True)):
+        left.plot(epochs, of_rank, ".-", linewidth=0.9, label=f"rank {rank}")
+    right.plot(epochs, rights, "ko-", markersize=4)
+    left.legend(frameon=False, fontsize=9)
+    left.set(xlabel="epoch", ylabel="loss in training", yscale="log")
+    right.set(xlabel="epoch", ylabel="% right by the average model")
+    figure.suptitle(f"{bf.size()} ranks by {options.method}, --norm {options.norm}", fontsize=9)
+    figure.savefig(options.out, dpi=100)
 
 
 class Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -230,6 +252,7 @@ def parse_options() -> argparse.Namespace:
     add("--lr", type=float, default=0.1, help="largest step size")
     add("--label-smoothing", type=float, default=0.0, help="share of a label given to all others")
     add("--seed", type=int, default=0, help="of weights, order and crops")
+    add("--out", type=Path, help="picture: png, svg or pdf")
     add("--smoke", action="store_true", help="one epoch of a narrow network, to see that it runs")
     options = parser.parse_args()
     if options.smoke:

@@ -21,9 +21,10 @@ grpo = load("grpo.py")
 @pytest.mark.parametrize("way", RANKS)
 def test_ends_by_the_clock_in_each_way_of_starting(way, tmp_path):
     """Each rank says how many episodes it has made, and how long they were."""
-    done = launch(way, "grpo.py", "--smoke", "--kl", "0.1", cwd=tmp_path)
+    done = launch(way, "grpo.py", "--smoke", "--kl", "0.1", "--out", "found.png", cwd=tmp_path)
     assert done.code == 0, done
     assert not done.left
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.startswith(f"{RANKS[way]} ranks train by win_put; at the start\n"), done
     assert re.search(r"^ *\d+\.\d s +1 episodes  reward 0\.\d\d$", done.stdout, re.MULTILINE)
     found = re.findall(r"^rank (\d): (\d+) episodes of (\d+) tokens$", done.stdout, re.MULTILINE)

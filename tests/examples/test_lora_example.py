@@ -28,9 +28,10 @@ def table_of(printed: str) -> dict[str, list[float]]:
 @pytest.mark.parametrize("way", RANKS)
 def test_trains_alone_and_averaged_in_each_way_of_starting(way, tmp_path):
     """A row for the base, each rank and each average; bytes are those of adapters."""
-    done = launch(way, "lora.py", "--smoke", cwd=tmp_path)
+    done = launch(way, "lora.py", "--smoke", "--out", "found.png", cwd=tmp_path)
     assert done.code == 0, done
     assert not done.left
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
     table = table_of(done.stdout)
     alone = [f"rank {rank} alone" for rank in range(RANKS[way])]
     assert list(table) == ["base", *alone, "averaged in the end", "averaged in each step"]

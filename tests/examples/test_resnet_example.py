@@ -66,9 +66,10 @@ def cifar(tmp_path):
 @pytest.mark.parametrize("way", RANKS)
 def test_trains_on_digits_in_each_way_of_starting(way, tmp_path):
     """Each epoch has a line, and the last one tells accuracy and distance of the average model."""
-    done = launch(way, "resnet.py", "--smoke", cwd=tmp_path)
+    done = launch(way, "resnet.py", "--smoke", "--out", "found.png", cwd=tmp_path)
     assert done.code == 0, done
     assert not done.left
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
     epoch, end = done.stdout.splitlines()
     assert re.fullmatch(
         r"epoch   1: .* images/s and loss \d\.\d+ on rank 0, .* % right by .*", epoch
