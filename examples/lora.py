@@ -197,7 +197,7 @@ def main() -> None:
         print(
             f"\nThe ranks' adapters are {distance:.2e} from their average. With {thin:,} of "
             f"{size + thin:,} parameters a rank\nhas sent {sent:.1f} MB by {options.method}; "
-            f"with all of the base's it were {sent * size / thin:.1f} MB."
+            f"with all of the base's it would be {sent * size / thin:.1f} MB."
         )
         if options.out:
             save_picture(table, options)
