@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.machine_info import machine_facts
@@ -76,6 +78,7 @@ _AVERAGES = tuple(
     _of(f"every {steps} steps", f"--set num_steps_per_communication={steps}")
     for steps in (1, 2, 5, 10, 20, 50)
 )
+_LEFT_AFTER = 120  # steps, of 200, after which a run is left
 _LEARNT = ("method", "perplexity", "÷ the first's", "EMA", "one replica", "distance", "MB sent")
 _NOTE = (
     "examples/gpt.py: each rank trains on 8 of the 32 sequences of a step, one process on all. "
@@ -103,6 +106,15 @@ def _learnt(key: str, title: str, results: Sequence[Result], note: str = "") -> 
         for one in results
     ]
     return FigureTable(key, title, _LEARNT, lines, note)
+
+
+def _resumed(folder: str) -> tuple[Training, ...]:
+    """Return a training with a checkpoint on the way, and those that go on from it."""
+    out = f"--out {folder}/{{seed}}"
+    return (
+        _of("4 ranks, never left", f"{out} --save-every {_LEFT_AFTER}"),
+        *(_of(f"left by 4 ranks, resumed on {n}", f"{out} --resume", n) for n in (4, 2, 8, 1)),
+    )
 
 
 def _added_ranks(method: str) -> Callable[[Any, Any], Training]:
@@ -147,6 +159,10 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
         _learnt("equal_tokens", "200 steps of 32 sequences, 4 ranks", equal, _NOTE),
         _learnt("different_data", "the same, each rank on modules of its own", different),
     ]
+    with TemporaryDirectory(prefix="one-to-n-") as folder:
+        resumed = all_of(_resumed(folder))
+    title = f"adapt_then_combine, resumed after {_LEFT_AFTER} of 200 steps"
+    tables.append(_learnt("resumed", title, resumed))
     for method in ("gradient_allreduce", "adapt_then_combine"):
         columns = ("ranks", *(f"step size {rate}" for rate in _RATES))
         title = f"perplexity of {method}, 200 steps of 8 sequences a rank"
@@ -163,4 +179,10 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
         ("the same over bytes", equal, "bytes", True),
         ("each rank its own modules", different, "step", False),
     ]
-    return BenchFigures(machine_facts(), tables, lambda path: save_picture(path, panels))
+
+    def save(path: Path) -> None:
+        save_picture(path, panels)
+        beside = path.with_stem(f"{path.stem}-resumed")
+        save_picture(beside, [(f"resumed after {_LEFT_AFTER} steps", resumed, "step", False)])
+
+    return BenchFigures(machine_facts(), tables, save)

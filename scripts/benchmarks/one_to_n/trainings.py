@@ -13,7 +13,10 @@ _PROGRAM = "one_to_n.gpt_rank:train"
 
 
 class Training(NamedTuple):
-    """A training: how the tables call it, on how many ranks, and the example's options."""
+    """A training: how the tables call it, on how many ranks, and the example's options.
+
+    ``{seed}`` in the options stands for the seed.
+    """
 
     label: str
     ranks: int
@@ -66,7 +69,8 @@ def train(
     """
     runs = []
     for seed in range(seeds):
-        given = {"words": [*training.words.split(), "--seed", str(seed)], **layers}
+        words = training.words.replace("{seed}", str(seed))
+        given = {"words": [*words.split(), "--seed", str(seed)], **layers}
         advance(f"{training.label}, seed {seed}")
         if network is None:
             alone = {"OMP_NUM_THREADS": "1"}
