@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,12 +15,14 @@ SCRIPT = str(REPO / "examples" / "gpt.py")
 ASYNCDDP = (sys.executable, "-m", "asyncddp")
 
 
-def run_gpt(ranks: int, *options: str, cwd: Path) -> Finished:
+def run_gpt(ranks: int, *options: str, cwd: Path, timeout: float = 120) -> Finished:
     options = (*options, "--smoke", "--out", "run")
+    environ = {"TORCHINDUCTOR_CACHE_DIR": str(cwd / "compiled")}
     if ranks == 1:
-        return run_to_end(warm_server().command(SCRIPT, *options), cwd=cwd, timeout=120)
+        command = warm_server().command(SCRIPT, *options)
+        return run_to_end(command, cwd=cwd, timeout=timeout, environ=environ)
     command = [*ASYNCDDP, "run", "-np", str(ranks), *warm_script(SCRIPT, *options)]
-    return run_to_end(command, cwd=cwd, timeout=120)
+    return run_to_end(command, cwd=cwd, timeout=timeout, environ=environ)
 
 
 def records_of(folder: Path) -> list[dict[str, float]]:
@@ -39,6 +42,20 @@ def test_methods_run_and_tell_what_they_sent(tmp_path, words):
     assert all(1 < one["perplexity"] < 300 for one in records)
     assert (records[-1]["bytes"] > 0) is (words != "alone")
     assert "moving average" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_the_same(tmp_path):
+    """By inductor, on one rank; beside it the model as it is."""
+    if shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    found = []
+    for words in ((), ("--compile",)):
+        done = run_gpt(1, "--method", "alone", *words, cwd=tmp_path, timeout=300)
+        assert done.code == 0, done
+        assert any((tmp_path / "compiled").rglob("*.cpp")) is bool(words)
+        found.append([one["perplexity"] for one in records_of(tmp_path)])
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
 def test_averaged_gradients_learn_what_one_process_learns(tmp_path):
