@@ -145,12 +145,15 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
         return [train(last._replace(words=last.words + _QUICK), 1, advance)]
 
     def grid(
-        make: Callable[[Any, Any], Training], rows: Sequence[Any], columns: Sequence[Any]
+        make: Callable[[Any, Any], Training],
+        rows: Sequence[Any],
+        columns: Sequence[Any],
+        seeds: int = 1,
     ) -> Iterator[FigureRow]:
-        """Yield a line for each row: perplexities over the columns, of one seed."""
+        """Yield a line for each row: perplexities over the columns."""
         for row in rows[-1:] if quick else rows:
             shown = columns[-1:] if quick else columns
-            found = all_of([make(row, column) for column in shown], seeds=1)
+            found = all_of([make(row, column) for column in shown], seeds)
             cells = [one.told("perplexity") for one in found]
             yield FigureRow((str(row), *cells, *[""] * (len(columns) - len(cells))))
 
@@ -166,7 +169,7 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
     for method in ("gradient_allreduce", "adapt_then_combine"):
         columns = ("ranks", *(f"step size {rate}" for rate in _RATES))
         title = f"perplexity of {method}, 200 steps of 8 sequences a rank"
-        lines = [*grid(_added_ranks(method), _RANKS, _RATES)]
+        lines = [*grid(_added_ranks(method), _RANKS, _RATES, _SEEDS)]
         tables.append(FigureTable(f"ranks_{method}", title, columns, lines))
     title = "adapt_then_combine, averages more rarely"
     tables.append(_learnt("averages", title, all_of(_AVERAGES, seeds=1)))
