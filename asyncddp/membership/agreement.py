@@ -28,15 +28,13 @@ _CUT_OFF = 4  # patiences without a quorum of ranks that are not suspected
 class Agreement:
     """State machine of one rank that agrees with the others on views.
 
-    It has no clock and no socket: the caller feeds it evidence, messages and times, and sends what
-    :meth:`outgoing` returns. Messages between two living ranks must arrive in order. A rank that
-    is not one of ``members`` waits to be joined by a view later than ``number``.
+    The caller feeds it evidence, messages and times, and sends what :meth:`outgoing` returns, in
+    order. A rank that is not one of ``members`` waits to be joined by a view after ``number``.
 
     Args:
         rank: Rank of this process.
         members: Ranks of the view with which this rank begins.
-        counts: Function that returns how often each name has been used on this rank; while
-            :attr:`frozen` is true it must return the same.
+        counts: Function that returns how often each name has been used; constant while frozen.
         patience: Seconds in which living ranks answer; :meth:`tick` is due twice in that time.
         number: Number of the view with which this rank begins.
     """
@@ -76,11 +74,10 @@ class Agreement:
         if self.isolated is not None or not self.joined or rank == self.rank:
             return
         if certified:
-            if rank not in self.view.members:
-                self._joining.discard(rank)
+            self._joining -= {rank} - set(self.view.members)
             self._certify(rank, reason)
         else:
-            self._suspect(rank, reason, until_it_answers=False)
+            self._suspect(rank, reason)
         self.tick(now)
 
     def withdraw(self, rank: int) -> None:
@@ -88,9 +85,8 @@ class Agreement:
         if self._evidence.withdraw(rank) and self.isolated is None:
             if not self._evidence.is_cut_off():
                 self._cut_off_since = None
-            self._tell(
-                self.view.members, Suspicion(self.view.number, rank, False, "", withdrawn=True)
-            )
+            message = Suspicion(self.view.number, rank, False, "", withdrawn=True)
+            self._tell(self.view.members, message)
 
     def admit(self, rank: int, now: float) -> None:
         """Ask for a view with a further rank, whose former process has ended or is isolated."""
@@ -118,15 +114,12 @@ class Agreement:
 
     def tick(self, now: float) -> None:
         """Do what evidence, answers and time call for."""
-        if self.isolated is not None:
-            return
-        self._turns.advance(now)
-        self._proceed()
-        if self._evidence.accused or self._joiners or self.frozen or not self.joined:
-            self._take_turn()
-        else:
-            self._turns.begin()
-        self._check_cut_off()
+        if self.isolated is None:
+            self._turns.advance(now)
+            self._proceed()
+            needed = self._evidence.accused or self._joiners or self.frozen or not self.joined
+            (self._take_turn if needed else self._turns.begin)()
+            self._check_cut_off()
 
     def outgoing(self) -> list[tuple[int, MembershipMessage]]:
         """Return the messages to send, each with its destination, in their order."""
@@ -146,18 +139,17 @@ class Agreement:
         votes = self.rank in candidates
         proposal = self._decision.proposal
         outdated = votes and proposal is not None and proposal.dead != dead
-        if not self._turns.is_due(self.rank, candidates, accused, at_once=outdated):
-            return
-        if votes:
+        due = self._turns.is_due(self.rank, candidates, accused, at_once=outdated)
+        if due and votes:
             self._decision.prepare(dead, self._turns.clock + self._turns.patience)
             self._proceed()
-        else:
+        elif due:
             self._tell(self.view.members, ViewRequest(self.view.number))
 
     def _proceed(self) -> None:
         """Go on with this rank's proposal, unless it must be made again after further deaths."""
-        proposal = self._decision.proposal
-        if proposal is None or proposal.dead != self._evidence.relevant_dead:
+        proposal, dead = self._decision.proposal, self._evidence.relevant_dead
+        if proposal is None or proposal.dead != dead:
             return
         if self._turns.clock >= proposal.deadline:
             proposal.deadline = math.inf
@@ -171,7 +163,7 @@ class Agreement:
             else:
                 self._isolate(f"view {view.number} was decided without this rank")
 
-    def _suspect(self, rank: int, reason: str, *, until_it_answers: bool) -> None:
+    def _suspect(self, rank: int, reason: str, *, until_it_answers: bool = False) -> None:
         if self._evidence.suspect(rank, reason, until_it_answers=until_it_answers):
             self._tell(self.view.members, Suspicion(self.view.number, rank, False, reason))
 
@@ -192,12 +184,11 @@ class Agreement:
 
     def _learn(self, peer: int, view: View) -> None:
         """Take a decided view from a peer that this rank may believe."""
-        mine = self.view
+        mine, votes = self.view, self.rank in self.view.voters
         if not self.joined:
             if view.number > mine.number and self.rank in view.joined:
                 self._enter(view)
             return
-        votes = self.rank in mine.voters
         if peer not in (mine.voters if votes else mine.members):
             return
         stays = self.rank in view.members and self.rank not in view.joined
@@ -220,11 +211,10 @@ class Agreement:
 
     def _handle(self, peer: int, message: MembershipMessage) -> None:
         """Take a message of a member that has the same view."""
-        if isinstance(message, Suspicion):
-            if message.certified:
-                self._certify(message.rank, message.reason)
-            else:
-                self._evidence.report(peer, message.rank, withdrawn=message.withdrawn)
+        if isinstance(message, Suspicion) and message.certified:
+            self._certify(message.rank, message.reason)
+        elif isinstance(message, Suspicion):
+            self._evidence.report(peer, message.rank, withdrawn=message.withdrawn)
         elif isinstance(message, JoinRequest):
             self._joining.add(message.rank)
         elif isinstance(message, Prepare | Accept):

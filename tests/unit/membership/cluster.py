@@ -182,7 +182,7 @@ class Cluster:
                         held[view.number],
                     )
 
-    def settle(self, rounds: int = 60) -> None:
+    def settle(self, rounds: int = 40) -> None:
         """Let all messages flow and all evidence be complete; then all must be as one."""
         self.cuts.clear()
         for _ in range(rounds):

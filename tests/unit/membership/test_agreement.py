@@ -109,7 +109,7 @@ def step(cluster: Cluster, draw) -> None:
         )
 
 
-@hypothesis.settings(max_examples=100, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(st.data())
 def test_random_histories(data):
     """Whatever happened, the ranks that are not isolated become one view once messages flow."""
