@@ -73,9 +73,10 @@ class Cluster:
         before = agreement.view
         action(agreement)
         outgoing = agreement.outgoing()
-        for peer, message in outgoing[:sent]:
+        for _, message in outgoing:
             if isinstance(message, Suspicion) and not (message.certified or message.withdrawn):
                 self.reporters[message.rank].add(rank)
+        for peer, message in outgoing[:sent]:
             if (rank, peer) not in self.cuts and peer in self.processes:
                 self.channels[rank, peer].append(pickle.dumps(message))
         if sent is not None:
