@@ -26,6 +26,7 @@ from .context.ranks_and_topology import rank as rank
 from .context.ranks_and_topology import set_machine_topology as set_machine_topology
 from .context.ranks_and_topology import set_topology as set_topology
 from .context.ranks_and_topology import size as size
+from .context.ranks_and_topology import view as view
 from .context.user_activities import timeline_context as timeline_context
 from .context.user_activities import timeline_end_activity as timeline_end_activity
 from .context.user_activities import timeline_start_activity as timeline_start_activity
@@ -45,6 +46,7 @@ from .errors import AsyncDDPError as AsyncDDPError
 from .errors import DeadlockError as DeadlockError
 from .errors import DtypeError as DtypeError
 from .errors import EnvironmentProblem as EnvironmentProblem
+from .errors import IsolatedError as IsolatedError
 from .errors import MismatchError as MismatchError
 from .errors import NonFiniteError as NonFiniteError
 from .errors import NotInitializedError as NotInitializedError
@@ -54,6 +56,7 @@ from .errors import RankError as RankError
 from .errors import UnknownNameError as UnknownNameError
 from .errors import UsageError as UsageError
 from .errors import WaitTimeoutError as WaitTimeoutError
+from .membership import View as View
 from .monitoring import Monitor as Monitor
 from .monitoring import monitor as monitor
 from .ops.allgather import allgather as allgather

@@ -85,6 +85,15 @@ class PeerLeftError(PeerError):
     """Error: a peer has ended its script, failed, or was killed while this rank needed it."""
 
 
+class IsolatedError(PeerError):
+    """The other ranks of an elastic run go on without this one, or it cannot reach enough of them.
+
+    Example:
+        >>> issubclass(IsolatedError, PeerError)
+        True
+    """
+
+
 class RankError(AsyncDDPError):
     """Error raised by a rank of ``local_world()``, which is the ``__cause__`` of this one.
 

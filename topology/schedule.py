@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -144,6 +144,33 @@ def without_ranks(schedule: Schedule, left: Collection[int]) -> Schedule:
         schedule.n,
         schedule.period,
         partial(_among_others, schedule, frozenset(left)),
+    )
+
+
+def between_ranks(schedule: Schedule, members: Sequence[int], n: int) -> Schedule:
+    """Return a schedule of some of the ranks 0..n-1, which take its places in their order.
+
+    Args:
+        schedule: Schedule on as many places as there are members.
+        members: The ranks that take part, ascending; each other rank keeps its own value.
+        n: Number of ranks.
+    """
+    places = {rank: place for place, rank in enumerate(members)}
+    look_up = partial(_between_members, schedule, tuple(members), places)
+    return Schedule(f"{schedule.name} of ranks {list(members)}", n, schedule.period, look_up)
+
+
+def _between_members(
+    schedule: Schedule, members: tuple[int, ...], places: dict[int, int], rank: int, k: int
+) -> Neighbors:
+    """Look up a rank's neighbours among the members."""
+    if rank not in places:
+        return _keep(rank, k)
+    near = schedule.look_up(places[rank], k)
+    return Neighbors(
+        near.self_weight,
+        {members[place]: weight for place, weight in near.src_weights.items()},
+        tuple(members[place] for place in near.dst_ranks),
     )
 
 

@@ -17,11 +17,15 @@ from asyncddp.context.topologies import Topologies
 from asyncddp.engine import ProgressEngine
 from asyncddp.engine.messages import MACHINE_COLLECTIVE
 from asyncddp.errors import NotInitializedError
+from asyncddp.membership import View
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.timeline.tracer import create_tracer
 from asyncddp.transport import Transport
 from asyncddp.transport.cuda.capabilities import default_device_index
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_from_config
+
+EVERYONE = "process group of all ranks"
+"""Name of the extension of a context that is the process group of its members."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,9 @@ class Context:
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
         first = measure_clock_offset(transport, recording, config.timeout)
         self.engine = ProgressEngine(transport, config, self.tracer)
-        if config.elastic:
-            self.engine.on_loss.append(self.topologies.leave_out)
+        if self.engine.membership is not None:
+            self.topologies.view_at = self.engine.membership.view_at
+            self.engine.on_view.append(self._enter_view)
         local_slots = self.local_transport.collective_slots
         if local_slots is not None:
             local_slots.ranks = self.local_ranks
@@ -137,6 +142,17 @@ class Context:
         self.group_transports: list[Transport] = []  # of groups that live in this context
         # of higher layers, which wait for pending messages before this rank leaves
         self.exit_callbacks: list[Callable[[], None]] = []
+
+    @property
+    def members(self) -> Sequence[int]:
+        """Ranks that take part, ascending: all of them, but for those that have left."""
+        membership = self.engine.membership
+        return range(self.size) if membership is None else membership.view.members
+
+    def _enter_view(self, view: View) -> None:
+        """Go on among the members of a new view."""
+        self.topologies.enter(view)
+        self.extensions.pop(EVERYONE, None)
 
     def connect_neighbors(self) -> None:
         """Start connecting to the neighbours of all rounds, if GPU transports need it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncddp.context.context import current
 from asyncddp.context.topologies import Topology
+from asyncddp.membership import View
 from asyncddp.topology.builders import TopologyLike
 
 
@@ -20,7 +21,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Return the number of ranks.
+    """Return the number of ranks; in an elastic run, of those that take part.
 
     Example:
         >>> import asyncddp as bf
@@ -28,7 +29,28 @@ def size() -> int:
         ...     world.run(bf.size)
         [3, 3, 3]
     """
-    return current().size
+    return len(current().members)
+
+
+def view() -> View:
+    """Return the view of an elastic run: which ranks take part.
+
+    Ranks agree on a new one when ranks die. A rank keeps its number for life, so that ``rank()``
+    may be above ``size()``. A run that is not elastic stays in view 0.
+
+    Returns:
+        The view: its ``number``, its ``members``, ascending, those that have ``left`` since the
+        view before, and the ``starts``: from which use of each name on its graph holds.
+
+    Example:
+        >>> import asyncddp as bf
+        >>> with bf.local_world(3) as world:
+        ...     world.run(lambda: bf.view().members)
+        [(0, 1, 2), (0, 1, 2), (0, 1, 2)]
+    """
+    context = current()
+    membership = context.engine.membership
+    return View.first(range(context.size)) if membership is None else membership.view
 
 
 def local_rank() -> int:

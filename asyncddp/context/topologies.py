@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
 from asyncddp import topology
 from asyncddp.errors import ArgumentError
+from asyncddp.membership import View
 from asyncddp.topology import GraphOrSchedule as Topology
 from asyncddp.topology.builders import TopologyLike, topology_for
 from asyncddp.topology.checks import is_weighted
 from asyncddp.topology.default_schedule import default_schedule
-from asyncddp.topology.schedule import without_ranks
+from asyncddp.topology.schedule import between_ranks, without_ranks
 
 __all__ = ["Topologies", "Topology"]
 
@@ -28,10 +30,13 @@ class Topologies:
 
     ranks: topology.Schedule
     _of_all: topology.Schedule  # also of ranks that have left
+    view_at: Callable[[str, int], View] | None = None
+    """Returns the view to which a round of a name belongs; None unless the run is elastic."""
 
     def __init__(self, size: int, machines: int, rank: int) -> None:
         self._size, self._machines, self._rank = size, machines, rank
-        self._left: frozenset[int] = frozenset()
+        self._view: View | None = None
+        self._of_views: dict[int, topology.Schedule] = {}  # by the numbers of views
         self.pinned: set[str] = set()
         self._given: Topology | None = None
         self.set(None)
@@ -52,16 +57,47 @@ class Topologies:
             chosen = topology_for(given, self._size)
             self._of_all = self._checked_schedule(chosen, self._size, "ranks")
             self._given = chosen
-        self.ranks = self.of_members(self._of_all)
+        self._source = given
+        self._of_views.clear()
+        self.ranks = self.of_view(self._view)
 
-    def leave_out(self, rank: int) -> None:
-        """Average without a rank that has left: its weights go to its neighbours' own."""
-        self._left = frozenset({*self._left, rank})
-        self.ranks = self.of_members(self._of_all)
+    def enter(self, view: View) -> None:
+        """Use the topology of a new view; rounds that belong to an earlier one keep that one's."""
+        self._view = view
+        self.ranks = self.of_view(view)
 
-    def of_members(self, schedule: topology.Schedule) -> topology.Schedule:
-        """Return a schedule of all ranks without those that have left."""
-        return without_ranks(schedule, self._left) if self._left else schedule
+    def of_round(self, name: str, number: int) -> topology.Schedule:
+        """Return the topology of a round of a name."""
+        return self.ranks if self.view_at is None else self.of_view(self.view_at(name, number))
+
+    def of_view(self, view: View | None) -> topology.Schedule:
+        """Return the topology of a view.
+
+        It is drawn anew for the number of members if it was given by name or as a function, or not
+        at all. A graph or schedule keeps its edges, as does one along which windows lie; weights
+        of ranks that have left go to their neighbours' own.
+        """
+        if view is None or view.number == 0:
+            return self._of_all
+        schedule = self._of_views.get(view.number)
+        if schedule is None:
+            schedule = self._of_views[view.number] = self._draw(view.members)
+        return schedule
+
+    def _draw(self, members: Sequence[int]) -> topology.Schedule:
+        source, count = self._source, len(members)
+        if self.pinned or not (source is None or callable(source) or isinstance(source, str)):
+            return self.among(members, self._of_all)
+        if source is None:
+            drawn = default_schedule(count)
+        else:
+            drawn = self._checked_schedule(topology_for(source, count), count, "members")
+        return between_ranks(drawn, members, self._size)
+
+    def among(self, members: Sequence[int], schedule: topology.Schedule) -> topology.Schedule:
+        """Return a schedule of all ranks without those that are no members."""
+        left = set(range(self._size)).difference(members)
+        return without_ranks(schedule, left) if left else schedule
 
     @property
     def given(self) -> Topology:

@@ -40,7 +40,9 @@ class LostPeers:
         return bool(self._exited) or bool(self._unreadable)
 
     def mark_exited(self, peer: int, message: ExitAnnouncement) -> None:
-        """Record that a peer has announced its exit."""
+        """Record that a peer has announced its exit, unless it is known to have failed before."""
+        if self.has_failed(peer):
+            return
         counts = message.collective_counts
         self._exited[peer] = ExitRecord(message.reason, counts, time.monotonic())
 

@@ -186,19 +186,25 @@ class MessageMatcher:
             self._acknowledged.update((peer, exchange.signature) for peer in exchange.targets)
             if exchange.channel is not None and exchange.channel.send_ring is not None:
                 reaches = exchange.channel.send_ring.reaches
-                exchange.channel.readers.update(filter(reaches, exchange.targets))
+                here = exchange.targets - exchange.left_out
+                exchange.channel.readers.update(filter(reaches, here))
             return
         audience = exchange.audience
+        quiet = self._is_quiet(error)
         if isinstance(error, PeerLeftError) and error.origin in self._exit_records:
             audience = frozenset()  # they find out by themselves
         told_all = bool(audience)
         nack = Nack.of(self.rank, exchange.key, error, exchange.reason, told_all=told_all)
-        for peer in exchange.sources | exchange.targets | audience:
+        for peer in () if quiet else exchange.sources | exchange.targets | audience:
             self.sends.put(peer, nack)
         for receive in exchange.receives.values():
             self._announced.discard_receive(receive)
         for _, request in exchange.sends:
             request.abandon()
+
+    def _is_quiet(self, error: PeerError) -> bool:
+        """Tell whether other ranks find out by themselves, since runs go on without a lost rank."""
+        return self.elastic and isinstance(error, PeerLeftError)
 
     def has_submitted(self, key: MatchKey) -> bool:
         """Return whether this rank has submitted the operation of an exchange's key.
@@ -264,6 +270,8 @@ class MessageMatcher:
         suspects = set()
         for peer, message in self.channels.unexpected_tensors():
             key = message.key
+            if peer in self._left:
+                continue
             exchange, finished = self._posted.get(key), self._finished_exchange(key)
             if exchange is not None:
                 if exchange.signature.difference(message) or peer not in exchange.receives:
@@ -277,7 +285,9 @@ class MessageMatcher:
     def _match(self, exchange: ExchangeRequest, peer: int, message: TensorMessage) -> None:
         """Check a message against its request; accept it, or fail the exchange on both ranks."""
         problem, reason = contradiction(exchange, peer, message)
-        if problem is None:
+        if peer in self._left and peer not in exchange.receives:
+            self._announced.discard(peer, message)
+        elif problem is None:
             self._announced.accept(exchange, peer, message)
         else:
             self._announced.discard(peer, message)
@@ -290,8 +300,11 @@ class MessageMatcher:
     def _receive_late(self, peer: int, message: TensorMessage, finished: ExchangeRecord) -> None:
         """Refuse a tensor for an exchange that has ended without it on this rank."""
         self._announced.discard(peer, message)
+        if peer in self._left:
+            return
         if finished.error is not None:
-            self.sends.put(peer, Nack.of(self.rank, message.key, finished.error))
+            if not self._is_quiet(finished.error):
+                self.sends.put(peer, Nack.of(self.rank, message.key, finished.error))
             return
         form, problem = finished.signature, ""
         if message.key.collective and form is not None and (other := form.difference(message)):

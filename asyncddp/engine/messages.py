@@ -21,6 +21,7 @@ from asyncddp.errors import (
     PeerLeftError,
     WaitTimeoutError,
 )
+from asyncddp.membership import MembershipMessage
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.tensors.tensor_lists import describe_difference
@@ -187,7 +188,14 @@ class ActiveMessage(_MessageBase, frozen=True, tag=6):
 
 
 Message: TypeAlias = (
-    TensorMessage | Ack | Nack | DeadlockProbe | DeadlockCycle | ExitAnnouncement | ActiveMessage
+    TensorMessage
+    | Ack
+    | Nack
+    | DeadlockProbe
+    | DeadlockCycle
+    | ExitAnnouncement
+    | ActiveMessage
+    | MembershipMessage
 )
 
 _ENCODER = msgspec.msgpack.Encoder()

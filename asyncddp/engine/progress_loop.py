@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from asyncddp.config import Config
 from asyncddp.device.stream_interfaces import mark_library_thread
 from asyncddp.engine.deferred_calls import DeferredCalls
 from asyncddp.engine.lost_peers import LostPeers
+from asyncddp.engine.membership_changes import MembershipChanges
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import DECODE_ERRORS, ExitAnnouncement
 from asyncddp.engine.tracing import EngineTracing
@@ -22,11 +23,13 @@ from asyncddp.engine.watchdog import Watchdog
 from asyncddp.engine.work import Work
 from asyncddp.errors import (
     AsyncDDPError,
+    IsolatedError,
     NotInitializedError,
     PeerError,
     PeerLeftError,
     WaitTimeoutError,
 )
+from asyncddp.membership import View
 from asyncddp.transport.base import Transport
 
 _SCAN_EVERY = 256  # rounds without progress after which the peers' rings are scanned
@@ -57,7 +60,12 @@ class ProgressLoop:
         self.has_exited = self.lost_peers.has_exited
         self.has_failed = self.lost_peers.has_failed
         self.hooks: deque[Callable[[], bool]] = deque()
-        self.on_loss: list[Callable[[int], object]] = []  # called with peers that are left out
+        self.on_view: list[Callable[[View], object]] = []  # called with views that begin
+        self.membership: MembershipChanges | None = None
+        if elastic and transport.size > 1:
+            self.membership = MembershipChanges(
+                transport.rank, transport.size, self._promised_counts, self.matcher.sends
+            )
         self.deferred = DeferredCalls()
         self.pause = os.sched_yield if transport.cores_shared else None
         self.idle_interval = _IDLE_INTERVAL  # seconds between polls while nothing is in progress
@@ -77,7 +85,8 @@ class ProgressLoop:
         if self._failure is None:
             return NotInitializedError(f"{what}: {closed_because}")
         reason, cause = self._failure
-        error = PeerError(f"rank {self.transport.rank}: {what}: {reason}")
+        kind = IsolatedError if isinstance(cause, IsolatedError) else PeerError
+        error = kind(f"rank {self.transport.rank}: {what}: {reason}")
         error.__cause__ = cause
         return error
 
@@ -111,6 +120,7 @@ class ProgressLoop:
                     moved = True
                     self._receive(peer, bundle)
                 self._look_for_lost_peers()
+                self._look_for_view()
                 for watch in self.transport.device_watches or ():
                     watch(self._timeout)
                 while self.queue:
@@ -123,6 +133,9 @@ class ProgressLoop:
                 return self.matcher.sends.flush() or moved
             except PeerLeftError:  # of MPI: windows in shared memory go on
                 raise
+            except IsolatedError as error:
+                self.fail_all(str(error), error)
+                return True
             except Exception as error:  # noqa: BLE001 - the error of all operations
                 what = f"{type(error).__name__}: {error}"
                 self.fail_all(f"it raised {what}; end and restart the run", error)
@@ -136,8 +149,27 @@ class ProgressLoop:
             return
         for peer in self.lost_peers.drained():
             self.matcher.leave_out(peer)
-            for callback in self.on_loss:
-                callback(peer)
+            if self.membership is not None:
+                self.membership.certify(peer, "it has left")
+
+    def _look_for_view(self) -> None:
+        """Go on with the agreement on the next view, and begin it once it is decided."""
+        view = None if self.membership is None else self.membership.progress()
+        if view is not None:
+            for callback in self.on_view:
+                callback(view)
+            self._redo_interrupted()
+
+    def _promised_counts(self) -> Mapping[str, int]:
+        """Return the uses of each name, and how many collectives of all ranks have ended.
+
+        Those under way are interrupted: their results would come too late for the other ranks.
+        """
+        raise NotImplementedError
+
+    def _redo_interrupted(self) -> None:
+        """Begin interrupted collectives again, among the members of the new view."""
+        raise NotImplementedError
 
     def _scan(self) -> None:
         if (now := time.monotonic()) >= self._next_scan:
@@ -157,6 +189,8 @@ class ProgressLoop:
                 ended = self.watchdog.handle_message(peer, message)
                 if ended is not None:
                     self.active.remove(ended)
+                if self.membership is not None:
+                    self.membership.receive(peer, message)
         except AsyncDDPError:
             raise
         except DECODE_ERRORS as error:

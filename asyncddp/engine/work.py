@@ -72,6 +72,7 @@ class OperationSpec(Struct, Generic[R], frozen=True):
     message: ShortMessage | None = None  # all that it sends or receives, if that is one
     members: str = ""  # the list of tensors that it is called on, if it is one
     timeout: float | None = None  # seconds of its own deadline; None for the configured one
+    again: Callable[[], OperationSpec[R]] | None = None  # plans it anew if a rank leaves meanwhile
     on_end: Callable[[BaseException | None], object] | None = None  # called under the engine's lock
 
     def __post_init__(self) -> None:
@@ -129,12 +130,18 @@ class Work(Generic[R]):
     def __init__(
         self, spec: OperationSpec[R], operation: OperationExchanges, deadline: Deadline
     ) -> None:
-        self.spec, self.operation, self.deadline = spec, operation, deadline
-        self.sequence = spec.sequence
+        self.spec, self.deadline = spec, deadline
         self.next_probe, self.times_probed = deadline.started + PROBE_AFTER, 0
         self.result: R | None = None
         self.error: BaseException | None = None
-        self.finished = False
+        self.finished = self._interrupted = False
+        self.has_stepped, self._moves = False, 0  # since it was last asked; by pieces so far
+        self._inference = torch.is_inference_mode_enabled()
+        self._begin(operation)
+
+    def _begin(self, operation: OperationExchanges) -> None:
+        spec, self.operation = self.spec, operation
+        self.sequence = spec.sequence
         steps, stream_ordering = spec.steps(operation), spec.stream_ordering
         slots = operation.slots_of(spec.group) if spec.ordered else None
         self._overlaps = spec.overlaps and slots is None
@@ -142,8 +149,6 @@ class Work(Generic[R]):
             steps = exchange_in_slots(slots, operation, spec.slot_call, steps)
         self._steps = steps if stream_ordering is None else _in_order(stream_ordering, steps)
         self._waiting: WaitCondition | None = None
-        self.has_stepped, self._moves = False, 0  # since it was last asked; by pieces so far
-        self._inference = torch.is_inference_mode_enabled()
 
     @property
     def key(self) -> MatchKey:
@@ -174,8 +179,8 @@ class Work(Generic[R]):
 
         ``torch.inference_mode`` is set as in the thread that made the call.
         """
-        if self.finished:
-            return True
+        if self.finished or self._interrupted:
+            return self.finished
         with inference_mode(enabled=self._inference):
             try:
                 self.operation.raise_if_failed()
@@ -194,10 +199,30 @@ class Work(Generic[R]):
         return self._moves != before
 
     def fail(self, error: BaseException) -> None:
-        """End the operation with an error, and notify the peers."""
+        """End the operation with an error, and notify the peers.
+
+        One that can be planned anew, and failed because a rank has left, waits for the next view.
+        """
+        waits = self.spec.again is not None and isinstance(error, PeerLeftError)
+        if waits and not self._interrupted:
+            self.interrupt()
+            return
         with suppress(Exception):  # a device that has failed refuses this, too
             self._steps.close()
         self._end(None, error)
+
+    def interrupt(self) -> None:
+        """Stop the operation until it is restarted; peers are not notified."""
+        if not (self.finished or self._interrupted):
+            self._interrupted, self._waiting = True, None
+            with suppress(Exception):
+                self._steps.close()
+            self.operation.close(PeerLeftError("interrupted"))
+
+    def restart(self, spec: OperationSpec[R], operation: OperationExchanges) -> None:
+        """Begin an interrupted operation anew by another plan."""
+        self.spec, self._interrupted = spec, False
+        self._begin(operation)
 
     def end_after_fork(self, error: BaseException) -> None:
         """End the operation with an error in a forked process, without notifying peers."""

@@ -65,6 +65,12 @@ class Agreement:
         return self._decision.promised != NO_BALLOT
 
     @property
+    def settled(self) -> bool:
+        """True if nothing that this rank knows of calls for another view."""
+        waits = self._evidence.own or self._evidence.accused or self._joiners
+        return self.joined and not (waits or self.frozen)
+
+    @property
     def joined(self) -> bool:
         """True once this rank is a member of its view."""
         return self.rank in self.view.members

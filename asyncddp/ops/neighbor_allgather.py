@@ -74,7 +74,6 @@ def neighbor_allgather(
     check_tensor(title, tensor, min_ndim=1)
     if (src_ranks is None) != (dst_ranks is None):
         raise ArgumentError(f"{title}: arguments src_ranks, dst_ranks: expected both or neither")
-    schedule = context.topologies.ranks
     lists = ("src_ranks", src_ranks), ("dst_ranks", dst_ranks)
     given = [_checked_peers(context, title, argument, ranks) for argument, ranks in lists]
 
@@ -82,6 +81,7 @@ def neighbor_allgather(
         sources, targets = given
         op.tolerates_loss = True
         if src_ranks is None:
+            schedule = context.topologies.of_round(*op.key)
             neighbors = schedule.neighbors(context.rank, op.key.step if round is None else round)
             sources, targets = list(neighbors.src_weights), list(neighbors.dst_ranks)
         own, _ = prepare_for_transport(context.transport, tensor)

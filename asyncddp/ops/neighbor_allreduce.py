@@ -63,7 +63,7 @@ def _find_fast_path(
         )
     except (AttributeError, RuntimeError, TypeError):
         return None  # no tensor or no name, as the engine's path will report
-    if path is None or check or not has_plain_memory(tensor):
+    if path is None or check or not has_plain_memory(tensor) or context.config.elastic:
         return None
     if compression is not None:
         return None
@@ -154,13 +154,17 @@ def neighbor_allreduce(
         refuse_scaling(_VERB, "dst_weights", dst_weights, tensor.dtype)
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
     weights = WeightResolver(_VERB, context.topologies.ranks, context.rank, given, round)
-    return _operation(context, tensor, weights.row_at, dtype, codec, name, out, check=check)
+
+    def row_at(op: OperationExchanges) -> WeightRow:
+        return weights.row_at(op.round_number, context.topologies.of_round(*op.key))
+
+    return _operation(context, tensor, row_at, dtype, codec, name, out, check=check)
 
 
 def _operation(
     context: Context,
     tensor: torch.Tensor,
-    row_at: Callable[[int], WeightRow],
+    row_at: Callable[[OperationExchanges], WeightRow],
     dtype: torch.dtype,
     codec: Compression,
     name: str | None,
@@ -169,7 +173,7 @@ def _operation(
     check: bool = False,
 ) -> OperationSpec[torch.Tensor]:
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        row = row_at(op.round_number)
+        row = row_at(op)
         op.tolerates_loss = True
         total = yield from exchange_and_average(op, tensor, row, dtype, out, codec)
         if dtype == tensor.dtype and codec is None and not context.config.check:
@@ -234,5 +238,5 @@ def average_by_row_nonblocking(
             return handle
     codec = checked_compression(_VERB, tensor, compression)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=False)
-    operation = _operation(context, tensor, lambda number: row, dtype, codec, name, out)
+    operation = _operation(context, tensor, lambda op: row, dtype, codec, name, out)
     return context.engine.submit(operation, about=(tensor,))

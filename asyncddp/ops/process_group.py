@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 
 from asyncddp.context import Context, current
+from asyncddp.context.context import EVERYONE
 from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import (
     ExchangeSignature,
@@ -34,7 +35,7 @@ R = TypeVar("R")
 Tensors: TypeAlias = Sequence[torch.Tensor]
 Output: TypeAlias = torch.Tensor | None
 """Tensor into which a result goes, or None for a new one."""
-_ALL, _MACHINE = "process group of all ranks", "process group of the machine"
+_MACHINE = "process group of the machine"
 
 
 @dataclass(frozen=True)
@@ -197,10 +198,9 @@ def members_of(verb: str, group: ProcessGroup | None) -> ProcessGroup:
     """
     context = current()
     if group is None:
-        everyone: ProcessGroup | None = context.extensions.get(_ALL)
+        everyone: ProcessGroup | None = context.extensions.get(EVERYONE)
         if everyone is None:
-            everyone = ProcessGroup(range(context.size), context, COLLECTIVE, context.transport)
-            context.extensions[_ALL] = everyone
+            everyone = context.extensions[EVERYONE] = _group_of_members(context)
         return everyone
     if not isinstance(group, ProcessGroup):
         raise ArgumentError(
@@ -217,6 +217,17 @@ def members_of(verb: str, group: ProcessGroup | None) -> ProcessGroup:
             f"got {group!r}; call it only where rank() in group"
         )
     return group
+
+
+def _group_of_members(context: Context) -> ProcessGroup:
+    """Return the group of all ranks, or of the members of an elastic run's later view.
+
+    That one has no transport of its own yet: its collectives go by point-to-point messages.
+    """
+    membership = context.engine.membership
+    if membership is None or membership.view.number == 0:
+        return ProcessGroup(range(context.size), context, COLLECTIVE, context.transport)
+    return ProcessGroup(membership.view.members, context, membership.collective)
 
 
 def ranks_of_machine(context: Context) -> ProcessGroup:

@@ -15,8 +15,10 @@ from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import torch
+from msgspec.structs import replace as replace_field
 
 from asyncddp.context import current
+from asyncddp.context.context import use
 from asyncddp.engine import Handle, OperationSpec
 from asyncddp.ops.slot_fast_path import run_in_slots, run_repeated
 from asyncddp.ops.tensor_list_call import (
@@ -118,7 +120,7 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
             given: Any = args[0] if args else kwargs.get("tensor")
             if on_lists and not isinstance(given, torch.Tensor) and is_collection(given):
                 return _run_on_list(verb, args, kwargs)
-            return run_repeated(current().engine, plan, args, kwargs)
+            return _run_collective(plan, args, kwargs)
 
     else:
 
@@ -145,7 +147,43 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
 def _run(spec: OperationSpec[R], about: Sequence[object]) -> R:
     """Run an operation on the calling thread, and return its result."""
     engine = current().engine
-    return engine.run(spec, about) if spec.slot_call is None else run_in_slots(engine, spec, about)
+    if spec.slot_call is None or engine.membership is not None:  # who may have to plan it anew
+        return engine.run(spec, about)
+    return run_in_slots(engine, spec, about)
+
+
+def _repeatable(
+    plan: Callable[..., OperationSpec[R]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> OperationSpec[R]:
+    """Plan an operation; a collective of all ranks so that it can be planned anew without some.
+
+    Its tensor is kept where its result would overwrite it.
+    """
+    context = current()
+    membership = context.engine.membership
+    if membership is None:
+        return plan(*args, **kwargs)
+    out = kwargs.get("out")
+    if args and isinstance(out, torch.Tensor) and isinstance(args[0], torch.Tensor):
+        args = (args[0].clone(), *args[1:])
+
+    def again() -> OperationSpec[R]:
+        with use(context):
+            return replace_field(plan(*args, **kwargs), again=again)
+
+    spec = plan(*args, **kwargs)
+    of_all = spec.ordered and spec.group == membership.collective
+    return replace_field(spec, again=again) if of_all else spec
+
+
+def _run_collective(
+    plan: Callable[..., OperationSpec[R]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> R:
+    """Run a collective on the calling thread, and return its result."""
+    engine = current().engine
+    if engine.membership is None:
+        return run_repeated(engine, plan, args, kwargs)
+    return _run(_repeatable(plan, args, kwargs), args)
 
 
 def _run_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -156,7 +194,7 @@ def _run_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> o
         result = path.run(row, tensor, out)
         if result is not None:
             return call.finish(result)
-    return call.finish(_run(call.operation(), call.about))
+    return call.finish(_run(_repeatable(call.operation, (), {}), call.about))
 
 
 def _start_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle[object]:
@@ -167,7 +205,7 @@ def _start_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         handle = path.start(row, tensor, out)
         if handle is not None:
             return TensorListHandle(handle, call.finish)
-    handle = current().engine.submit(call.operation(), about=call.about)
+    handle = current().engine.submit(_repeatable(call.operation, (), {}), about=call.about)
     return TensorListHandle(handle, call.finish)
 
 
@@ -194,7 +232,7 @@ def nonblocking(variant: Any) -> Any:
         given: Any = args[0] if args else kwargs.get("tensor")
         if on_lists and not isinstance(given, torch.Tensor) and is_collection(given):
             return _start_on_list(verb, args, kwargs)
-        return current().engine.submit(plan(*args, **kwargs), about=args)
+        return current().engine.submit(_repeatable(plan, args, kwargs), about=args)
 
     name, end = plan.__name__, "_" * in_place
     doc = f":func:`{name}{end}`"

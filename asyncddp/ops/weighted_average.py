@@ -60,15 +60,16 @@ class WeightResolver:
         if targets is not None:
             self._targets = self._checked(2, targets)
 
-    def row_at(self, step: int) -> WeightRow:
-        """Return the weight row of a round."""
+    def row_at(self, step: int, schedule: Schedule | None = None) -> WeightRow:
+        """Return the weight row of a round, by another schedule where one is given."""
         if self._own is not None and self._sources is not None and self._targets is not None:
             return WeightRow(self._own, self._sources, self._targets)
         number = step if self._round is None else self._round
-        near = self._schedule.neighbors(self._place, number)
+        schedule = schedule or self._schedule
+        near = schedule.neighbors(self._place, number)
 
         def row_of(rank: int) -> tuple[float, Mapping[int, float]]:
-            others = self._schedule.neighbors(rank, number)
+            others = schedule.neighbors(rank, number)
             return others.self_weight, others.src_weights
 
         targets = dict.fromkeys(near.dst_ranks, 1.0)

@@ -146,3 +146,93 @@ def test_without_elastic_a_death_is_an_error_of_all_that_need_the_dead():
         bf.local_world(RANKS, timeout=20) as world,
     ):
         world.run(body)
+
+
+def test_a_topology_given_by_name_is_drawn_anew_for_the_survivors():
+    """They tend to their own mean; along what is left of the old graph they would not."""
+
+    def averaged():
+        bf.set_topology("exponential_two")
+        start = torch.tensor([float(2 ** bf.rank())], dtype=torch.float64)
+        die_at(DIES_AT)
+        while bf.view().number == 0:
+            bf.neighbor_allreduce(start, name="until the view")
+        x = start
+        for _ in range(60):
+            x = bf.neighbor_allreduce(x, name="x")
+        return x.item(), bf.view(), bf.size(), bf.in_neighbor_ranks()
+
+    for rank, (x, view, size, near) in survivors(averaged).items():
+        assert x == pytest.approx((1 + 2 + 8) / 3, abs=1e-12)
+        assert (view.number, view.members, view.left, size) == (1, (0, 1, 3), (DEAD,), 3)
+        assert DEAD not in near
+        assert rank not in near
+
+
+def test_rounds_belong_to_one_graph_though_ranks_are_rounds_apart():
+    """A chain of short messages lets ranks run ahead; the new graph begins where none has been."""
+
+    def averaged():
+        bf.set_topology("one_peer_exponential")
+        x = torch.full((4,), float(bf.rank()), dtype=torch.float64)
+        for k in range(200):
+            die_at(k)
+            x = bf.neighbor_allreduce(x, name="x")
+        return x
+
+    values = list(survivors(averaged).values())
+    assert all((x - values[0]).abs().max() < 1e-9 for x in values)
+
+
+COLLECTIVES = {
+    "allreduce": lambda rank: bf.allreduce(torch.full((3,), float(rank)), average=False)[0],
+    "a long allreduce": lambda rank: bf.allreduce(torch.full((300_000,), float(rank)))[-1],
+    "allreduce_": lambda rank: bf.allreduce_(torch.full((300_000,), float(rank)), average=False)[7],
+    "a list": lambda rank: bf.allreduce([torch.full((3,), float(rank)), torch.ones(2)])[0][0],
+    "nonblocking": lambda rank: bf.allreduce_nonblocking(torch.ones(5) * rank).wait()[0],
+    "allgather": lambda rank: bf.allgather(torch.tensor([rank])).tolist(),
+    "broadcast": lambda rank: bf.broadcast(torch.tensor([rank + 5]), 3).item(),
+    "barrier": lambda rank: bf.barrier(),
+}
+
+
+@pytest.mark.parametrize("call", COLLECTIVES)
+def test_collectives_are_made_again_among_the_survivors(call):
+    """One under way at the death is, and later ones are among the survivors."""
+
+    def called():
+        results = []
+        for k in range(2 * DIES_AT):
+            die_at(k)
+            results.append(COLLECTIVES[call](bf.rank()))
+        return results
+
+    found = list(survivors(called).values())
+    assert all(str(one) == str(found[0]) for one in found)
+    values = [float(rank) for rank in range(RANKS) if rank != DEAD]
+    after = {
+        "allreduce": sum(values),
+        "a long allreduce": sum(values) / 3,
+        "allreduce_": sum(values),
+        "a list": sum(values) / 3,
+        "nonblocking": sum(values) / 3,
+        "allgather": [0, 1, 3],
+        "broadcast": 8,
+        "barrier": None,
+    }[call]
+    for got in found[0][DIES_AT:]:
+        assert got == (pytest.approx(after) if isinstance(after, float) else after)
+
+
+def test_what_the_dead_rank_alone_could_broadcast_is_an_error_of_all():
+    """The root has left: named on all survivors, who go on."""
+
+    def called():
+        die_at(DIES_AT)
+        while bf.view().number == 0:
+            bf.barrier()
+        with pytest.raises(bf.ArgumentError, match=f"root.*{DEAD}"):
+            bf.broadcast(torch.zeros(1), DEAD)
+        return bf.allreduce(torch.ones(1), average=False).item()
+
+    assert set(survivors(called).values()) == {3.0}

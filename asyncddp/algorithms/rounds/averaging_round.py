@@ -23,6 +23,7 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.membership import View
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
 from asyncddp.ops.weighted_average import Weights
 from asyncddp.topology import Schedule
@@ -83,15 +84,19 @@ class AveragerState:
         self.buffer: InFlightLimit | None = None
         self.piece_bytes: int | None = None
         self._training: Collection[int] | None = None
+        self.view: View | None = None  # of the last round that has begun, if the run is elastic
 
-    def restart_if_changed(self, training: Collection[int] | None, row: WeightRow | None) -> None:
+    def restart_if_changed(
+        self, training: Collection[int] | None, row: WeightRow | None, *, changed: bool = False
+    ) -> None:
         """Reset the method's state if the set of participating ranks has changed.
 
         Args:
             training: The participating ranks; None for all.
             row: This rank's weights for them, if it averages with neighbours.
+            changed: Whether other ranks are members of the run than in the round before.
         """
-        if training != self._training:
+        if changed or training != self._training:
             self._training = training
             with torch.no_grad():
                 for bucket in self.buckets:
@@ -149,8 +154,16 @@ class AveragerState:
     @property
     def schedule_of_ranks(self) -> Schedule:
         """Topology of ranks in use."""
-        topologies = self.context.topologies
-        return topologies.ranks if self.schedule is None else topologies.of_members(self.schedule)
+        topologies, view = self.context.topologies, self.view
+        if self.schedule is not None:
+            return self.schedule if view is None else topologies.among(view.members, self.schedule)
+        return topologies.ranks if view is None else topologies.of_view(view)
+
+    def enter_view(self, number: int) -> bool:
+        """Enter the view to which a round belongs; return whether the members have changed."""
+        view = self.context.engine.begin_round(f"rounds of {self.label}", number)
+        before, self.view = self.view, view
+        return before is not None and before is not view
 
 
 BeforeWrite: TypeAlias = Callable[[int], None]

@@ -95,18 +95,19 @@ class MessageRound(AveragingRound):
             )
             if len(active) == averager.context.size:
                 active = None
+        changed = averager.enter_view(number)
         begun = cls.of(averager, number, active)
-        begun._restart()
+        begun._restart(changed=changed)
         return begun
 
-    def _restart(self) -> None:
+    def _restart(self, *, changed: bool = False) -> None:
         """Reset the method's state if the set of participating ranks has changed."""
         if self._active is not None and not self.supports_join:
             raise UsageError(
                 f"join: {self.name} needs all ranks in every round; expected a communication that "
                 "can go on without those that are done, such as neighbor_allreduce or allreduce"
             )
-        self._averager.restart_if_changed(self._active, self.row)
+        self._averager.restart_if_changed(self._active, self.row, changed=changed)
 
     @override
     @classmethod
