@@ -27,8 +27,7 @@ from asyncddp.ops.process_group import (
     check_member,
     members_of,
 )
-from asyncddp.ops.slot_fast_path import run_in_slots
-from asyncddp.ops.variants import blocking, nonblocking
+from asyncddp.ops.variants import blocking, nonblocking, run_collective
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty, make_tensor
 from asyncddp.tensors.byte_views import from_bytes, to_bytes
@@ -143,8 +142,11 @@ def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
 
     packed = pack(mine)
     data = from_bytes(packed, torch.uint8, (len(packed),))
-    members = members_of(verb, None)
-    return run_in_slots(members.context.engine, _gathering(members, verb, None, data, read))
+
+    def plan() -> OperationSpec[list[T]]:
+        return _gathering(members_of(verb, None), verb, None, data, read)
+
+    return run_collective(plan, (), {})
 
 
 def _gathering(

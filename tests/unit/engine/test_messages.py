@@ -27,9 +27,23 @@ from asyncddp.engine.messages import (
     decode,
     encode,
 )
+from asyncddp.membership import View
+from asyncddp.membership.messages import (
+    NO_BALLOT,
+    Accept,
+    Accepted,
+    Ballot,
+    Commit,
+    JoinRequest,
+    Prepare,
+    Promise,
+    Suspicion,
+    ViewRequest,
+)
 from asyncddp.shm.arena import SharedMemoryHandle
 
 KEY = MatchKey("a/b", 3)
+VIEW = View(1, (0, 1, 3), {"x": 5}, (), (2,), (0, 1, 3))
 CHAIN = (WaitForEdge(0, "barrier", KEY), WaitForEdge(2, "allreduce", MatchKey("c", 0)))
 MESSAGES = [
     TensorMessage(KEY, "neighbor_allreduce", "float32", (2, 1), b"8 bytes.", 7, True, False),
@@ -41,6 +55,14 @@ MESSAGES = [
     DeadlockCycle(CHAIN),
     ExitAnnouncement("done", {COLLECTIVE: 4}),
     ActiveMessage("windows", (1, "put", 0.5, None), "", (), None, -1),
+    Suspicion(0, 2, True, "it has ended"),
+    Prepare(0, Ballot(1, 0), (2,)),
+    Promise(0, Ballot(1, 0), {"x": 5}, NO_BALLOT, None),
+    Accept(0, Ballot(1, 0), (2,), VIEW),
+    Accepted(0, Ballot(1, 0)),
+    Commit(VIEW),
+    ViewRequest(0),
+    JoinRequest(1, 2),
 ]
 TEXT = st.text(st.characters(codec="utf-8"))
 NUMBER = st.integers(-(2**63), 2**63 - 1)
