@@ -12,6 +12,7 @@ that are named only the nearest tests are: those that import one directly, where
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,9 +87,15 @@ def used_names(source: str) -> Iterator[tuple[str, str]]:
                 yield face, node.attr
 
 
+@functools.cache
+def import_graph() -> grimp.ImportGraph:
+    """Return the graph of what imports what in the library and its tests."""
+    return grimp.build_graph("asyncddp", "tests", cache_dir=None)
+
+
 def nearest_tests(modules: set[str]) -> set[str]:
     """Return the modules of tests that import some of these directly, or else in any way."""
-    graph = grimp.build_graph("asyncddp", "tests", cache_dir=None)
+    graph = import_graph()
     found: set[str] = set()
     for module in modules & graph.modules:
         found |= graph.find_modules_that_directly_import(module)
@@ -97,7 +104,7 @@ def nearest_tests(modules: set[str]) -> set[str]:
 
 def tests_of(modules: set[str]) -> set[str]:
     """Return the modules of tests that import some of these, or use what comes from them."""
-    graph = grimp.build_graph("asyncddp", "tests", cache_dir=None)
+    graph = import_graph()
     reached = set(modules)
     for module in modules & graph.modules:
         reached |= graph.find_downstream_modules(module)

@@ -32,6 +32,9 @@ for cell in {cells!r}:
 """
 FIGURE = r"\d[\d.]*(e[+-]?\d+)?|─+"  # numbers, and rules as wide as their columns
 FRAMEWORKS = r"^\s*(from|import) (accelerate|lightning|sklearn|transformers)\b"
+LONG = ("docs/guides/many-ranks.md", "docs/guides/simulate.md")
+"""Pages whose scripts simulate for seconds."""
+NIGHTLY = pytest.mark.nightly
 LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -43,6 +46,19 @@ def found(language, *marks, without=()):
         if block.language == language
         and set(marks) <= block.marks
         and not set(without) & block.marks
+    ]
+
+
+def first_of_page(blocks):
+    """Parameters of pytest: the first block of each page, and the others for ``nightly``."""
+    first = {block.page: block for block in reversed(blocks)}
+    return [
+        pytest.param(
+            block,
+            id=name_of(block),
+            marks=() if block.page == "README.md" or block is first[block.page] else NIGHTLY,
+        )
+        for block in blocks
     ]
 
 
@@ -118,7 +134,13 @@ def test_output_stands_below_what_prints_it():
                 assert "parsed" not in above.marks, block
 
 
-@pytest.mark.parametrize("block", BY_THEMSELVES, ids=name_of)
+@pytest.mark.parametrize(
+    "block",
+    [
+        *first_of_page([block for block in BY_THEMSELVES if block.page in LONG]),
+        *(pytest.param(one, id=name_of(one)) for one in BY_THEMSELVES if one.page not in LONG),
+    ],
+)
 def test_python_runs_on_one_rank(folder_of, block):
     """A block of Python is a whole script, which runs without a warning, or by a command."""
     code, printed = run_python(block.script, folder_of(block.page))
@@ -144,7 +166,7 @@ def test_scripts_for_several_ranks_are_run_by_a_command(block):
     assert any(block.file in text for text in commands), block
 
 
-@of("bash", without=["parsed"])
+@pytest.mark.parametrize("block", first_of_page(found("bash", without=["parsed"])))
 def test_commands_run(folder_of, block):
     """Commands run in the page's folder, where its scripts lie; those marked ``fails`` fail."""
     environ = environment()

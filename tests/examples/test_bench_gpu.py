@@ -42,6 +42,7 @@ def run(tmp_path_factory):
     return run_to_end([str(REPO / "scripts" / "gpu"), *options], timeout=400), out
 
 
+@pytest.mark.nightly
 @pytest.mark.mpi(2)
 class TestOneCommand:
     def test_ends_well_and_leaves_no_process(self, run):

@@ -20,6 +20,7 @@ def _benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_quick_run_prints_tables_and_writes_json_and_a_picture_for_each_problem(tmp_path):
     """The biases on the ring are the published ones; what is exact is, where it is admitted."""

@@ -19,6 +19,7 @@ def _benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPTS)
 
 
+@pytest.mark.nightly
 @pytest.mark.hosts
 @pytest.mark.slow
 def test_a_quick_run_measures_and_trains_over_a_long_link(tmp_path):

@@ -25,6 +25,7 @@ def run_bench(name: str, folder) -> dict[str, list[dict[str, list[str]]]]:
     return {sheet["table"]: sheet["lines"] for sheet in found["sheets"]}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_quick_run_trains_for_every_table(tmp_path):
     """Each table has a line with a perplexity that a model of 256 bytes can have."""
@@ -37,6 +38,7 @@ def test_a_quick_run_trains_for_every_table(tmp_path):
         assert 1 < float(line["cells"][1]) < 300, line
 
 
+@pytest.mark.nightly
 @pytest.mark.hosts
 @pytest.mark.slow
 def test_a_quick_run_trains_between_hosts(tmp_path):

@@ -22,6 +22,7 @@ def _benchmarks(monkeypatch):
     monkeypatch.setattr(sys, "executable", warm_python())
 
 
+@pytest.mark.nightly
 def test_quick_run_prints_all_tables_and_writes_json_and_plot(tmp_path):
     """Ranks, verbs and starts have their lines, and one-peer's aim is judged in each world."""
     command = [sys.executable, "-m", "benchmarks", "scale", "--quick", "--rounds", "2"]

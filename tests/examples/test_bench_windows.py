@@ -22,7 +22,9 @@ SIZES = {4096, 4194304}
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("transport", ["shared_memory", "mpi"])
+@pytest.mark.parametrize(
+    "transport", ["mpi", pytest.param("shared_memory", marks=pytest.mark.nightly)]
+)
 def test_every_rival_at_every_size_with_a_right_first_result(tmp_path, transport):
     """Its first results are checked against the graph's average; aims are judged."""
     done = run_bench(

@@ -22,6 +22,7 @@ def run_compression(ranks: int, *options: str, cwd: Path) -> Finished:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.mpi(2)
 def test_one_bit_differences_reach_the_accuracy_with_far_fewer_bytes(tmp_path):
@@ -41,6 +42,7 @@ def test_one_bit_differences_reach_the_accuracy_with_far_fewer_bytes(tmp_path):
     assert imread(tmp_path / "c.png").shape[0] > 400
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.mpi(4)
 def test_all_runs_run_on_four_ranks(tmp_path):

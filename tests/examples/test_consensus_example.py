@@ -33,10 +33,9 @@ def test_rounds_shrink_the_error_as_predicted():
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("graph", ["ring", "one_peer_exponential", "star"])
-def test_nobody_waits_and_the_sum_is_kept(graph):
+def test_nobody_waits_and_the_sum_is_kept():
     """Shares in flight belong to somebody: neither the sum nor the mean weight changes."""
-    done = run_consensus(2, "--asynchronous", "--smoke", "--topology", graph)
+    done = run_consensus(2, "--asynchronous", "--smoke", "--topology", "ring")
     assert done.code == 0, done
     told = re.search(r"error 1 -> (\S+), .*sum changed by (\S+), mean p (\S+)\n", done.stdout)
     assert told, done

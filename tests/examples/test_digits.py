@@ -84,6 +84,7 @@ def whole(tmp_path_factory):
     return run_digits(4, "--seconds", "9", cwd=folder, run=("--timeline", "out")), folder
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.mpi(4)
 class TestWholeRunOnFourRanks:

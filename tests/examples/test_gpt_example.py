@@ -31,7 +31,12 @@ def records_of(folder: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     "words",
-    ["ddp", "choco_sgd --compression sign", "diloco --every 2", "alone"],
+    [
+        "choco_sgd --compression sign",
+        "alone",
+        pytest.param("ddp", marks=pytest.mark.nightly),
+        pytest.param("diloco --every 2", marks=pytest.mark.nightly),
+    ],
 )
 def test_methods_run_and_tell_what_they_sent(tmp_path, words):
     """Each measures every four steps; who communicates has sent bytes, and the others none."""
@@ -44,7 +49,7 @@ def test_methods_run_and_tell_what_they_sent(tmp_path, words):
     assert "moving average" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_model_learns_the_same(tmp_path):
     """By inductor, on one rank; beside it the model as it is."""
     if shutil.which("g++") is None:
@@ -58,6 +63,7 @@ def test_a_compiled_model_learns_the_same(tmp_path):
     assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_averaged_gradients_learn_what_one_process_learns(tmp_path):
     """Four ranks that share each batch make the steps of one process on the whole batch."""
     found = []
@@ -80,7 +86,7 @@ def test_an_asynchronous_run_ends_by_the_clock(tmp_path):
     assert 3 <= last["seconds"] < 30
 
 
-@pytest.mark.parametrize("ranks", [2, 1])
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.nightly)])
 def test_it_resumes_on_any_number_of_ranks(tmp_path, ranks):
     """A run that was cut goes on where it was; on as many ranks exactly."""
     words = ["--method", "adapt_then_combine", "--steps", "8"]

@@ -46,6 +46,7 @@ def test_ranks_that_wait_for_each_other_end_by_the_clock_as_well(monkeypatch, ca
     assert found == ["6", "3"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.training
 def test_the_policy_learns(monkeypatch, capsys):

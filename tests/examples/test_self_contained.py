@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import sys
 from importlib.util import find_spec
@@ -46,10 +47,29 @@ def run_script(name: str, folder: Path, launcher: str, *options: str) -> Finishe
     return run_to_end([*start, *warm_script(*words, frameworks=True)], cwd=folder)
 
 
+def test_no_script_imports_another_file():
+    """Each can be copied alone."""
+    for name in SCRIPTS:
+        tree = ast.parse((REPO / "examples" / name).read_text(encoding="utf-8"))
+        taken = [node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        for node in ast.walk(tree):
+            taken += [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        beside = {Path(other).stem for other in SCRIPTS}
+        assert not {module.split(".")[0] for module in taken} & {*beside, "", "examples"}, name
+
+
 @pytest.mark.mpi(2)
 @pytest.mark.parametrize(
     ("name", "launcher"),
-    [*((name, "torchrun") for name in SCRIPTS), ("consensus.py", "asyncddp run")],
+    [
+        ("consensus.py", "asyncddp run"),
+        ("compression.py", "torchrun"),
+        *(
+            pytest.param(name, "torchrun", marks=pytest.mark.nightly)
+            for name in SCRIPTS
+            if name != "compression.py"
+        ),
+    ],
 )
 def test_runs_on_two_ranks_without_another_file(tmp_path, name, launcher):
     """A copy of the script alone runs to its end and leaves no process."""

@@ -34,6 +34,7 @@ def run_on(hosts, *options):
     return table_of(Finished(0, stdout, stderr, 0.0, 0.0, timed_out=False, left=()))
 
 
+@pytest.mark.nightly
 def test_fast_ranks_keep_their_speed_beside_a_straggler_on_the_other_host(slow_hosts):
     """At least 80 % of their steps, where ranks that wait keep a tenth."""
     (equal,) = run_on(slow_hosts, "--slower", "1", "--methods", "win_put")["steps per second"]

@@ -11,6 +11,7 @@ from tests.support.processes import REPO, warm_python
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
+NIGHTLY = pytest.mark.nightly
 ROUNDS = 2
 ATTEMPTS = 3  # what else runs on the machine makes a call late, and never early
 AVERAGES = {
@@ -24,9 +25,17 @@ AVERAGES = {
     ("nbytes", "network"),
     [
         pytest.param(
-            1 << 22, {"hosts": 4, "latency": 0.02, "keeps_window": True}, id="4 hosts, 20 ms"
+            1 << 22,
+            {"hosts": 4, "latency": 0.02, "keeps_window": True},
+            id="4 hosts, 20 ms",
+            marks=NIGHTLY,
         ),
-        pytest.param(1 << 20, {"hosts": 4, "slow_rate": "25mbit"}, id="4 hosts, one of 25 Mbit/s"),
+        pytest.param(
+            1 << 20,
+            {"hosts": 4, "slow_rate": "25mbit"},
+            id="4 hosts, one of 25 Mbit/s",
+            marks=NIGHTLY,
+        ),
         pytest.param(1 << 21, {"hosts": 2, "ranks_per_host": 2}, id="2 hosts of 2 ranks"),
     ],
 )

@@ -56,7 +56,9 @@ print(json.dumps({"rank": r, "took": took, "p": sum(ps), "x": sum(xs)}), flush=T
 """
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "c10d"])
+@pytest.mark.parametrize(
+    "transport", ["shared_memory", pytest.param("c10d", marks=pytest.mark.nightly)]
+)
 def test_a_put_to_a_rank_that_sleeps_on_another_host_completes_promptly(hosts, transport):
     """Put, accumulate and get of 8 bytes x 23 and x 200,000, beside three seconds of sleep.
 

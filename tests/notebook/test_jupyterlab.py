@@ -105,6 +105,7 @@ def await_kernel(page, sessions):
     pytest.fail("the notebook has no kernel")
 
 
+@pytest.mark.nightly
 def test_run_all_cells_and_see_the_plots_appear(browser, server):
     """A reader opens the notebook, runs all cells, and sees what the engines have measured."""
     url, token = server

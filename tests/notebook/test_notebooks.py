@@ -22,6 +22,7 @@ NAMES = ("1_average_consensus", "2_designing_a_topology", "3_least_squares", "4_
 NAMES += ("6_choosing_a_method",)
 NAMES += ("5_lightning",) if importlib.util.find_spec("lightning") else ()
 PICTURES = dict(zip(NAMES, (2, 6, 2, 4, 3, 2), strict=False))
+NIGHTLY = pytest.mark.nightly
 LARGEST = 60_000  # bytes of a picture
 
 
@@ -179,7 +180,9 @@ def check_consensus(answer):
 
 @pytest.mark.mpi(4)
 class TestOnFourEngines:
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize(
+        "name", [NAMES[0], *(pytest.param(name, marks=NIGHTLY) for name in NAMES[1:])]
+    )
     def test_runs_and_shows_its_pictures(self, ran, name):
         """Every picture that is saved in a notebook is drawn again by its code."""
         notebook = ran(name).notebook
@@ -210,12 +213,14 @@ class TestOnFourEngines:
             found = np.array(ran(NAMES[0]).answer["measured"]["16"][name])[[1, 2, 4, 6, 8, 10]] ** 2
             np.testing.assert_allclose(found, squares, rtol=4e-3)
 
+    @NIGHTLY
     def test_gaps_are_on_their_closed_forms(self, ran):
         """Ring, star and exp-2 for each number of ranks."""
         answer = ran(NAMES[1]).answer
         for name, values in answer["closed"].items():
             np.testing.assert_allclose(answer["gaps"][name], values, rtol=1e-9)
 
+    @NIGHTLY
     def test_one_peer_is_the_fastest_way_to_agree_among_graphs(self, ran):
         """One-peer exponential and base-2 take the least time, yet more than an allreduce."""
         answer = ran(NAMES[1]).answer
@@ -224,12 +229,14 @@ class TestOnFourEngines:
         assert known["one-peer exp-2"] == known["base-2"] == fastest
         assert known["exp-2"] > 10 * fastest > answer["allreduce"]
 
+    @NIGHTLY
     def test_matcha_gives_more_than_its_share(self, ran):
         """A part of the messages buys more than that part of the mixing."""
         answer = ran(NAMES[1]).answer
         gains, budgets = np.array(answer["gains"]), np.array(answer["budgets"])
         assert (gains[:-1] > 1.2 * budgets[:-1] * gains[-1]).all()
 
+    @NIGHTLY
     @pytest.mark.parametrize("problem", ["squares", "logistic"])
     def test_bias_has_slope_one_and_the_size_of_theory(self, ran, problem):
         """ATC and AWC end O(η) away, as the first order says; tracking comes back."""
@@ -243,6 +250,7 @@ class TestOnFourEngines:
             assert 1 - exact < slope < 1.02, (key, slope)
             np.testing.assert_allclose(measured[0], theory * etas[0], rtol=exact)
 
+    @NIGHTLY
     def test_atc_is_ahead_by_the_mixing_rate(self, ran):
         """On the ring of four, ρ = 1/3: the bias of ATC is a third of AWC's."""
         found = {
@@ -251,10 +259,12 @@ class TestOnFourEngines:
         ratio = np.array(found["ATC", "ring(4)"]) / np.array(found["AWC", "ring(4)"])
         np.testing.assert_allclose(ratio, 1 / 3, rtol=0.1)
 
+    @NIGHTLY
     def test_wrapped_optimizers_are_the_methods_by_hand(self, ran):
         """The library's optimizers differ from the written-out methods by < 1e-12."""
         assert max(ran(NAMES[2]).answer["differences"].values()) < 1e-12
 
+    @NIGHTLY
     def test_ranks_learn_digits_that_they_never_saw(self, ran):
         """The average model names most digits; every rank names digits of its neighbours."""
         answer = ran(NAMES[3]).answer
@@ -264,17 +274,20 @@ class TestOnFourEngines:
         unseen = [[d for d in range(10) if d not in seen] for seen in answer["seen"]]
         assert min(known[rank, digits].mean() for rank, digits in enumerate(unseen)) > 40
 
+    @NIGHTLY
     def test_a_straggler_holds_up_those_who_wait_for_it_only(self, ran):
         """Asynchronous ranks make more than twice the steps of synchronous ones beside it."""
         rates = ran(NAMES[3]).answer["rates"]
         assert max(rates["sync"]) < 1.5 * min(rates["sync"]) + 1
         assert min(rates["free"][:3]) > 2 * max(rates["sync"])
 
+    @NIGHTLY
     def test_the_timeline_names_the_straggler(self, ran):
         """The last rank computes longest, and all wait for it in the end."""
         answer = ran(NAMES[3]).answer
         assert (answer["slowest"], answer["holds_up"]) == (3, 3)
 
+    @NIGHTLY
     def test_exact_methods_go_on_where_the_biased_one_stops(self, ran):
         """Simulated ranks: the error of tracking ends below that of ATC; DiLoCo sends least."""
         answer = ran("6_choosing_a_method").answer
@@ -283,6 +296,7 @@ class TestOnFourEngines:
         assert exact < 0.5 * last["adapt_then_combine"]
         assert answer["sent"]["diloco"] < 0.1 * answer["sent"]["adapt_then_combine"]
 
+    @NIGHTLY
     @pytest.mark.skipif("5_lightning" not in NAMES, reason="lightning is not installed")
     def test_models_are_equal_until_the_switch_and_learn_by_both_methods(self, ran):
         """Zero distance of all ranks in the first half of the steps, and some in the second."""

@@ -31,13 +31,18 @@ def suite(machine):
     return called
 
 
-OTHERS = "soaks, release tests, most of torch's and c10d's: scripts/test soak, release, torch, c10d"
+OTHERS = (
+    "whole benches, soaks, release tests, most of torch's and c10d's: "
+    "scripts/test nightly, soak, release, torch, c10d"
+)
 WIDE = (
     "worlds other than loopback-4 and mpi-2, launches, hosts, Slurm, GPUs, notebooks, frameworks, "
     "examples, further cases of simulations, "
     f"the documentation's code and site: scripts/test all; {OTHERS}"
 )
-DEFAULT = "[-m] [not (soak or release or torch_suite or exhaustive or hosts or launches)]"
+DEFAULT = (
+    "[-m] [not (soak or release or torch_suite or nightly or exhaustive or hosts or launches)]"
+)
 PROGRESS = "[-o] [console_output_style=count] [--durations] [10] [--durations-min] [0.1]"
 
 
@@ -60,11 +65,18 @@ def test_processes_of_the_tests_keep_what_they_compile(suite, machine):
     assert (machine.root / "told").read_text() == "kept\n"
 
 
-def test_quick_runs_in_one_process_what_launches_nothing(suite):
+def test_quick_runs_what_launches_nothing(suite):
     """Unit tests and topology without worlds of processes; further arguments are pytest's."""
     marks = DEFAULT.replace(")", " or slow or mpi or training)")
-    expected = f"python [-m] [pytest] [tests/unit] [tests/topology] {marks} {PROGRESS} [-x]"
+    expected = (
+        f"python [-m] [pytest] [tests/unit] [tests/topology] {marks} [-n] [3] {PROGRESS} [-x]"
+    )
     assert suite("quick", "-x") == expected
+
+
+def test_nightly_runs_what_all_leaves_to_it(suite):
+    """Whole benches, notebooks and guides, shared among workers."""
+    assert suite("nightly") == f"python [-m] [pytest] [-m] [nightly] [-n] [3] {PROGRESS}"
 
 
 def test_soak_runs_the_soaks_alone_and_shows_their_seeds(suite):
