@@ -1,6 +1,6 @@
 """What ranks do in the tests of Hugging Face's Trainer and accelerate: one function, one case.
 
-``asyncddp run -np 3 cases.py CASE FOLDER [ARGUMENT…]`` runs one of them on three ranks.
+``asyncddp run -np 3 cases.py FOLDER CASE[:ARGUMENT]…`` runs some of them on three ranks.
 """
 
 from __future__ import annotations
@@ -149,11 +149,10 @@ def trains(folder: str) -> None:
     assert len(logged) == 6, made.state.log_history
 
 
-def goes_on_exactly(folder: str, algorithm: str, *options: str) -> None:
+def goes_on_exactly(folder: str, arguments: str) -> None:
     """A resumed run ends with the bits of one that was not interrupted, on each rank."""
-    own = dict(
-        algorithm=algorithm, save_steps=4, algorithm_kwargs=json.loads("".join(options) or "{}")
-    )
+    algorithm, options = json.loads(arguments)
+    own = dict(algorithm=algorithm, save_steps=4, algorithm_kwargs=options)
     if algorithm in ("gradient_allreduce",):
         own["gradient_accumulation_steps"] = 2
     last = Last()
@@ -262,9 +261,10 @@ def trains_a_part(folder: str) -> None:
     assert all(".mlp." in name for name in names)
 
 
-def never_waits(folder: str, algorithm: str, *options: str) -> None:
+def never_waits(folder: str, arguments: str) -> None:
     """Asynchronous methods train, evaluate, save and resume, without counting tokens together."""
-    own = dict(algorithm=algorithm, algorithm_kwargs=json.loads("".join(options) or "{}"))
+    algorithm, options = json.loads(arguments)
+    own = dict(algorithm=algorithm, algorithm_kwargs=options)
     own |= {"save_steps": 4, "eval_strategy": "steps", "eval_steps": 2}
     made = trainer(folder, max_steps=6, **own)
     assert not made.args.average_tokens_across_devices or algorithm == "async_model_average"
@@ -353,10 +353,11 @@ def knows_the_same_world(folder: str) -> None:
         text = f"of {bf.size()}, and process 0 of 1 to accelerate: without a GPU it joins other"
         fails(EnvironmentProblem, text, lambda: trainer(folder, use_cpu=False))
         AcceleratorState._reset_state(reset_partial_state=True)
-    for name in [one for one in os.environ if one.endswith(("RANK", "SIZE"))]:
-        del os.environ[name]
-    text = f"of {bf.size()}, and process 0 of 1 to accelerate: start the script by"
-    fails(EnvironmentProblem, text, lambda: trainer(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [one for one in os.environ if one.endswith(("RANK", "SIZE"))]:
+            patch.delenv(name)
+        text = f"of {bf.size()}, and process 0 of 1 to accelerate: start the script by"
+        fails(EnvironmentProblem, text, lambda: trainer(folder))
 
 
 def accelerates(folder: str) -> None:
@@ -406,8 +407,20 @@ def accelerates(folder: str) -> None:
     assert same(optimizer.state_dict(), again[2].state_dict())
 
 
+def run_each(folder: str, cases: list[str]) -> None:
+    """Run cases one after the other, each in a folder of its own, up to one that fails."""
+    for number, words in enumerate(cases):
+        case, _, arguments = words.partition(":")
+        try:
+            globals()[case](f"{folder}/{number}", *filter(None, [arguments]))
+        except Exception as error:
+            raise AssertionError(f"the case {words} has failed") from error
+        AcceleratorState._reset_state(reset_partial_state=True)
+        bf.barrier()
+
+
 if __name__ == "__main__":
     bf.init()
-    globals()[sys.argv[1]](*sys.argv[2:])
+    run_each(sys.argv[1], sys.argv[2:])
     if bf.rank() == 0:
         sys.stdout.write("done\n")

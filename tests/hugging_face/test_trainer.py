@@ -17,20 +17,22 @@ CASES = str(Path(__file__).with_name("cases.py"))
 pytestmark = [pytest.mark.mpi(3), pytest.mark.training]
 
 
-def run(ranks: int, case: str, folder: Path, *arguments: str) -> None:
-    """Run a case on ranks to its end."""
+def run(ranks: int, folder: Path, *cases: str) -> None:
+    """Run cases on ranks to their end."""
     command = (sys.executable, "-m", "asyncddp", "run", "-np", str(ranks))
-    script = warm_script(CASES, case, str(folder), *arguments, frameworks=True)
+    script = warm_script(CASES, str(folder), *cases, frameworks=True)
     environ = {"ASYNCDDP_TIMEOUT": "60"}
-    done = run_to_end([*command, *script], cwd=folder, timeout=150, environ=environ)
+    done = run_to_end([*command, *script], cwd=folder, timeout=300, environ=environ)
     assert done.code == 0, done
     assert done.stdout.endswith("done\n"), done
     assert not done.left
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
+def test_the_trainer(tmp_path: Path) -> None:
+    """See the cases in ``cases.py``; they share the ranks, which import for a second each."""
+    run(
+        3,
+        tmp_path,
         "trains",
         "sees_the_average",
         "ends_with_the_best",
@@ -41,40 +43,30 @@ def run(ranks: int, case: str, folder: Path, *arguments: str) -> None:
         "refuses_sharding",
         "knows_the_same_world",
         "accelerates",
-    ],
-)
-def test_the_trainer(case: str, tmp_path: Path) -> None:
-    """See the case in ``cases.py``."""
-    run(3, case, tmp_path)
+    )
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "options"),
-    [
-        ("adapt_then_combine", {}),
-        ("adapt_with_combine", {}),
+def test_a_resumed_run_goes_on_exactly(tmp_path: Path) -> None:
+    """Models, moments and what the method remembers are each rank's own again.
+
+    A method with a state for each neighbour, one with compressed differences, and one whose
+    models are equal; of all others ``conformance/test_checkpoints.py``.
+    """
+    methods = [
         ("gradient_tracking", {}),
         ("choco_sgd", {"compression": "top_k"}),
         ("gradient_allreduce", {"compression": "top_k"}),
-    ],
-)
-def test_a_resumed_run_goes_on_exactly(
-    algorithm: str, options: dict[str, object], tmp_path: Path
-) -> None:
-    """Models, moments and what the method remembers are each rank's own again."""
-    run(3, "goes_on_exactly", tmp_path, algorithm, json.dumps(options))
+    ]
+    run(3, tmp_path, *(f"goes_on_exactly:{json.dumps(one)}" for one in methods))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "options"),
-    [("push_sum", {}), ("async_model_average", {"sync_interval_ms": 5})],
-)
-def test_asynchronous_methods(algorithm: str, options: dict[str, object], tmp_path: Path) -> None:
+def test_asynchronous_methods(tmp_path: Path) -> None:
     """They pause where all ranks meet, and go on."""
-    run(3, "never_waits", tmp_path, algorithm, json.dumps(options))
+    methods = [("push_sum", {}), ("async_model_average", {"sync_interval_ms": 5})]
+    run(3, tmp_path, *(f"never_waits:{json.dumps(one)}" for one in methods))
 
 
 def test_fewer_ranks_go_on_from_the_average(tmp_path: Path) -> None:
     """Three ranks save, two resume."""
-    run(3, "goes_on_on_fewer", tmp_path)
-    run(2, "goes_on_on_fewer", tmp_path)
+    run(3, tmp_path, "goes_on_on_fewer")
+    run(2, tmp_path, "goes_on_on_fewer")

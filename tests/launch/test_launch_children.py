@@ -2,16 +2,18 @@
 
 import pytest
 
+from tests.support.processes import warm_server
+
 PARENT = """
 import os, subprocess, sys, torch, asyncddp as bf
 def say(*words):  # in one piece, since ranks share the output
     os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
 bf.init()
 if bf.rank() == 0:
-    child = [sys.executable, "-c", "import asyncddp as bf; bf.init()"]
+    child = [{python!r}, "child.py"]
     refused = subprocess.run(child, capture_output=True, text=True, timeout=300)
     say("child", refused.returncode, "was started by a rank" in refused.stderr)
-    inner = [{launch}, sys.executable, "inner.py"]
+    inner = [{launch}, "inner.py"]
     inner = subprocess.run(inner, capture_output=True, text=True, timeout=300)
     say("inner", inner.returncode, inner.stdout.split(), inner.stderr)
 say("sum", bf.allreduce(torch.ones(1), average=False).item())
@@ -28,9 +30,12 @@ else:
 """
 PLAIN_MPIRUN = (
     "os.path.join(os.path.dirname(sys.executable), 'mpirun'), '-np', '2', '--map-by', "
-    "':OVERSUBSCRIBE', '--allow-run-as-root'"
+    "':OVERSUBSCRIBE', '--allow-run-as-root', {python!r}"
 )
-OURS = "sys.executable, '-m', 'asyncddp', 'run', '-np', '2', '--launcher', 'local'"
+OURS = (
+    "sys.executable, '-m', 'asyncddp', 'run', '-np', '2', '--launcher', 'local', {python!r}, "
+    "'-m', 'asyncddp.launch.rank'"
+)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +46,10 @@ OURS = "sys.executable, '-m', 'asyncddp', 'run', '-np', '2', '--launcher', 'loca
 def test_a_ranks_child_is_refused_at_once_and_a_run_inside_is_let_in(run, launcher, launch):
     """The run that the rank belongs to goes on."""
     (run.folder / "inner.py").write_text(INNER)
-    script = run.script(PARENT.format(launch=launch))
-    ended = run("--launcher", launcher, "-np", "2", script)
+    (run.folder / "child.py").write_text("import asyncddp as bf; bf.init()")
+    python = warm_server().python
+    text = PARENT.format(launch=launch.format(python=python), python=python)
+    ended = run("--launcher", launcher, "-np", "2", *run.warm(text))
     assert ended.code == 0, ended.stderr
     assert sorted(ended.stdout.splitlines()) == [
         "child 1 True",

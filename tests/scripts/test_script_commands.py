@@ -259,6 +259,20 @@ def test_ci_runs_both_and_fails_with_either(machine, ci, failing):
     assert not [call for call in machine.calls() if call.startswith("apt-get")]
 
 
+def test_ci_fails_where_the_suite_fails_once(machine, ci):
+    """Nothing is run again: the suite is started once, though a second run would pass."""
+    (ci.clone / "scripts" / "test").write_text(
+        f"""#!{machine.bin}/bash
+        echo "$*" >>'{machine.root}/started'
+        [[ $1 != all || $(grep -c . '{machine.root}/started') -gt 2 ]]
+        """
+    )
+    done = ci()
+    assert done.returncode == 1, done.stdout
+    assert "failed: scripts/test all" in done.stdout
+    assert (machine.root / "started").read_text().splitlines() == ["release --quiet", "all"]
+
+
 def test_ci_installs_only_what_is_missing(machine, ci):
     """What is missing is installed with apt; where apt fails, words say so and the rest runs."""
     machine.install("apt-get", "")

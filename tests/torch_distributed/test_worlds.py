@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import run_on_mpirun, run_to_end
-from tests.support.processes import warm_python
+from tests.support.processes import warm_python, warm_script, warm_server
 
 pytestmark = pytest.mark.launches
 MEET = """
@@ -128,10 +128,13 @@ def test_without_mpi_the_backend_takes_the_library_s_sockets(way: str, tmp_path:
     script = tmp_path / "script.py"
     script.write_text(UNDER_TORCHRUN, encoding="utf-8")
     if way == "torchrun":
+        python = warm_server().python
         start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+        command = [python, *start, "--no-python", python, str(script)]
     else:
         start = ["-m", "asyncddp", "run", "--launcher", "local", "-np", "3"]
-    ended = run_to_end([sys.executable, *start, str(script)])
+        command = [sys.executable, *start, *warm_script(str(script))]
+    ended = run_to_end(command)
     assert ended.code == 0, ended
     for rank in range(3):
         assert ended.stdout.count(f"rank {rank} of 3") == 1, ended
