@@ -123,7 +123,7 @@ def as_alone(graph, seed):
             assert handle.wait() is got
 
 
-@by_transport(OF_SEVERAL, graph=GRAPHS)
+@by_transport(("loopback-4", "mpi-2", "shared_memory-4"), graph=GRAPHS)
 def test_each_gives_what_it_gives_alone(world, graph):
     """Bit by bit, whatever the order of calls and waits on each rank, and where one blocks."""
     world.run(as_alone, graph, 1)

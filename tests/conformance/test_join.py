@@ -31,7 +31,7 @@ from tests.conformance.join_reference import (
     train_epoch,
 )
 from tests.support import LoopbackWorld, on
-from tests.support.methods import every_step
+from tests.support.methods import every_step, one_of_each_kind
 
 FAMILIES = {
     "ring": topology.ring,
@@ -356,7 +356,7 @@ def test_rows_stay_stochastic(family, n):
             np.testing.assert_allclose(found.sum(axis=0), 1.0, rtol=0, atol=1e-14)
 
 
-@on("loopback-4", "mpi-4")
+@on("loopback-4")
 def test_what_ranks_know_of_each_other_stays_right(world):
     """Copies, replicas, trackers, relayed sums and outer models: two epochs, by the formulas."""
     for method, options in OPTIONS.items():
@@ -457,7 +457,7 @@ def uneven_epochs(method):
 
 @pytest.mark.parametrize(
     "method",
-    [name for name in ALGORITHMS if name not in ONE_SIDED],
+    one_of_each_kind(name for name in ALGORITHMS if name not in ONE_SIDED),
 )
 def test_every_method_goes_on_without_those_who_are_done(method):
     """Two epochs of 3, 5 and 7 steps: as many rounds as the last rank makes, on all ranks."""

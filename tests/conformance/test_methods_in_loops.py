@@ -15,8 +15,10 @@ from tests.support.bagua_net import LR, FrozenAdam, loss_of, sgd, vector
 from tests.support.bagua_simulation import Simulation
 from tests.support.bagua_training import Run, all_equal, assert_near, vectors
 from tests.support.loops import each
+from tests.support.methods import one_of_each_kind
 
 METHODS = list(ALGORITHMS)
+KINDS = one_of_each_kind(ALGORITHMS)
 GRADIENTS = ["gradient_allreduce", "bytegrad"]
 REPLICATING = [*GRADIENTS, "qadam"]
 DIFFERENCES = ["choco_sgd", "low_precision_decentralized"]
@@ -199,7 +201,7 @@ def autocast(method, steps):
     return vector(run.model), losses
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", KINDS)
 def test_autocast(method):
     """Passes in bfloat16: parameters, gradients and messages stay what they are."""
     got, losses = zip(*LoopbackWorld(2).run(autocast, method, 40), strict=True)
@@ -218,7 +220,7 @@ def in_half(method, dtype):
     return vector(run.model)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", KINDS)
 @each("dtype", [torch.bfloat16, torch.float64])
 def test_models_of_other_dtypes(method, dtype):
     """Cast after wrapping: buckets, and what a method keeps, are made anew in that dtype."""
@@ -245,7 +247,7 @@ def scaled(method, steps, *, overflow_on=None, scaler=True, **options):
     return run.result(), skipped
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "qadam"])
+@pytest.mark.parametrize("method", [name for name in KINDS if name != "qadam"])
 def test_a_grad_scaler(method):
     """Powers of two come and go without a trace, but for the spread of 1e-7 in Bagua's codes."""
     world = LoopbackWorld(2)
@@ -255,7 +257,9 @@ def test_a_grad_scaler(method):
     assert_near(vectors(got), vectors(plain), 1e-5 if method == "bytegrad" else 0.0)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "qadam"])
+@pytest.mark.parametrize(
+    "method", [*GRADIENTS, *(name for name in KINDS if name not in REPLICATING)]
+)
 @each("compression", [None, "sign", "top_k"])
 def test_a_step_that_overflows(method, compression):
     """Who averages gradients skips it everywhere; else the rank that overflowed, alone."""

@@ -82,15 +82,9 @@ def solved(world, title, graph, most=5000):
     return expected <= 5e-12 or steps == most
 
 
-@pytest.mark.parametrize("title", TITLES)
-def test_exact_methods_have_none(title):
-    """The same problem; relative errors of 1e-11 and less. Soaks have more ranks and graphs."""
-    assert solved(LoopbackWorld(5), title, fitting_graph(title.partition(",")[0], 5))
-
-
-@on("mpi-4")
-def test_exact_methods_between_processes(world):
-    """As fast on processes: one that tracks gradients, one that corrects models, one on trees."""
+@on("loopback-4", "mpi-4")
+def test_exact_methods_have_none(world):
+    """As fast as the formula: one that tracks gradients, one that corrects models, one on trees."""
     for title in ("gradient_tracking", "exact_diffusion", "relay_sgd"):
         assert solved(world, title, fitting_graph(title.partition(",")[0], 4), most=100)
 

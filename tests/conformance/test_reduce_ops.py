@@ -96,8 +96,8 @@ def over_group(dtype):
         reduces(dtype, ranks, group=group)
 
 
-@pytest.mark.parametrize("dtype", ALL, ids=str)
-@on("loopback-4", "mpi-4")
+@on("loopback-4")
+@each("dtype", ALL)
 def test_every_operator_over_three_of_four_ranks(world, dtype):
     """The same within a group, whose parts of a tensor have unequal lengths."""
     world.run(over_group, dtype)
@@ -132,6 +132,7 @@ def test_operators_have_names(world):
 HUGE = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 
 
+@on("loopback-4", "mpi-2")
 @on_each_rank
 @each("dtype", HUGE)
 def test_the_mean_of_equal_huge_values_is_that_value(dtype):

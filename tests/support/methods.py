@@ -7,7 +7,7 @@ ranks' gradients, ``rates`` the learning rates of a step, for each column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import networkx as nx
@@ -23,6 +23,20 @@ from asyncddp.topology import GraphOrSchedule, TopologyError
 Matrix = np.ndarray
 Step = Callable[[int], Matrix]
 Formula = Callable[[Matrix, Step, Callable[[Matrix], Matrix], Step], Iterator[Matrix]]
+
+
+def one_of_each_kind(names: Iterable[str]) -> list[str]:
+    """The first method of each kind: of when and what it averages, with whom, and how compressed.
+
+    A law of the phases, rounds and exchanges that methods share needs no more of them.
+    """
+    kinds: dict[tuple[object, ...], str] = {}
+    for name in names:
+        method = ALGORITHMS[name]
+        at_intervals = method().communication_interval is not None
+        kind = (method.when, method.what, method.compression, method.how[0])
+        kinds.setdefault((*kind, at_intervals, method.owns_momentum), name)
+    return list(kinds.values())
 
 
 def fitting_graph(name: str, n: int) -> nx.DiGraph[int]:

@@ -86,6 +86,8 @@ def by_transport(
 ) -> pytest.MarkDecorator:
     """Parametrize a test so that each value meets each transport, on numbers of ranks in turn.
 
+    The default run takes threads, the transport of the first process world, and no other.
+
     Args:
         worlds: The numbers of ranks, by names of :data:`tests.support.worlds.WORLDS`.
         **given: The one other parameter and its values, which are shown as their ``str``.
@@ -94,10 +96,18 @@ def by_transport(
     sizes: dict[str, list[str]] = {}
     for world in worlds:
         sizes.setdefault(WORLDS[world][0], []).append(world)
+    usual = [name for name in sizes if name == "loopback"] + [
+        name for name in sizes if name != "loopback"
+    ][:1]
     rows = [
-        pytest.param(world.values[0], value, marks=world.marks, id=f"{world.id}-{value}")
+        pytest.param(
+            world.values[0],
+            value,
+            marks=[*world.marks, *([] if transport in usual else [pytest.mark.exhaustive])],
+            id=f"{world.id}-{value}",
+        )
         for number, value in enumerate(values)
-        for names in sizes.values()
+        for transport, names in sizes.items()
         for world in parameters([names[number % len(names)]])
     ]
     return pytest.mark.parametrize(("world", name), rows, **_WORLDS)
