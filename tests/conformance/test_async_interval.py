@@ -59,7 +59,7 @@ def rounds_to_consensus(mode):
     return optimizer.round
 
 
-@on("loopback-4", "mpi-2")
+@on("loopback-4")
 @MODES
 def test_replicas_tend_to_the_mean(world, mode):
     """With a step size of zero all ranks end at the initial mean, after the same round."""

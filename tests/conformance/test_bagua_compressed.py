@@ -18,9 +18,9 @@ from tests.support.bagua_training import Run, all_equal, assert_near, train, vec
 SMALL = 600
 """Bytes of a bucket that make four of the model; the largest parameter has one of its own."""
 
-ranks = pytest.mark.parametrize("n", [2, 3, 4])
+ranks = pytest.mark.parametrize("n", [3])
 caps = pytest.mark.parametrize("cap", [25 << 20, SMALL], ids=["one bucket", "buckets"])
-machines = pytest.mark.parametrize(("n", "per_machine"), [(4, 2), (5, 3), (2, 2)])
+machines = pytest.mark.parametrize(("n", "per_machine"), [(5, 3), (2, 2)])
 
 # D: low_precision_decentralized
 
@@ -157,7 +157,7 @@ def test_the_error_of_bytegrad_is_bounded(n):
             assert part.max() > 0
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [4])
 def test_bytegrad_learns_as_well(n):
     """F3: after 60 steps on two batches the loss has come down as far as with full precision."""
     options = {"alike": True, "batches": 2, "make": partial(torch.optim.SGD, lr=1.0)}
@@ -178,7 +178,7 @@ def adam(warmup, **options):
     return partial(bf.QAdamOptimizer, lr=LR, warmup_steps=warmup, **options)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 3])
 def test_a_warm_up_longer_than_training_is_adam(n):
     """G1: Adam with L2 decay on the data of all ranks, to 1e-6."""
     got = LoopbackWorld(n).run(train, "qadam", 20, alike=True, make=adam(21, weight_decay=0.01))
@@ -188,7 +188,7 @@ def test_a_warm_up_longer_than_training_is_adam(n):
     assert_near(vectors(got), adams.vectors, 1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 3])
 @caps
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 def test_momentum_is_averaged_quantised(n, cap, decay):

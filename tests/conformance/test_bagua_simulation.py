@@ -32,11 +32,11 @@ from tests.support.pairwise import by_transport
 SMALL = 600
 """Bytes of a bucket that make four of the model; the largest parameter has one of its own."""
 
-ranks = pytest.mark.parametrize("n", [2, 3, 4])
-even_ranks = pytest.mark.parametrize("n", [2, 4])
+ranks = pytest.mark.parametrize("n", [3])
+even_ranks = pytest.mark.parametrize("n", [4])
 intervals = pytest.mark.parametrize("interval", [1, 2])
 caps = pytest.mark.parametrize("cap", [25 << 20, SMALL], ids=["one bucket", "buckets"])
-machines = pytest.mark.parametrize(("n", "per_machine"), [(4, 2), (5, 3), (3, 1)])
+machines = pytest.mark.parametrize(("n", "per_machine"), [(5, 3), (3, 1)])
 
 
 def both(n, method, simulate, *, alike=True, make=sgd, cap=25 << 20, per_machine=None, **options):
@@ -96,7 +96,7 @@ def test_the_sum_of_gradients_in_place_of_the_average(n, hierarchical):
     assert_near(vectors(got), scaled.vectors, 1e-6)
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [4])
 def test_the_sum_of_quantised_gradients(n):
     """B4 for bytegrad: Q(Σ Q(g)), which is not divided."""
     one = LoopbackWorld(n).run(train, "bytegrad", 1, alike=True, average=False)
@@ -217,7 +217,7 @@ def test_the_gradient_is_taken_before_averaging(n):
 
 @pytest.mark.parametrize("mode", ["all", "shift_one"])
 @intervals
-@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize("n", [4])
 def test_decentralized_among_machines(n, mode, interval):
     """C6: ranks of a machine hold one model, to the bit, after each averaging."""
     simulate = partial(Simulation.decentralized, mode=mode, interval=interval)

@@ -50,7 +50,7 @@ def test_the_mean_is_kept_exactly(name):
         assert float((means - means[0]).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("name", list(COMPRESSORS))
+@pytest.mark.parametrize("name", ["sign", "top_k", "qsgd_int8", "power_sgd"])
 def test_the_ranks_come_together(name):
     """Consensus is reached with the default step; the more bits, the sooner."""
     compression = COMPRESSORS[name](ratio=0.1) if name in ("top_k", "random_k") else name

@@ -27,7 +27,7 @@ METHODS = {
 }
 FAMILIES = {"one peer": topology.one_peer_exponential, "ring": topology.ring}
 by_method = pytest.mark.parametrize("method", METHODS)
-some_worlds = on("loopback-4", "shared_memory-4")
+some_worlds = on("loopback-4")
 
 
 def made(method, megabytes, graph=None, *, layers=6, width=128, dtype=torch.float32, **options):
@@ -85,7 +85,7 @@ def assert_same_bits(world, *args, megabytes=0.25, **options):
 
 
 @pairwise(
-    world=["loopback-4", "mpi-4", "shared_memory-4"],
+    world=["loopback-4", "shared_memory-4"],
     method=list(METHODS),
     family=list(FAMILIES),
     bucket=[25, 0.1],
@@ -207,7 +207,7 @@ def bytes_beyond_buckets(method, megabytes, family, layers):
 
 
 @pairwise(
-    world=["mpi-2", "shared_memory-2", "mpi-4", "shared_memory-4"],
+    world=["mpi-2", "shared_memory-4"],
     method=list(METHODS),
     family=list(FAMILIES),
     megabytes=[0.25, 0.5],
@@ -220,7 +220,7 @@ def test_memory_has_the_limit(world, method, family, megabytes):
         assert most > 0
 
 
-@pairwise(world=["shared_memory-2", "shared_memory-4"], method=list(METHODS), family=list(FAMILIES))
+@pairwise(world=["shared_memory-4"], method=list(METHODS), family=list(FAMILIES))
 def test_memory_by_default_where_all_share_it(world, method, family):
     """At most 4 MiB, whatever the model's size."""
     for most, model in world.run(bytes_beyond_buckets, method, None, family, 24):

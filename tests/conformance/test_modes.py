@@ -328,7 +328,7 @@ def used_on(world, mode):
     return world.run(*processes, used, mode, list(USES))
 
 
-@on("loopback-2", "mpi-2", "shared_memory-2", "shared_memory-4")
+@on("loopback-2", "mpi-2", "shared_memory-4")
 def test_what_is_kept_is_ordinary_although_it_was_made_in_inference_mode(world):
     """Names first used in inference mode give right results, ordinary ones outside of it."""
     assert used_on(world, "inference_mode") == [[]] * world.size
@@ -458,7 +458,7 @@ def compiled_training(backend):
     return model.weight.detach().clone()
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 @on("shared_memory-2")
 def test_verbs_within_compiled_functions_break_their_graphs_and_warn_of_nothing(world, backend):
     """Compiled functions are cut at their verbs, and give what they give uncompiled."""

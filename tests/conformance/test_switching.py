@@ -67,7 +67,7 @@ def chain(make):
     return found
 
 
-@on("loopback-2", "loopback-4", "mpi-2", "shared_memory-4")
+@on("loopback-4", "mpi-2")
 def test_a_chain_of_all_methods(world):
     """A5, I2: each leg is the simulation's, and each switch gives all ranks the mean."""
     assert {*LEGS, *MORE} == set(ALGORITHMS), "a new method belongs into the chain"
@@ -163,7 +163,7 @@ def averaged(key, before):
     return torch.stack(tensors).mean(0)
 
 
-@on("loopback-2", "loopback-4", "mpi-2", "shared_memory-2")
+@on("loopback-2", "mpi-2")
 def test_a_switch_averages_models_and_leaves_momentum(world):
     """I2, I3: parameters and float buffers are the means, integers are rank 0's, all bit-equal.
 

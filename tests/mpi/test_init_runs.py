@@ -85,6 +85,7 @@ raise SystemExit
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(3)
 def test_ranks_may_import_mpi4py_in_any_order(tmp_path):
     """What ranks must share is set once all are there; what is their own, before MPI starts."""

@@ -12,7 +12,10 @@ from tests.support.worlds import DEFAULT_WORLDS, WORLDS
 __all__ = ["WHOLE_PROGRAMS", "on", "parameters"]
 
 WHOLE_PROGRAMS = (
+    "tests/conformance/test_bagua_scripts.py",
+    "tests/conformance/test_bluefog_scripts.py",
     "tests/docs/test_blocks.py",
+    "tests/docs/test_extending.py",
     "tests/docs/test_site.py",
     "tests/examples/",
     "tests/gpu/",
@@ -22,11 +25,13 @@ WHOLE_PROGRAMS = (
     "tests/mpi/test_checkpoint_runs.py",
     "tests/mpi/test_decentralized_runs.py",
     "tests/mpi/test_join_runs.py",
+    "tests/mpi/test_memory_ranks.py",
     "tests/mpi/test_one_sided_runs.py",
     "tests/mpi/test_shared_memory_runs.py",
     "tests/mpi/test_timeline_runs.py",
     "tests/mpi/test_windows_runs.py",
     "tests/notebook/",
+    "tests/scripts/test_script_gpu.py",
     "tests/slurm/",
     "tests/torch_distributed/",
 )

@@ -33,6 +33,7 @@ def test_a_warm_rank_has_torch_before_it_imports_it(tmp_path):
     assert run_on_mpirun(1, script, tmp_path).stdout == "True False\n"
 
 
+@pytest.mark.exhaustive
 def test_a_rank_with_frameworks_has_them_and_they_know_its_rank():
     """Lightning reads it of the environment when it is imported."""
     pytest.importorskip("lightning_utilities", reason="the package lightning is not installed")

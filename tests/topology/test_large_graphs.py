@@ -1,4 +1,4 @@
-"""Ten thousand ranks: building and judging grows with the edges, and takes no n² memory."""
+"""Thousands of ranks: building and judging grows with the edges, and takes no n² memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from asyncddp import topology
 from tests.topology.graph_cases import label
 
-N = 10_000
+N = 4096
 
 
 def calls_of(action):
@@ -31,9 +31,9 @@ def calls_of(action):
 
 
 def lowest_of_exponential_two():
-    """The least real part of the sums of 15 roots of unity, which are a circulant's eigenvalues."""
+    """The least real part of the sums of 13 roots of unity, which are a circulant's eigenvalues."""
     roots = [math.cos(2 * math.pi * k / N) for k in range(N)]
-    return min((1 + sum(roots[k * 2**j % N] for j in range(14))) / 15 for k in range(N))
+    return min((1 + sum(roots[k * 2**j % N] for j in range(12))) / 13 for k in range(N))
 
 
 def peak_of(action):
@@ -92,16 +92,16 @@ def test_look_up_of_one_rank_does_not_depend_on_n(schedule):
 @pytest.mark.parametrize(
     ("family", "arguments", "rate", "lowest"),
     [
-        (topology.exponential_two, (N,), 13 / 15, lowest_of_exponential_two),
+        (topology.exponential_two, (N,), 11 / 13, lowest_of_exponential_two),
         (topology.ring, (N,), (1 + 2 * math.cos(2 * math.pi / N)) / 3, lambda: -1 / 3),
         (topology.star, (N,), 1 - 1 / N, lambda: 0.0),
-        (topology.hypercube, (8192,), 12 / 14, lambda: -12 / 14),
+        (topology.hypercube, (4096,), 11 / 13, lambda: -11 / 13),
         # rank 4094 with three leaves: its own weight is 7/199, that of each leaf 64/199
         (topology.base_k, (4095, 3), 0.0, lambda: (7 - 64) / 199),
     ],
 )
-def test_closed_forms_hold_at_ten_thousand_ranks(family, arguments, rate, lowest):
-    """With 4,095 to 10,000 ranks rate, gap and lowest eigenvalue equal closed forms to 1e-9."""
+def test_closed_forms_hold_at_thousands_of_ranks(family, arguments, rate, lowest):
+    """With some 4,096 ranks rate, gap and lowest eigenvalue equal closed forms to 1e-9."""
     pytest.importorskip("scipy", reason="sparse routines need scipy")
     graph = family(*arguments)
     assert topology.consensus_rate(graph) == pytest.approx(rate, abs=1e-9)
@@ -110,11 +110,11 @@ def test_closed_forms_hold_at_ten_thousand_ranks(family, arguments, rate, lowest
     assert topology.min_eigenvalue(graph) == pytest.approx(lowest(), abs=1e-9)
 
 
-def test_random_regular_of_ten_thousand_ranks_is_nearly_ramanujan():
-    """The rate of a 4-regular random graph on 10,000 ranks is within 2e-3 of (1 + 2√3) / 5."""
+def test_random_regular_of_thousands_of_ranks_is_nearly_ramanujan():
+    """The rate of a 4-regular random graph on 4,096 ranks is within 5e-3 of (1 + 2√3) / 5."""
     pytest.importorskip("scipy", reason="sparse routines need scipy")
     graph = topology.random_regular(N, 4, seed=0)
-    assert topology.consensus_rate(graph) == pytest.approx((1 + 2 * math.sqrt(3)) / 5, abs=2e-3)
+    assert topology.consensus_rate(graph) == pytest.approx((1 + 2 * math.sqrt(3)) / 5, abs=5e-3)
 
 
 def test_errors_and_exactness_need_no_dense_matrix():

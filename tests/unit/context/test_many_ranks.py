@@ -1,4 +1,4 @@
-"""A local world of hundreds of ranks: it ends, and says what went wrong as a small one does."""
+"""A local world of many ranks: it ends, and says what went wrong as a small one does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.errors import DeadlockError, MismatchError, PeerLeftError
 
-MANY = 256
+MANY = 128
 
 
 @pytest.fixture(scope="module")

@@ -167,6 +167,7 @@ print(len(one), take(one, 9), take(other, 9))
 """
 
 
+@pytest.mark.exhaustive
 def test_workers_that_are_spawned():
     """A stream's share can be pickled, and finds its place there."""
     python = [sys.executable, "-c", SPAWNING]

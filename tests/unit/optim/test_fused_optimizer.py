@@ -122,13 +122,15 @@ def fused_steps(seen):
 
 
 @every
-@pytest.mark.parametrize("keep", [False, True])
-def test_fused_steps_are_steps(make, keep):
-    """101 steps, every other one fused: parameters and state are those of ``step()``."""
+def test_fused_steps_are_steps(make):
+    """41 steps, every other one fused: parameters and state are those of ``step()``.
+
+    Gradients are new tensors in the first half, and copied into those that are there in the other.
+    """
     ours, mine, theirs, plain = pair(make)
-    for step in range(101):
+    for step in range(41):
         for model in (ours, theirs):
-            give(model, step, keep)
+            give(model, step, keep=step > 20)
         (mine.step if step % 2 else mine.fuse_step)()
         plain.step()
         if step % 10 in (0, 1):

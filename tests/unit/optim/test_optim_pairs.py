@@ -137,7 +137,7 @@ def test_least_squares_at_their_own_pace(method):
     assert 2.5 < errors[0] / errors[1] < 8.0, errors
 
 
-@on("shared_memory-2", "mpi-4")
+@on("mpi-2")
 def test_between_processes(world):
     """Free steps first, then rounds in which all meet: one mean, which nobody has moved."""
     for method in PAIRS:

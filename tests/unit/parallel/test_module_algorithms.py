@@ -11,16 +11,16 @@ import asyncddp as bf
 from asyncddp.algorithms import ALGORITHMS
 from tests.support import LoopbackWorld, gradient_pieces
 from tests.support.gradient_pieces import KINDS, InPieces
-from tests.support.methods import sgd_for
+from tests.support.methods import one_of_each_kind, sgd_for
 
 pytestmark = pytest.mark.training
 
 STEPS = 6
-IN_STEP = [
+IN_STEP = one_of_each_kind(
     name
     for name in ALGORITHMS
     if not ALGORITHMS[name].how[0].one_sided and name != "adapt_with_combine"
-]
+)
 every_algorithm = pytest.mark.parametrize("name", IN_STEP)
 
 

@@ -13,7 +13,7 @@ from tests.unit.algorithms.uneven_training import Pace, trained
 
 pytestmark = pytest.mark.training
 
-METHODS = ["win_put", "pull_get", "async_model_average", "DecentralizedDataParallel"]
+METHODS = ["win_put", "DecentralizedDataParallel"]
 RANKS, STEPS, EARLY = 4, 300, 40
 
 

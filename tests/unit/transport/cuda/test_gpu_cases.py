@@ -29,8 +29,8 @@ def place():
         yield PretendedGPU()
 
 
-DTYPES = [torch.bool, torch.int16, torch.bfloat16, torch.complex64]
-"""One of each kind: the others differ on a real device only."""
+DTYPES = [torch.int16, torch.bfloat16]
+"""One that is averaged and one that is not: the others differ on a real device only."""
 
 SETTINGS = {"ranks_per_machine": 2}
 
@@ -52,7 +52,7 @@ def ranks():
     return LoopbackWorld(2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_verb_gives_what_the_host_gives(place, ranks, dtype, monkeypatch):
     """Every verb gives on the GPU, for every shape, what it gives on the host."""
     monkeypatch.setattr(cases, "SHAPES", cases.SHAPES[:-1])
