@@ -11,7 +11,6 @@ import torch
 import asyncddp as bf
 import asyncddp.integrations.bagua.torch_api as bagua
 from asyncddp.integrations.bagua.torch_api.algorithms import (
-    Algorithm,
     bytegrad,
     decentralized,
     gradient_allreduce,
@@ -340,22 +339,3 @@ def test_a_chain_of_algorithms():
         assert steps == {4 * 6}
         assert distance == 0.0
         assert counter == 4
-
-
-@pytest.mark.parametrize("name", ["gradient_allreduce", "bytegrad", "decentralized"])
-def test_many_steps_end(name):
-    """A long training comes to its end, and the ranks leave."""
-
-    def case():
-        bagua.init_process_group()
-        algorithm = Algorithm.init(name)
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        model.with_bagua([optimizer], algorithm)
-        for _ in range(300):
-            optimizer.zero_grad()
-            model(torch.ones(1, 3)).square().sum().backward()
-            optimizer.step()
-        return model.bagua_train_step_counter
-
-    assert LoopbackWorld(2).run(case) == [300, 300]

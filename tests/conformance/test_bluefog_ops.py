@@ -84,24 +84,6 @@ def test_allreduce_averages_and_sums(world):
     world.run(allreduces)
 
 
-def several_at_once():
-    bf.init()
-    r, n = bf.rank(), bf.size()
-    handles = [bf.allreduce_nonblocking(filled(r + k), name=f"a{k}") for k in range(2)]
-    for k, handle in enumerate(handles):
-        assert_is(bf.synchronize(handle), (n - 1) / 2 + k)
-    tensors = [filled(r + k) for k in range(2)]
-    handles = [bf.allreduce_nonblocking_(x) for x in tensors]
-    assert [bf.wait(handle) is x for handle, x in zip(handles, tensors, strict=True)] == [True] * 2
-    assert_is(tensors[1], (n - 1) / 2 + 1)
-
-
-@worlds
-def test_several_allreduces_at_once(world):
-    """In whatever order they are waited for."""
-    world.run(several_at_once)
-
-
 def allgathers():
     bf.init()
     r, n = bf.rank(), bf.size()
@@ -127,24 +109,6 @@ def test_allgather_in_the_order_of_the_ranks(world):
 # averages among neighbours
 
 
-def exact_at_tiny_values():
-    bf.init()
-    x = filled(2.0**-256, SHAPES[2], torch.float64)
-    for make in (bf.ExponentialTwoGraph, bf.RingGraph, bf.MeshGrid2DGraph, bf.StarGraph):
-        bf.set_topology(make(bf.size()))
-        near = bf.in_neighbor_ranks()
-        ones = dict.fromkeys(near, 1.0)
-        total = bf.neighbor_allreduce(x, self_weight=1.0, src_weights=ones)
-        assert torch.equal(total, x * (len(near) + 1))
-        assert torch.equal(bf.neighbor_allreduce(x), x)
-
-
-@worlds
-def test_sums_and_averages_are_exact(world):
-    """2⁻²⁵⁶ on all ranks stays that, to the last bit."""
-    world.run(exact_at_tiny_values)
-
-
 def who_sends_to_whom_does_not_fit():
     bf.init()
     r, n = bf.rank(), bf.size()
@@ -164,45 +128,6 @@ def who_sends_to_whom_does_not_fit():
 def test_neighbours_that_do_not_fit_raise_on_all_ranks(world):
     """A ``ValueError`` as in BlueFog; the ranks go on afterwards."""
     world.run(who_sends_to_whom_does_not_fit)
-
-
-def moves():
-    bf.init()
-    r, n = bf.rank(), bf.size()
-    for dtype, shape in itertools.product(FLOATS, SHAPES[:2]):
-        x = filled(r, shape, dtype)
-        for source, target in (((r + 1) % n, (r - 1) % n), ((r - 1) % n, (r + 1) % n)):
-            y = bf.neighbor_allreduce(
-                x, self_weight=0.0, src_weights={source: 1.0}, dst_weights=[np.int64(target)]
-            )
-            assert_is(y, source, shape)
-        assert_is(x, r)
-
-
-@worlds
-def test_dynamic_neighbours_inside_and_outside_of_the_graph(world):
-    """Each rank's tensor moves on by one."""
-    world.run(moves)
-
-
-def some_only_send():
-    bf.init()
-    r, n = bf.rank(), bf.size()
-    x = filled(r)
-    if r % 2 == 0:
-        y = bf.neighbor_allreduce(x, self_weight=1.0, src_weights={}, dst_weights=[(r + 1) % n])
-        assert_is(y, r)
-        y.fill_(9.0)
-        assert_is(x, r)  # the result is no other view of the input
-    else:
-        y = bf.neighbor_allreduce(x, self_weight=1.0, src_weights={r - 1: 1.0}, dst_weights={})
-        assert_is(y, 2 * r - 1)
-
-
-@worlds
-def test_some_only_send_and_others_only_receive(world):
-    """Empty lists and dictionaries are legal on either side."""
-    world.run(some_only_send)
 
 
 def static_averages():
@@ -260,58 +185,6 @@ def dynamic_averages():
 def test_dynamic_averages(world):
     """Receiver and sender may weight; one peer at a time gives the mean after log2(n) turns."""
     world.run(dynamic_averages)
-
-
-def many_at_once(count):
-    bf.init()
-    r = bf.rank()
-    near, after = bf.in_neighbor_ranks(), bf.out_neighbor_ranks()
-    own = 1 / (len(near) + 1)
-    dynamic = {"self_weight": own, "src_weights": dict.fromkeys(near, own), "dst_weights": after}
-    scaled = {
-        "self_weight": 0.5,
-        "src_weights": dict.fromkeys(near, 1.0),
-        "dst_weights": dict.fromkeys(after, 0.5),
-    }
-    mean, half = (r + sum(near)) / (len(near) + 1), (r + sum(near)) / 2
-    for options, scale in (({}, mean), (dynamic, mean), (scaled, half)):
-        handles = [
-            bf.neighbor_allreduce_nonblocking(filled(float(r) * (k + 1)), name=f"t{k}", **options)
-            for k in range(count)
-        ]
-        for k, handle in reversed(list(enumerate(handles))):
-            y = bf.wait(handle)
-            assert ((y - scale * (k + 1)).abs() <= 1e-5 * (k + 1)).all()
-
-
-@worlds
-@pytest.mark.parametrize("count", [2, 50])
-def test_many_averages_at_once(world, count):
-    """Static, dynamic and with factors of the sender: each result belongs to its tensor."""
-    world.run(many_at_once, count)
-
-
-def some_of_the_sources():
-    n, r = bf.size(), bf.rank()
-    bf.init()
-    source = (r - 1) % n  # one of two in-neighbours, the other counts nothing
-    y = bf.neighbor_allreduce(filled(r), self_weight=0.25, src_weights={source: 0.75})
-    assert_is(y, 0.25 * r + 0.75 * source)
-    with pytest.raises(ValueError, match="expected in-neighbours"):
-        bf.neighbor_allreduce(filled(r), self_weight=0.5, src_weights={(r + 1) % n: 0.5})
-    graph = bf.RingGraph(n, 2)
-    for i in range(n):
-        keep = 0.9 if i == 0 else 0.5
-        graph[i][i]["weight"], graph[i][(i + 1) % n]["weight"] = keep, 1 - keep
-    bf.set_topology(graph, is_weighted=True)
-    y = bf.neighbor_allreduce(filled(r + 1.0, dtype=torch.float64))
-    assert_is(y, 2.9 if r == 0 else (0.5 * 2 + 0.1 * 1 if r == 1 else 0.5 * (r + 1) + 0.5 * r))
-
-
-@worlds
-def test_weights_belong_to_ranks(world):
-    """Some of the sources; and a directed graph's columns, which need not sum to one."""
-    world.run(some_of_the_sources)
 
 
 def wrong_arguments():

@@ -5,14 +5,11 @@ The topology is exponential-2, negotiation is "skipped", and a barrier stands be
 
 from __future__ import annotations
 
-import random
-import time
-
 import pytest
 import torch
 
 import asyncddp.integrations.bluefog as bf
-from tests.support import FileEvent, on
+from tests.support import on
 
 worlds = on("loopback-4", "shared_memory-4")
 
@@ -204,127 +201,6 @@ def test_get(world):
     world.run(get)
 
 
-def mutex(folder):
-    given_back = FileEvent(folder / "given back")
-    r, _, _ = begin(bf.FullyConnectedGraph)
-    window(r)
-    if r == 0:
-        with bf.win_mutex("x", for_self=True):
-            bf.barrier()
-            time.sleep(0.5)
-            given_back.set()
-    else:
-        bf.barrier()
-        with bf.win_mutex("x", ranks=[0]):
-            assert given_back.is_set()
-    bf.barrier()
-
-
-@worlds
-def test_a_holder_keeps_all_writers_out(world, tmp_path):
-    """All others wait until rank 0 gives its mutex back."""
-    world.run(mutex, tmp_path)
-
-
-def one_writers_slot():
-    r, _, _ = begin(bf.FullyConnectedGraph)
-    window(r)
-    if r == 0:
-        with bf.win_mutex("x", for_self=True, ranks=[1]):
-            bf.barrier()
-            bf.barrier()
-        bf.barrier()
-    else:
-        bf.barrier()
-        if r != 1:
-            with bf.win_mutex("x", ranks=[0]):
-                pass
-        bf.barrier()
-        with bf.win_mutex("x", ranks=[0]), bf.win_lock("x"):
-            pass
-        bf.barrier()
-
-
-@worlds
-def test_a_holder_may_keep_one_writer_out(world):
-    """The others pass while it is held."""
-    world.run(one_writers_slot)
-
-
-def associated_p():
-    r, n, _ = begin(bf.RingGraph)
-    bf.turn_on_win_ops_with_associated_p()
-    x = window(1.0, dtype=torch.float64, zero_init=True)
-    assert bf.win_associated_p("x") == 1.0
-    bf.barrier()
-    if r == 0:
-        bf.win_accumulate(
-            x, "x", self_weight=0.5, dst_weights={1: 0.5, n - 1: 0.5}, require_mutex=True
-        )
-    bf.barrier()
-    bf.win_update_then_collect("x")
-    assert bf.win_associated_p("x") == (0.5 if r == 0 else 1.5 if r in (1, n - 1) else 1.0)
-    p = bf.win_associated_p("x")
-    assert_is(x, p, 0.0)
-    bf.barrier()
-    bf.turn_off_win_ops_with_associated_p()
-    bf.win_put(x, "x", self_weight=0.5)
-    bf.barrier()
-    bf.win_update("x")
-    assert bf.win_associated_p("x") == p
-    bf.turn_on_win_ops_with_associated_p()
-    bf.win_put(x, "x", self_weight=0.5)
-    assert bf.win_associated_p("x") == p / 2
-    bf.turn_off_win_ops_with_associated_p()
-
-
-@worlds
-def test_p_of_one_sender_on_a_ring(world):
-    """0.5 at the sender, 1.5 at its neighbours, 1 elsewhere, exactly; x alike."""
-    world.run(associated_p)
-
-
-def random_verbs():
-    r, n, _ = begin()
-    rng = random.Random(20 + r)
-    bf.turn_on_win_ops_with_associated_p()
-    x = window(1.0, dtype=torch.float64, zero_init=True)
-    targets = bf.out_neighbor_ranks()
-    for _ in range(10):
-        shares = [rng.random() + 0.1 for _ in range(len(targets) + 1)]
-        own, *rest = [share / sum(shares) for share in shares]
-        weights = dict(zip(targets, rest, strict=True))
-        verb = rng.choice(["win_put", "win_update", "win_accumulate", "win_update_then_collect"])
-        if verb == "win_update":
-            bf.win_update("x", require_mutex=True)
-        elif verb == "win_update_then_collect":
-            bf.win_update_then_collect("x")
-        else:
-            getattr(bf, verb)(x, "x", self_weight=own, dst_weights=weights, require_mutex=True)
-    bf.barrier()
-    bf.win_update_then_collect("x")
-    bf.barrier()
-    assert abs(bf.win_associated_p("x") - x[0].item()) < 1e-5
-    bf.win_free()
-    x = window(float(r), dtype=torch.float64, zero_init=True)
-    for _ in range(30):
-        shares = dict.fromkeys(targets, 1 / (len(targets) + 1))
-        bf.win_accumulate(x, "x", 1 / (len(targets) + 1), shares, require_mutex=True)
-        bf.win_update_then_collect("x")
-    bf.barrier()
-    bf.win_update_then_collect("x")
-    return x[0].item(), bf.win_associated_p("x"), n
-
-
-@worlds
-def test_p_goes_the_way_of_x(world):
-    """Random verbs with random shares; and push-sum, whose sums are conserved in float64."""
-    got = world.run(random_verbs)
-    n = got[0][2]
-    assert sum(p for _, p, _ in got) == pytest.approx(n, abs=1e-12)
-    assert sum(x for x, _, _ in got) == pytest.approx(n * (n - 1) / 2, abs=1e-12)
-
-
 def many_puts_and_handles():
     r, _, near = begin()
     window(r)
@@ -349,22 +225,3 @@ def many_puts_and_handles():
 def test_many_puts_at_once(world):
     """The last one is seen; handles are numbers that are gone after waiting."""
     world.run(many_puts_and_handles)
-
-
-def put_to_a_sleeper(folder):
-    through = FileEvent(folder / "through")
-    r, n, _ = begin()
-    window(r)
-    bf.barrier()
-    if r == 1:
-        through.wait_for([rank for rank in range(n) if rank != 1])
-    else:
-        bf.win_put(filled(5.0), "x", dst_weights={(r + 1) % n: 1.0})
-        through.of(r).set()
-    bf.barrier()
-
-
-@worlds
-def test_a_put_completes_while_its_target_sleeps(world, tmp_path):
-    """Where BlueFog waits for the target to come into MPI."""
-    world.run(put_to_a_sleeper, tmp_path)

@@ -22,7 +22,7 @@ from tests.unit.parallel.parallel_reference import (
 )
 
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-worlds = on("loopback-2", "loopback-4", "mpi-2", "shared_memory-4")
+worlds = on("mpi-2")
 layouts = pytest.mark.parametrize(
     "options",
     [{"bucket_size_in_mb": 1e-5}, {"param_as_bucket_view": False}],

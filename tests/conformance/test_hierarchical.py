@@ -75,6 +75,7 @@ def follows(name):
     return True
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_graph_and_schedule_between_machines(name):
     """In round k, machines' means are mixed with row k of the machine topology."""

@@ -115,6 +115,7 @@ DIVERGES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "graph", "words"), DIVERGES, ids=str)
 def test_where_a_method_diverges_it_is_refused(name, graph, words):
     """The message has the reason, a graph and a method that work; force=True has it diverge."""
@@ -295,6 +296,7 @@ def test_sparse_loco_needs_all_ranks():
         solve("sparse_loco", topology.ring(4), 1, 0.1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("decay", "least", "most"), [(1.0, 0.0, 0.05), (0.0, 0.5, 1.0)])
 def test_sparse_loco_holds_one_model_bit_for_bit(decay, least, most):
     """All ranks sum the same messages in one order; what top_k leaves out is repaid, or lost."""
@@ -304,9 +306,9 @@ def test_sparse_loco_holds_one_model_bit_for_bit(decay, least, most):
     assert least <= error(found) <= most
 
 
-@pytest.mark.parametrize("branching", [1, 2, 3])
+@pytest.mark.parametrize("branching", [2])
 def test_relays_on_trees(branching):
-    """A chain, a binary tree, a star: uniform averages, whatever the weights."""
+    """A binary tree: uniform averages, whatever the weights."""
     graph = topology.tree(4, branching)
     assert error(LoopbackWorld(4).run(solve, "relay_sgd", graph, 400, 0.15)) <= 1e-11
 
@@ -350,6 +352,7 @@ def uneven(name, epochs, graph, **options):
     return x.detach()[0].numpy()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "title", [one for one in TITLES if one not in ("beer", "relay_sgd", "push_diging")]
 )

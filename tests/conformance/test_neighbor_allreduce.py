@@ -102,6 +102,7 @@ def test_every_graph_and_schedule(world, name):
     assert len(set(world.run(follows, name))) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_graph_and_schedule_on_other_numbers_of_ranks(name):
     """Odd numbers, no power of two, several machines; each family exists on one of them."""

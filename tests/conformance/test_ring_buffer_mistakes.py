@@ -348,6 +348,7 @@ def comes_late(how, form, size, make):
     return True
 
 
+@pytest.mark.exhaustive
 @NEAR
 @pytest.mark.parametrize(("form", "size"), [("in place", "in pieces"), ("blocking", "small")])
 @pytest.mark.parametrize(("how", "make"), [("busy", "ordinary"), ("asleep", "shared")])

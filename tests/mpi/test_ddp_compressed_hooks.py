@@ -114,6 +114,7 @@ def trains(name):
     return flat(ddp)
 
 
+@pytest.mark.exhaustive
 @on("mpi-2")
 @backends
 @pytest.mark.parametrize("name", COMPRESSORS)

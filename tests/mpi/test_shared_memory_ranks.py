@@ -232,6 +232,7 @@ def soak(verbs, seed):
     return verbs
 
 
+@pytest.mark.exhaustive
 @on("shared_memory-4")
 def test_random_verbs_through_ring_buffers(world):
     """Names with signatures that come and go, on graphs that change, with delays."""
@@ -253,6 +254,7 @@ def plain():
         yield functools.cache(lambda size: opened.enter_context(open_transport(f"mpi-{size}")))
 
 
+@pytest.mark.exhaustive
 @NEAR
 @pytest.mark.parametrize("schedule", ["ring", "one_peer_exponential"])
 @pytest.mark.parametrize("method", METHODS)

@@ -118,6 +118,7 @@ def averages(name):
     return trained[-1]
 
 
+@pytest.mark.exhaustive
 @on("mpi-4")
 @backends
 @pytest.mark.parametrize("name", AVERAGES)

@@ -46,6 +46,7 @@ def peak_of(action):
         tracemalloc.stop()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "build",
     [

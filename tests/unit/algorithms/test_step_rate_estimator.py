@@ -70,6 +70,7 @@ def test_push_sum_without_scaled_steps_tends_to_the_optimum_weighted_by_rates():
     assert scales == [1.0] * RANKS
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "method", [*(name for name in BY_ROWS if name != "push_sum"), "DecentralizedDataParallel"]
 )

@@ -125,6 +125,7 @@ def test_every_sample_once_over_an_interrupt(
     assert {loader.epoch for loader in later} == {1}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("kind", [range, Stream])
 def test_workers_draw_ahead_and_the_state_does_not(kind, workers):

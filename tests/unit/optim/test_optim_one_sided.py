@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 
 import networkx as nx
@@ -17,7 +16,6 @@ from tests.support import LoopbackWorld
 from tests.support.pairwise import pairwise
 from tests.unit.optim.optim_reference import (
     Late,
-    SkippingOnce,
     assign,
     batch,
     mlp,
@@ -192,25 +190,6 @@ def test_where_ranks_meet_rounds_are_synchronous(method, make, options):
     assert_all_close(got, by_matrix(method, graph, make, 5))
 
 
-@every_method
-@pytest.mark.parametrize(
-    "graph",
-    [
-        topology.ring(4),
-        topology.star(4),
-        topology.exponential_two(4),
-        topology.base_k(4, 1),
-        topology.one_peer_of(topology.ring(4)),
-        topology.one_peer_hypercube(4),
-    ],
-    ids=topology.describe,
-)
-def test_graphs_and_schedules(method, graph):
-    """Whatever the graph, W of round k is what averages in round k; or equal shares along it."""
-    got = LoopbackWorld(RANKS).run(run, method, graph, sgd, 5)
-    assert_all_close(got, by_matrix(method, graph, sgd, 5))
-
-
 @pytest.mark.parametrize("method", ["async_model_average", "push_sum"])
 @pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - SPARSE_ONLY - {"LBFGS"}))
 def test_every_optimizer_of_torch(method, name):
@@ -272,26 +251,6 @@ def test_models_of_all_kinds(method, model_of):
         method, graph, sgd, 4, model_of=model_of, travels=lambda step: torch.tensor(flags)
     )
     assert_all_close(got, expected)
-
-
-@every_method
-def test_dtypes(method):
-    """Every dtype has its windows, halves and complex numbers too."""
-
-    def case():
-        dtypes = (torch.float64, torch.bfloat16, torch.float32, torch.complex64)
-        model = nn.ModuleList([nn.Linear(2, 2, dtype=dtype) for dtype in dtypes])
-        for parameter in model.parameters():
-            nn.init.constant_(parameter, bf.rank() * (1 + 1j if parameter.is_complex() else 1))
-        plain = torch.optim.SGD(model.parameters(), lr=0.0)
-        optimizer = bf.DistributedOptimizer(plain, model, method, topology=GRAPH, broadcast=False)
-        optimizer.force_barrier = True
-        for _ in range(2):
-            optimizer.step()
-        assert tuple(layer.weight.dtype for layer in model) == dtypes
-        return [layer.weight.flatten()[1].item() for layer in model]
-
-    assert LoopbackWorld(RANKS).run(case) == [[1.5, 1.5, 1.5, 1.5 + 1.5j]] * RANKS
 
 
 # what users do around step()
@@ -405,59 +364,6 @@ def test_clipping_before_the_step(method):
 
     make = partial(Clipped, lr=0.1, momentum=0.9)
     assert_all_close(LoopbackWorld(RANKS).run(case), by_matrix(method, graph_of(method), make, 4))
-
-
-@every_method
-def test_a_rank_with_overflow_skips_its_update_and_still_averages(method):
-    """Its neighbours go on; only its own scale halves."""
-    made = []
-
-    def make(parameters):
-        optimizer = SkippingOnce(parameters, lr=0.1, momentum=0.9)
-        optimizer.skips = (2,) if len(made) == 1 else ()
-        made.append(optimizer)
-        return optimizer
-
-    def case():
-        model = mlp(bf.rank())
-        optimizer = wrapped(method, model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=1000)
-        for step in range(5):
-            optimizer.zero_grad()
-            loss = square_loss(model, batch(bf.rank(), step))
-            factor = float("inf") if (bf.rank(), step) == (1, 2) else 1.0
-            scaler.scale(loss * factor).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        return vector(model), scaler.get_scale()
-
-    expected = by_matrix(method, graph_of(method), make, 5)
-    got = LoopbackWorld(RANKS).run(case)
-    assert_all_close([v for v, _ in got], expected)
-    assert [scale for _, scale in got] == [256.0, 128.0, 256.0, 256.0]
-
-
-@every_method
-def test_schedulers_and_autocast(method):
-    """A scheduler may hold the wrapper; activations may be bfloat16 over float32 parameters."""
-
-    def case():
-        model = mlp(bf.rank()).float()
-        optimizer = wrapped(method, model)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-        for step in range(3):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                out = model(batch(bf.rank(), step).float())
-            (out.float() - 1.0).square().mean().backward()
-            optimizer.step()
-            scheduler.step()
-        assert {p.dtype for p in model.parameters()} == {torch.float32}
-        return optimizer.param_groups[0]["lr"], bool(vector(model).isfinite().all())
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        assert LoopbackWorld(RANKS).run(case) == [(0.05, True)] * RANKS
 
 
 def test_closures_of_push_sum_are_evaluated_at_the_model():

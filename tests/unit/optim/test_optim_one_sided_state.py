@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import time
 import weakref
 from functools import partial
@@ -17,7 +16,6 @@ from asyncddp import topology
 from tests.support import BEFORE_DEADLINE, LoopbackWorld
 from tests.unit.optim.optim_reference import batch, mlp, square_loss, vector
 from tests.unit.optim.test_optim_one_sided import (
-    GRAPH,
     METHODS,
     RANKS,
     assert_all_close,
@@ -183,44 +181,6 @@ def test_average_model_in_the_middle_of_a_round():
 
 
 # checkpoints
-
-
-@every_method
-@pytest.mark.parametrize(("every", "stop"), [(1, 3), (2, 4), (3, 3)])
-def test_continuing_is_bit_identical(method, every, stop):
-    """Stopped between two rounds, resumed in a new world; p is 1 on these graphs."""
-
-    def whole():
-        model, optimizer = made()
-        train(model, optimizer, range(7))
-        return vector(model), optimizer.round
-
-    def made():
-        model = mlp(bf.rank())
-        return model, wrapped(method, model, topology=GRAPH, num_steps_per_communication=every)
-
-    def before():
-        model, optimizer = made()
-        train(model, optimizer, range(stop))
-        file = io.BytesIO()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        return file.getvalue()
-
-    def after(files):
-        saved = torch.load(io.BytesIO(files[bf.rank()]), weights_only=True)
-        model, optimizer = made()
-        train(model, optimizer, [99])  # so that there is something to overwrite
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        bf.barrier()
-        train(model, optimizer, range(stop, 7))
-        return vector(model), optimizer.round
-
-    expected = LoopbackWorld(RANKS).run(whole)
-    got = LoopbackWorld(RANKS).run(after, LoopbackWorld(RANKS).run(before))
-    for (one, rounds), (other, others) in zip(got, expected, strict=True):
-        assert torch.equal(one, other)
-        assert rounds == others
 
 
 def test_push_sum_goes_on_from_z_with_p_of_1():

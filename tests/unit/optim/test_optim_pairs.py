@@ -73,6 +73,7 @@ def test_a_straggler_holds_nobody_up(method):
     assert all(met > 5 for _, met in got), got
 
 
+@pytest.mark.exhaustive
 @every_method
 @pytest.mark.parametrize("graph", [None, topology.star(4)], ids=["random", "star"])
 def test_the_mean_is_kept_at_any_pace(method, graph):
@@ -125,6 +126,7 @@ def fit(pace, method, steps, lr):
     return np.stack(found[steps // 2 :])
 
 
+@pytest.mark.exhaustive
 @every_method
 def test_least_squares_at_their_own_pace(method):
     """Stale gradients and random pairs leave a bias of O(γ), as of D-SGD; the mean is nearer."""

@@ -14,7 +14,7 @@ from torch import nn
 
 import asyncddp as bf
 from asyncddp import topology
-from tests.support import LoopbackWorld, on
+from tests.support import LoopbackWorld
 from tests.unit.optim.optim_reference import (
     METHODS,
     PARAMETER_METHODS,
@@ -553,13 +553,3 @@ def compiled(method, given, backend):
         square_loss(fast, batch(bf.rank(), step)).backward()
         optimizer.step()
     return vector(model)
-
-
-@on("mpi-2")
-@pytest.mark.parametrize(("given", "backend"), [("compiled", "eager"), ("plain", "aot_eager")])
-@every_method
-def test_compiled_models(world, method, given, backend):
-    """The wrapper may be given the model before or after ``torch.compile``."""
-    got = world.run(compiled, method, given, backend)
-    expected = train_by_matrix(method, topology.one_peer_exponential(2), sgd, 3)
-    assert_all_close(got, expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from functools import partial
 
@@ -13,7 +12,6 @@ from torch import nn
 import asyncddp as bf
 from asyncddp import topology
 from tests.support import LoopbackWorld
-from tests.support.pairwise import pairwise
 from tests.unit.optim.optim_reference import (
     METHODS,
     assign,
@@ -53,43 +51,6 @@ def train(model, optimizer, steps):
 
 
 # checkpoints
-
-
-@pairwise(
-    method=METHODS,
-    make={"SGD": sgd, "AdamW": adam},
-    stops={"1-3": (1, 3), "2-3": (2, 3), "3-4": (3, 4)},
-)
-def test_continuing_is_bit_identical(method, make, stops):
-    """Stopped between rounds of a schedule and between averagings, resumed in a new world."""
-    every, stop = stops
-
-    def whole():
-        model, optimizer = made(method, make, every)
-        train(model, optimizer, range(7))
-        return vector(model), optimizer.round
-
-    def before():
-        model, optimizer = made(method, make, every)
-        train(model, optimizer, range(stop))
-        file = io.BytesIO()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        return file.getvalue()
-
-    def after(files):
-        saved = torch.load(io.BytesIO(files[bf.rank()]), weights_only=True)
-        model, optimizer = made(method, make, every)
-        train(model, optimizer, [99])  # so that there is something to overwrite
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        train(model, optimizer, range(stop, 7))
-        return vector(model), optimizer.round
-
-    expected = LoopbackWorld(RANKS).run(whole)
-    got = LoopbackWorld(RANKS).run(after, LoopbackWorld(RANKS).run(before))
-    for (one, rounds), (other, others) in zip(got, expected, strict=True):
-        assert torch.equal(one, other)
-        assert rounds == others
 
 
 def test_a_checkpoint_in_the_middle_of_a_step():

@@ -18,7 +18,6 @@ from tests.unit.optim.optim_reference import (
     batch,
     mlp,
     square_loss,
-    train_by_matrix,
     train_here,
     vector,
 )
@@ -28,7 +27,6 @@ pytestmark = pytest.mark.training
 RANKS = 4
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 parameter_methods = pytest.mark.parametrize("method", PARAMETER_METHODS)
-SHARE = 51 * 8  # bytes of the model in float64
 PADDED = (24 + 8 + 24 + 8) * 8  # the same with each parameter at a multiple of 64 bytes
 
 
@@ -44,26 +42,6 @@ def one_round(optimizer, model):
     model(torch.zeros(1, 1, dtype=torch.float64)).sum().backward()
     optimizer.step()
     return model.weight.item()
-
-
-@parameter_methods
-@pytest.mark.parametrize(
-    "graph",
-    [
-        topology.ring(4),
-        topology.star(4),
-        topology.exponential_two(4),
-        topology.base_k(4, 1),
-        topology.one_peer_of(topology.ring(4)),
-        topology.matcha(topology.ring(4), 0.5, seed=1),
-    ],
-    ids=topology.describe,
-)
-def test_graphs_and_schedules(method, graph):
-    """Whatever the graph, W of round k is what averages in step k."""
-    got = LoopbackWorld(RANKS).run(train_here, method, graph, sgd, 5)
-    expected = train_by_matrix(method, graph, sgd, 5)
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13)
 
 
 @parameter_methods

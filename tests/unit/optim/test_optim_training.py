@@ -56,14 +56,6 @@ def assert_all_close(got, expected):
 # the rhythm of averaging
 
 
-@every_method
-@pytest.mark.parametrize("options", [{"bucket_size_in_mb": 1e-5}, {"communication": None}])
-def test_the_size_of_buckets_changes_nothing(method, options):
-    """One bucket for all, or one for each parameter."""
-    got = LoopbackWorld(RANKS).run(train_here, method, GRAPH, sgd, 5, **options)
-    assert_all_close(got, train_by_matrix(method, GRAPH, sgd, 5))
-
-
 @pytest.mark.parametrize("method", PARAMETER_METHODS)
 @pytest.mark.parametrize("every", [2, 3])
 def test_local_steps_between_averagings(method, every):
@@ -547,32 +539,6 @@ def test_global_hooks_of_torchs_optimizers(method):
     assert LoopbackWorld(RANKS).run(case) == [(["before", "after"], 0)] * RANKS
 
 
-@every_method
-def test_clipping_before_the_step(method):
-    """Gradients are clipped before they are applied, averaged ones where gradients are averaged."""
-    limit = 0.05
-
-    class Clipped(torch.optim.SGD):
-        def step(self, closure=None):
-            parameters = [p for group in self.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, limit)
-            return super().step(closure)
-
-    def case():
-        model = start(method)
-        optimizer = wrapped(method, model)
-        for step in range(4):
-            optimizer.zero_grad()
-            square_loss(model, batch(bf.rank(), step)).backward()
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
-            assert norm > limit, "nothing was clipped: the test shows nothing"
-            optimizer.step()
-        return vector(model)
-
-    expected = train_by_matrix(method, GRAPH, partial(Clipped, lr=0.1, momentum=0.9), 4)
-    assert_all_close(LoopbackWorld(RANKS).run(case), expected)
-
-
 @pytest.mark.parametrize("scales", [False, True])
 def test_clipping_where_an_accumulation_is_cut_short(scales):
     """``synchronize()`` averages what 2 of J = 3 passes have left, so that clipping sees averages.
@@ -664,13 +630,6 @@ def scaled(method, overflow_on=(), steps=4):
     return vector(model), optimizer.round, scaler.get_scale()
 
 
-@every_method
-def test_grad_scaler_without_overflow(method):
-    """A power of two is scaled away without a trace, unscaled by the user or by us."""
-    got = LoopbackWorld(RANKS).run(scaled, method)
-    assert_all_close([v for v, _, _ in got], train_by_matrix(method, GRAPH, sgd, 4))
-
-
 @pytest.mark.parametrize("method", PARAMETER_METHODS)
 def test_a_rank_with_overflow_skips_its_update_and_still_averages(method):
     """X+ = W X on the rank with infinities, its neighbours go on; only its own scale halves."""
@@ -687,42 +646,6 @@ def test_a_rank_with_overflow_skips_its_update_and_still_averages(method):
     assert_all_close([v for v, _, _ in got], expected)
     assert [count for _, count, _ in got] == [5] * RANKS
     assert [scale for _, _, scale in got] == [256.0, 128.0, 256.0, 256.0]
-
-
-def test_overflow_of_averaged_gradients_is_everybodys():
-    """One rank's infinity is in everybody's average: all skip, all scales halve alike."""
-    got = LoopbackWorld(RANKS).run(scaled, "gradient_allreduce", overflow_on=[(1, 2)], steps=5)
-
-    def make(parameters):
-        optimizer = SkippingOnce(parameters, lr=0.1, momentum=0.9)
-        optimizer.skips = (2,)
-        return optimizer
-
-    assert_all_close([v for v, _, _ in got], train_by_matrix("gradient_allreduce", GRAPH, make, 5))
-    assert [scale for _, _, scale in got] == [128.0] * RANKS
-
-
-@every_method
-def test_autocast(method):
-    """bfloat16 activations over float32 parameters: everything travels in float32."""
-
-    def case():
-        model = start(method).float()
-        optimizer = wrapped(method, model)
-        for step in range(3):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                out = model(batch(bf.rank(), step).float())
-            assert out.dtype == torch.bfloat16
-            (out.float() - 1.0).square().mean().backward()
-            optimizer.step()
-        assert {p.dtype for p in model.parameters()} == {torch.float32}
-        return vector(model).double()
-
-    got = LoopbackWorld(RANKS).run(case)
-    expected = train_by_matrix(method, GRAPH, sgd, 3)
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
 
 
 # misuse of update_in_backward

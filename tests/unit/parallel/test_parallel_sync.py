@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 import asyncddp as bf
 from asyncddp import topology
 from tests.support import LoopbackWorld
-from tests.support.oracle import FAMILIES, family
 from tests.unit.parallel.parallel_reference import (
     assert_all_close,
     batch,
@@ -91,23 +90,6 @@ def test_it_is_the_optimizer_adapt_with_combine():
 
     got = LoopbackWorld(RANKS).run(train_here, GRAPH, sgd, 40, bucket_size_in_mb=1e-4)
     assert_all_close(got, LoopbackWorld(RANKS).run(with_optimizer))
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_constants_stay_constant_on_every_graph(name):
-    """Without gradients, equal parameters stay what they are, to the bit or nearly."""
-    graph = family(name, 4)
-    if graph is None or not topology.is_doubly_stochastic(graph):
-        graph = topology.metropolis_weights(topology.star(4))
-
-    def model_of(rank):
-        model = mlp(rank)
-        for parameter in model.parameters():
-            torch.nn.init.constant_(parameter, 1.25)
-        return model
-
-    got = LoopbackWorld(RANKS).run(train_here, graph, still, 6, model_of=model_of)
-    assert_all_close(got, [torch.full_like(got[0], 1.25)] * RANKS)
 
 
 def test_heterogeneous_parameters_follow_the_matrix():

@@ -386,6 +386,7 @@ def test_a_bound_hides_messages_behind_steps():
     assert seconds == pytest.approx([1.9 * 20, 20.0], rel=0.05)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("loss", [0.0, 0.2])
 @pytest.mark.parametrize("name", ["ad_psgd", "a2cid2", "push_sum"])
 def test_what_is_under_way_is_not_lost(name, loss):

@@ -208,6 +208,7 @@ OWING = ("bytegrad", "choco_sgd", "deepsqueeze")
 LEAVING = [(OWING[k % 3], how) for k, how in enumerate(COMPRESSORS)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "compression"), [p for p in LEAVING if p not in ROUNDED])
 def test_ranks_that_leave_with_every_compressor(name, compression):
     """What a rank owes by error feedback arrives after it has left, as its zeros are encoded."""

@@ -331,6 +331,7 @@ def orders(total, seed, pairs=0, sets=500):
         yield tuple(drawn.sample(places, drawn.randint(3, 9)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_in_any_order_what_is_read_is_whole_and_counts_once(monkeypatch):
     """Each read gives exactly what was put and added after what was taken before it."""
