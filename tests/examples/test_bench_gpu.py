@@ -124,17 +124,6 @@ def row(table, rival, nbytes, seconds):
     return TimingRow(table, rival, nbytes, 1, (seconds, seconds))
 
 
-def test_the_advice_is_the_fastest_size_of_pieces(scripts):
-    """The advice compares the fastest size with pieces of 4 MB, and ignores other tables."""
-    from benchmarks.gpu.bench import advice
-
-    rows = [row("pieces_2", name, 1 << 24, s) for name, s in (("2 MB", 3.0), ("4 MB", 2.2))]
-    rows += [row("pieces_2", "8 MB", 1 << 24, 2.0), row("cuda_ipc_2", "cuda_ipc", 1 << 24, 1.0)]
-    assert advice(rows) == [
-        "2 ranks, 16 MB: pieces of 8 MB are the fastest, 10% faster than those of 4 MB."
-    ]
-
-
 @pytest.mark.parametrize(
     ("transport", "limit", "ratio", "words"),
     [
@@ -207,10 +196,3 @@ def test_such_a_rate_fails_the_bench_after_its_report(scripts, tmp_path, monkeyp
     assert done.exit_code == 1
     assert "Error: nccl: 9 s is too long" in done.output
     assert json.loads((tmp_path / "found.json").read_text())["results"] == []
-
-
-def test_the_model_is_a_resnet_50(scripts):
-    """Torchvision's has 25,557,032 parameters."""
-    from benchmarks.training_models import resnet50
-
-    assert resnet50().nbytes == 4 * 25_557_032

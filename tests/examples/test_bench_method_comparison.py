@@ -58,30 +58,6 @@ def test_every_method_that_waits_is_compared():
     assert {one.name for one in every_method()} == set(ALGORITHMS) - left_out
 
 
-def test_newton_finds_the_optimum_of_the_logistic_regression():
-    """The gradient of the mean loss is rounding there."""
-    from benchmarks.methods.logistic import logistic_regression
-
-    problem = logistic_regression(4, seed=1)
-    rows = np.concatenate([one[0].numpy() for one in problem.data])
-    labels = np.concatenate([one[1].numpy() for one in problem.data])
-    chances = 1 / (1 + np.exp(-rows @ problem.optimum.numpy()))
-    assert np.abs(rows.T @ (chances - labels) / len(rows)).max() < 1e-14
-
-
-@pytest.mark.parametrize("heterogeneity", [0.0, 0.1, 10.0])
-def test_random_quadratics_are_as_heterogeneous_as_is_said(heterogeneity):
-    """At the optimum, of norm 1, gradients sum to zero and their mean square is ζ²."""
-    from benchmarks.methods.relayed_sums import random_quadratics
-
-    problem = random_quadratics(6, heterogeneity, seed=2)
-    optimum = problem.optimum.numpy()
-    slopes = np.stack([a.numpy().T @ (a.numpy() @ optimum - b.numpy()) for a, b in problem.data])
-    assert np.linalg.norm(optimum) == pytest.approx(1)
-    assert np.abs(slopes.sum(axis=0)).max() < 1e-12
-    assert np.square(slopes).sum(axis=1).mean() == pytest.approx(heterogeneity, rel=1e-9, abs=1e-20)
-
-
 def test_paired_differences_are_judged_by_their_standard_error():
     """By hand; what lies within two errors says nothing, in whichever direction."""
     from benchmarks.methods.tuned_digits import PairedDifference
@@ -93,18 +69,3 @@ def test_paired_differences_are_judged_by_their_standard_error():
     assert PairedDifference.of((2.0, 2.0, 2.0), (3.0, 5.0, 4.0)).positive is False
     assert PairedDifference.of((1.0, 3.0), (2.0, 1.0)).positive is None
     assert found.told(10) == "+20.0 ± 5.8"
-
-
-def test_the_distance_that_ranks_keep_is_that_of_simulated_noise():
-    """Ranks that move at random and average, for many rounds; an average over all leaves none."""
-    from benchmarks.methods.digits import kept_distance
-
-    from asyncddp import topology
-
-    assert kept_distance(topology.complete(6)) == pytest.approx(0, abs=1e-12)
-    schedule, random = topology.base_k(5, 1), np.random.default_rng(0)
-    x, found = np.zeros((5, 20_000)), []
-    for number in range(20 * schedule.period):
-        x = topology.mixing_matrix(schedule, number) @ (x + random.standard_normal(x.shape))
-        found.append(np.square(x - x.mean(axis=0)).mean())
-    assert np.mean(found[-schedule.period :]) == pytest.approx(kept_distance(schedule), rel=0.02)

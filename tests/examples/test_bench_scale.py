@@ -73,42 +73,6 @@ def test_the_transport_sees_all_that_mpi_sends_for_neighbors_and_nothing_of_allr
         assert sent["mpi"]["nbytes"] >= 3 * TENSOR
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_one_peer_sends_one_tensor_exp2_sends_log2_n_ring_sends_two(ranks):
-    """The closed forms, on every rank and for every call; what is more is headers."""
-    from benchmarks.scale.bench import in_threads
-
-    calls = 3
-    tensors = {"one-peer": 1, "exp-2": ranks.bit_length() - 1, "ring": min(2, ranks - 1)}
-    for rank in in_threads(ranks, TENSOR, calls).found:
-        for verb, many in tensors.items():
-            sent = rank[verb]["transport"]
-            assert sent["messages"] - sent["headers"] == calls * many
-            headers = sent["nbytes"] - calls * many * TENSOR
-            assert 0 <= headers <= 4096 * calls * many
-
-
-def test_without_its_monitoring_open_mpi_is_not_believed():
-    """The run says why allreduce is not counted, instead of showing zeros."""
-    from benchmarks.ranks import run_on_ranks
-
-    given = {"nbytes": 4096, "calls": 2}
-    found = run_on_ranks(2, "scale.message_counts:count_on_ranks", given)
-    assert "started without its monitoring" in found["why"]
-    assert [rank["allreduce"]["mpi"] for rank in found["ranks"]] == [None, None]
-
-
-def test_the_model_is_one_tensor_for_one_peer_and_two_shares_short_of_two_for_the_ring():
-    """One-peer: B for any n; exp-2: B log2 n; ring allreduce: 2 B (n - 1) / n."""
-    from benchmarks.scale.bench import compute_model_costs
-
-    for one in compute_model_costs((2, 16, 1024), TENSOR, lambda text: None):
-        found = {way: cost.bytes_per_rank / TENSOR for way, cost in one.costs.items()}
-        assert found["one-peer"] == 1
-        assert found["exp-2"] == one.ranks.bit_length() - 1
-        assert found["ring allreduce"] == pytest.approx(2 * (one.ranks - 1) / one.ranks)
-
-
 def test_a_run_that_fails_ends_the_bench_with_its_last_words():
     """RunFailedError tells the exit code and what the run wrote on stderr."""
     from benchmarks.ranks import RunFailedError, run_for_json

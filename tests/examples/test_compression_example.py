@@ -42,18 +42,6 @@ def test_one_bit_differences_reach_the_accuracy_with_far_fewer_bytes(tmp_path):
     assert imread(tmp_path / "c.png").shape[0] > 400
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.mpi(4)
-def test_all_runs_run_on_four_ranks(tmp_path):
-    """A few steps of each; no compressor reaches anything, which is said."""
-    done = run_compression(4, "--smoke", "--target", "100", "--out", "c.svg", cwd=tmp_path)
-    assert done.code == 0, done
-    assert [row[2] for name, row in table_of(done).items() if name] == ["never"] * 8
-    assert "no average model reached 100 % accuracy" in done.stdout
-    assert (tmp_path / "c.svg").read_text().startswith("<?xml")
-
-
 def test_one_rank_is_told_to_start_more(tmp_path):
     """Where nobody can be sent anything the script says how to start it."""
     done = run_to_end(warm_server().command(SCRIPT), cwd=tmp_path)

@@ -26,7 +26,7 @@ NIGHTLY = pytest.mark.nightly
 LARGEST = 60_000  # bytes of a picture
 
 
-# What a test wants to know of a notebook that has run, asked in a last cell of its own.
+# What a test wants to know of a notebook that has run, asked in a last cell of its own; else None.
 QUESTIONS = {
     NAMES[0]: """
         every = {n: families(n) for n in measured}
@@ -37,27 +37,6 @@ QUESTIONS = {
             "exact": {n: {k: exact(g) for k, g in every[n].items()} for n in every},
             "rate": {n: {k: rate(g) for k, g in every[n].items()} for n in every},
         }""",
-    NAMES[1]: """
-        answer = {"gaps": gaps, "closed": {k: list(map(float, v)) for k, v in closed_forms.items()},
-                  "budgets": budgets, "gains": list(gains), "seconds": seconds,
-                  "allreduce": cost.ring_allreduce.seconds}""",
-    NAMES[2]: """
-        def listed(found, theory, etas):
-            return [[*key, etas, list(way[-1]), theory[key]] for key, way in found.items()]
-        answer = {"squares": listed(measured, expected, ETAS), "differences": differences,
-                  "logistic": listed(measured_logistic, expected_logistic, LOGISTIC_ETAS)}""",
-    NAMES[3]: """
-        answer = {"curves": curves.tolist(), "rates": rates,
-                  "seen": view["digits"], "known": known.tolist(),
-                  "slowest": found.slowest_by_compute, "holds_up": found.holds_up}""",
-    "6_choosing_a_method": """
-        answer = {"errors": {name: run.error.tolist() for name, run in errors.items()},
-                  "sent": {run.method.split(",")[0]: run.bytes_sent[-1] for run in found.runs}}""",
-    "5_lightning": """
-        def listed(records):
-            accuracy, distances = curves(records)
-            return [part.tolist() for part in (accuracy, *distances)]
-        answer = {"gossip": listed(gossip), "switched": listed(switched)}""",
 }  # fmt: skip
 
 
@@ -110,7 +89,7 @@ class Ran:
     def __init__(self, name, path, environment):
         import nbformat
 
-        lines = QUESTIONS[name].strip("\n").splitlines()
+        lines = QUESTIONS.get(name, "answer = None").strip("\n").splitlines()
         margin = len(lines[0]) - len(lines[0].lstrip())
         question = "\n".join(["import json", *(line[margin:] for line in lines)])
         notebook = saved(name)
@@ -212,104 +191,6 @@ class TestOnFourEngines:
         for name, squares in known.items():
             found = np.array(ran(NAMES[0]).answer["measured"]["16"][name])[[1, 2, 4, 6, 8, 10]] ** 2
             np.testing.assert_allclose(found, squares, rtol=4e-3)
-
-    @NIGHTLY
-    def test_gaps_are_on_their_closed_forms(self, ran):
-        """Ring, star and exp-2 for each number of ranks."""
-        answer = ran(NAMES[1]).answer
-        for name, values in answer["closed"].items():
-            np.testing.assert_allclose(answer["gaps"][name], values, rtol=1e-9)
-
-    @NIGHTLY
-    def test_one_peer_is_the_fastest_way_to_agree_among_graphs(self, ran):
-        """One-peer exponential and base-2 take the least time, yet more than an allreduce."""
-        answer = ran(NAMES[1]).answer
-        known = {name: value for name, value in answer["seconds"].items() if value == value}
-        fastest = min(known.values())
-        assert known["one-peer exp-2"] == known["base-2"] == fastest
-        assert known["exp-2"] > 10 * fastest > answer["allreduce"]
-
-    @NIGHTLY
-    def test_matcha_gives_more_than_its_share(self, ran):
-        """A part of the messages buys more than that part of the mixing."""
-        answer = ran(NAMES[1]).answer
-        gains, budgets = np.array(answer["gains"]), np.array(answer["budgets"])
-        assert (gains[:-1] > 1.2 * budgets[:-1] * gains[-1]).all()
-
-    @NIGHTLY
-    @pytest.mark.parametrize("problem", ["squares", "logistic"])
-    def test_bias_has_slope_one_and_the_size_of_theory(self, ran, problem):
-        """ATC and AWC end O(η) away, as the first order says; tracking comes back."""
-        found = {(method, graph): rest for method, graph, *rest in ran(NAMES[2]).answer[problem]}
-        for key, (etas, measured, theory) in found.items():
-            if key[0] == "tracking":
-                assert max(measured) < 0.01 * min(found["ATC", "ring(4)"][1])
-                continue
-            slope = np.polyfit(np.log(etas), np.log(measured), 1)[0]
-            exact = 0.1 if key[1] == "ring(4)" else 0.2  # the star bends sooner
-            assert 1 - exact < slope < 1.02, (key, slope)
-            np.testing.assert_allclose(measured[0], theory * etas[0], rtol=exact)
-
-    @NIGHTLY
-    def test_atc_is_ahead_by_the_mixing_rate(self, ran):
-        """On the ring of four, ρ = 1/3: the bias of ATC is a third of AWC's."""
-        found = {
-            (method, graph): rest[1] for method, graph, *rest in ran(NAMES[2]).answer["squares"]
-        }
-        ratio = np.array(found["ATC", "ring(4)"]) / np.array(found["AWC", "ring(4)"])
-        np.testing.assert_allclose(ratio, 1 / 3, rtol=0.1)
-
-    @NIGHTLY
-    def test_wrapped_optimizers_are_the_methods_by_hand(self, ran):
-        """The library's optimizers differ from the written-out methods by < 1e-12."""
-        assert max(ran(NAMES[2]).answer["differences"].values()) < 1e-12
-
-    @NIGHTLY
-    def test_ranks_learn_digits_that_they_never_saw(self, ran):
-        """The average model names most digits; every rank names digits of its neighbours."""
-        answer = ran(NAMES[3]).answer
-        *_, last = np.array(answer["curves"])[0]
-        assert last[1] > 80
-        known = np.array(answer["known"])
-        unseen = [[d for d in range(10) if d not in seen] for seen in answer["seen"]]
-        assert min(known[rank, digits].mean() for rank, digits in enumerate(unseen)) > 40
-
-    @NIGHTLY
-    def test_a_straggler_holds_up_those_who_wait_for_it_only(self, ran):
-        """Asynchronous ranks make more than twice the steps of synchronous ones beside it."""
-        rates = ran(NAMES[3]).answer["rates"]
-        assert max(rates["sync"]) < 1.5 * min(rates["sync"]) + 1
-        assert min(rates["free"][:3]) > 2 * max(rates["sync"])
-
-    @NIGHTLY
-    def test_the_timeline_names_the_straggler(self, ran):
-        """The last rank computes longest, and all wait for it in the end."""
-        answer = ran(NAMES[3]).answer
-        assert (answer["slowest"], answer["holds_up"]) == (3, 3)
-
-    @NIGHTLY
-    def test_exact_methods_go_on_where_the_biased_one_stops(self, ran):
-        """Simulated ranks: the error of tracking ends below that of ATC; DiLoCo sends least."""
-        answer = ran("6_choosing_a_method").answer
-        last = {name: errors[-1] for name, errors in answer["errors"].items()}
-        exact = max(last["gradient_tracking"], last["exact_diffusion"])
-        assert exact < 0.5 * last["adapt_then_combine"]
-        assert answer["sent"]["diloco"] < 0.1 * answer["sent"]["adapt_then_combine"]
-
-    @NIGHTLY
-    @pytest.mark.skipif("5_lightning" not in NAMES, reason="lightning is not installed")
-    def test_models_are_equal_until_the_switch_and_learn_by_both_methods(self, ran):
-        """Zero distance of all ranks in the first half of the steps, and some in the second."""
-        answer = ran("5_lightning").answer
-        for accuracy, *distances in answer.values():
-            assert accuracy[-1][1] > 80
-            assert len(distances) == 4
-        (*_, (last, _)), *distances = answer["switched"]
-        for points in distances:
-            assert {distance for step, distance in points if step <= last / 2} == {0}
-            assert max(distance for step, distance in points if step > last / 2) > 0
-        for points in answer["gossip"][1:]:
-            assert min(distance for _, distance in points) > 0
 
 
 def test_without_ipyparallel_the_same_cells_run_on_threads(tmp_path):
