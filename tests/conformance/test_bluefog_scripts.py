@@ -49,6 +49,7 @@ def test_average_consensus(tmp_path):
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.mpi(4)
 def test_digits(tmp_path):
     """Every optimizer learns the digits, and all ranks learn the same about how well."""

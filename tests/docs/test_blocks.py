@@ -32,8 +32,6 @@ for cell in {cells!r}:
 """
 FIGURE = r"\d[\d.]*(e[+-]?\d+)?|─+"  # numbers, and rules as wide as their columns
 FRAMEWORKS = r"^\s*(from|import) (accelerate|lightning|sklearn|transformers)\b"
-LONG = ("docs/guides/many-ranks.md", "docs/guides/simulate.md")
-"""Pages whose scripts simulate for seconds."""
 NIGHTLY = pytest.mark.nightly
 LENIENT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -134,13 +132,7 @@ def test_output_stands_below_what_prints_it():
                 assert "parsed" not in above.marks, block
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        *first_of_page([block for block in BY_THEMSELVES if block.page in LONG]),
-        *(pytest.param(one, id=name_of(one)) for one in BY_THEMSELVES if one.page not in LONG),
-    ],
-)
+@pytest.mark.parametrize("block", first_of_page(BY_THEMSELVES))
 def test_python_runs_on_one_rank(folder_of, block):
     """A block of Python is a whole script, which runs without a warning, or by a command."""
     code, printed = run_python(block.script, folder_of(block.page))

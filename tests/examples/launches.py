@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from tests.support.processes import REPO, Finished, run_to_end, warm_script, warm_server
 
-__all__ = ["RANKS", "launch", "load"]
+__all__ = ["RANKS", "WAYS", "launch", "load"]
 
 RANKS = {"asyncddp run": 2, "alone": 1}
 """Ways to start, and how many ranks each has in the tests."""
+WAYS = ["asyncddp run", pytest.param("alone", marks=pytest.mark.nightly)]
 
 
 def launch(way: str, script: str, *options: str, cwd: Path) -> Finished:

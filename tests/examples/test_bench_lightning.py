@@ -12,6 +12,7 @@ from tests.support.processes import REPO, run_to_end, warm_python
 PATH = os.pathsep.join((str(REPO / "scripts"), str(REPO)))
 
 
+@pytest.mark.nightly
 @pytest.mark.mpi(2)
 @pytest.mark.launches
 def test_quick_run_has_a_row_for_each_strategy(tmp_path):

@@ -41,6 +41,7 @@ def spaces() -> set[str]:
     return {path.name for path in Path("/run/netns").glob("asyncddp-h*")}
 
 
+@pytest.mark.nightly
 @pytest.mark.hosts
 @pytest.mark.slow
 @pytest.mark.usefixtures("_can_have_hosts")

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import asyncddp as bf
-from tests.examples.launches import RANKS, launch, load
+from tests.examples.launches import RANKS, WAYS, launch, load
 
 grpo = load("grpo.py")
 
 
 @pytest.mark.slow
 @pytest.mark.launches
-@pytest.mark.parametrize("way", RANKS)
+@pytest.mark.parametrize("way", WAYS)
 def test_ends_by_the_clock_in_each_way_of_starting(way, tmp_path):
     """Each rank says how many episodes it has made, and how long they were."""
     done = launch(way, "grpo.py", "--smoke", "--kl", "0.1", "--out", "found.png", cwd=tmp_path)

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from tests.examples.launches import RANKS, launch, load
+from tests.examples.launches import RANKS, WAYS, launch, load
 
 lora = load("lora.py")
 
@@ -25,7 +25,7 @@ def table_of(printed: str) -> dict[str, list[float]]:
 
 @pytest.mark.slow
 @pytest.mark.launches
-@pytest.mark.parametrize("way", RANKS)
+@pytest.mark.parametrize("way", WAYS)
 def test_trains_alone_and_averaged_in_each_way_of_starting(way, tmp_path):
     """A row for the base, each rank and each average; bytes are those of adapters."""
     done = launch(way, "lora.py", "--smoke", "--out", "found.png", cwd=tmp_path)

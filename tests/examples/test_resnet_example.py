@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import asyncddp as bf
 from asyncddp.integrations.bagua.torch_api.contrib import SyncBatchNorm
-from tests.examples.launches import RANKS, launch, load
+from tests.examples.launches import RANKS, WAYS, launch, load
 
 resnet = load("resnet.py")
 
@@ -63,7 +63,7 @@ def cifar(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.launches
-@pytest.mark.parametrize("way", RANKS)
+@pytest.mark.parametrize("way", WAYS)
 def test_trains_on_digits_in_each_way_of_starting(way, tmp_path):
     """Each epoch has a line, and the last one tells accuracy and distance of the average model."""
     done = launch(way, "resnet.py", "--smoke", "--out", "found.png", cwd=tmp_path)

@@ -21,6 +21,7 @@ AVERAGES = {
 }  # fmt: skip
 
 
+@NIGHTLY
 @pytest.mark.parametrize(
     ("nbytes", "network"),
     [
@@ -28,13 +29,11 @@ AVERAGES = {
             1 << 22,
             {"hosts": 4, "latency": 0.02, "keeps_window": True},
             id="4 hosts, 20 ms",
-            marks=NIGHTLY,
         ),
         pytest.param(
             1 << 20,
             {"hosts": 4, "slow_rate": "25mbit"},
             id="4 hosts, one of 25 Mbit/s",
-            marks=NIGHTLY,
         ),
         pytest.param(1 << 21, {"hosts": 2, "ranks_per_host": 2}, id="2 hosts of 2 ranks"),
     ],

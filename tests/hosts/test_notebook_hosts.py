@@ -54,6 +54,7 @@ def on_h1(folder, *words, python=sys.executable):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.nightly
 def test_engines_on_two_hosts_meet_on_the_network_that_was_named(hosts):
     """What travels is encrypted, the keys go by the launcher, and the client stays on loopback."""
     pytest.importorskip("ipyparallel")

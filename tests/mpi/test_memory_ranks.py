@@ -81,6 +81,7 @@ def sums_of_bytes():
     return [peak_growth(call) >> 20 for call in calls]
 
 
+@pytest.mark.nightly
 @on("shared_memory-4")
 def test_integers_are_summed_in_pieces(world):
     """Not in a wider copy of the whole tensor, which would take four or eight times as much."""
@@ -152,6 +153,7 @@ def growth(ranks, cycles, folder):
     return sum(grown) >> 10
 
 
+@pytest.mark.nightly
 def test_worlds_that_come_and_go_use_communicators_and_memory_again(tmp_path):
     """Processes with new ones for each world would grow by 1 MiB in each of 32 cycles."""
     assert growth(2, 32, tmp_path) < 2 * 24

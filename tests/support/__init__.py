@@ -7,7 +7,7 @@ A *case* is a function that runs on every rank. A test hands it to a world::
         torch.testing.assert_close(bf.allreduce(x), torch.full(shape, (bf.size() - 1) / 2))
 
 
-    def test_allreduce_averages(world):  # on loopback-1, -2, -4, mpi-2, shared_memory-4
+    def test_allreduce_averages(world):  # on loopback-1, -4, mpi-2, shared_memory-2
         world.run(averages, (3, 2))
 
 ``world.run`` gives the list of what the ranks returned, and fails the test with the tracebacks of
@@ -23,9 +23,10 @@ pool.
 A test that needs no more than that is one function, with ``@on_each_rank`` above it, and takes many
 cases in a loop (:mod:`tests.support.loops`).
 
-Which worlds: the fixture ``world`` runs a test on three numbers of threads and on one world of each
+Which worlds: the fixture ``world`` runs a test on two numbers of threads and on one world of each
 transport between processes, ``@on("loopback-4", "mpi-4")`` on those of :data:`WORLDS` that are
-named; of these the default run takes ``DEFAULT_WORLDS``, and ``scripts/test all`` every one. For
+named; of these the default run takes ``DEFAULT_WORLDS``, else the first if it has two ranks, and
+``scripts/test all`` every one. For
 other numbers of ranks, and functions defined inside a test, there are threads alone:
 ``LoopbackWorld(3).run(…)``. Whole scripts, to their bitter end, are run by
 :func:`~tests.support.processes.run_on_mpirun`, which tells what outlived them and leaves no process

@@ -14,6 +14,7 @@ __all__ = ["WHOLE_PROGRAMS", "on", "parameters"]
 WHOLE_PROGRAMS = (
     "tests/conformance/test_bagua_scripts.py",
     "tests/conformance/test_bluefog_scripts.py",
+    "tests/conformance/test_compiled_models.py",
     "tests/docs/test_blocks.py",
     "tests/docs/test_extending.py",
     "tests/docs/test_site.py",
@@ -22,36 +23,33 @@ WHOLE_PROGRAMS = (
     "tests/hosts/",
     "tests/hugging_face/",
     "tests/lightning/",
-    "tests/mpi/test_checkpoint_runs.py",
-    "tests/mpi/test_decentralized_runs.py",
-    "tests/mpi/test_join_runs.py",
-    "tests/mpi/test_memory_ranks.py",
-    "tests/mpi/test_one_sided_runs.py",
-    "tests/mpi/test_shared_memory_runs.py",
-    "tests/mpi/test_timeline_runs.py",
-    "tests/mpi/test_windows_runs.py",
+    "tests/mpi/",
     "tests/notebook/",
     "tests/scripts/test_script_gpu.py",
     "tests/slurm/",
     "tests/torch_distributed/",
 )
-"""Tests of programs as a user starts them, which are all ``exhaustive``."""
+"""Tests of programs as a user starts them, or on ranks of their own: all ``exhaustive``."""
 
 
 def parameters(names: Collection[str], *, always: bool = False) -> list[Any]:
     """Pytest parameters, marked ``mpi(ranks)`` where the ranks are processes.
 
     The default run takes the :data:`~tests.support.worlds.DEFAULT_WORLDS` among them, or the first
-    where there is none; the others are marked ``exhaustive``, unless the test is ``always`` run.
+    where there is none and it is of threads or two processes; others are ``exhaustive``. Four
+    processes where others try the law, too, are left to ``nightly``: on few processors they take
+    most of the time. An ``always`` test runs on all by default.
     """
     names = list(names)
-    default = [name for name in names if name in DEFAULT_WORLDS] or names[:1]
+    cheap = [name for name in names[:1] if name.startswith("loopback") or name.endswith("-2")]
+    default = [name for name in names if name in DEFAULT_WORLDS] or cheap
     found = []
     for name in names:
         transport, size = WORLDS[name]
         marks = [] if transport == "loopback" else [pytest.mark.mpi(size)]
         if not always and name not in default:
-            marks.append(pytest.mark.exhaustive)
+            many = transport != "loopback" and size > 2 and len(names) > 1
+            marks += [pytest.mark.exhaustive, *([pytest.mark.nightly] if many else [])]
         found.append(pytest.param(name, marks=marks, id=name))
     return found
 

@@ -30,7 +30,7 @@ WORLDS = {
 DEFAULT_WORLDS = ("loopback-4", "mpi-2")
 """The worlds of the default run."""
 
-_LAWS = ("loopback-1", "loopback-2", "loopback-4", "mpi-2", "shared_memory-4", "c10d-4")
+_LAWS = ("loopback-1", "loopback-4", "mpi-2", "shared_memory-2", "c10d-4")
 """What finds a fault of any number of ranks among threads, and of any transport on one number."""
 
 OF_SEVERAL = _LAWS[1:]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.processes import run_on_mpirun, run_to_end
+from tests.support.processes import run_to_end
 
 pytestmark = pytest.mark.launches
 
@@ -55,13 +55,6 @@ assert topology.MINE == "of the user"
 def test_both_names_are_of_the_same_modules(first):
     """Each class is there once, in whatever order the names are imported, also for pickle."""
     done = run_to_end([sys.executable, "-W", "error", "-c", SAME.format(first=first)])
-    assert done.code == 0, done
-
-
-def test_ranks_train_beside_a_script_that_has_a_topology_of_its_own(tmp_path):
-    """The user's ``topology.py`` is what the script gets; the library takes its own."""
-    (tmp_path / "topology.py").write_text(OWN, encoding="utf-8")
-    done = run_on_mpirun(2, TRAINS, tmp_path, warm=False)
     assert done.code == 0, done
 
 

@@ -263,6 +263,7 @@ def test_help_teaches():
     assert "has a --topology of machines: of --ranks over --ranks-per-machine nodes" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.exhaustive
 def test_digits_of_real_data_train(tmp_path):
     """The default problem: 64 ranks of scikit-learn's digits, Dirichlet(0.1), learn to read."""

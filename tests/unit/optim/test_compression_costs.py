@@ -73,6 +73,7 @@ def accuracy(optimizer, compression):
     return run.score[-1]
 
 
+@pytest.mark.nightly
 @pytest.mark.training
 @pytest.mark.parametrize(("compression", "optimizer"), [("sign", "momentum"), ("top_k", "Adam")])
 def test_what_is_told_is_so(compression, optimizer):

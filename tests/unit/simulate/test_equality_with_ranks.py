@@ -137,6 +137,7 @@ def test_every_method_gives_what_ranks_give(name):
     compare(name, optimizer_of(name), **settings_of(name))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", one_of_each_kind(n for n in ALGORITHMS if "NEIGHBORS" in str(ALGORITHMS[n]().how))
 )
@@ -150,12 +151,14 @@ def test_static_graphs_and_local_steps(name):
     compare(name, optimizer_of(name), steps=SHORT, **settings)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", one_of_each_kind(filter(is_global, ALGORITHMS)))
 def test_averages_over_all(name):
     """Whatever a method averages, over all ranks."""
     compare(name, optimizer_of(name), steps=SHORT, communication="allreduce", **short(name))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", one_of_each_kind(ALGORITHMS))
 def test_ranks_that_train_alone(name):
     """No averages at all."""
@@ -195,6 +198,7 @@ def test_ranks_that_leave(name):
     compare_departures(name, optimizer_of(name), **{**settings_of(name), **often(name)})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [n for n in KINDS if n in WAITING and is_global(n)])
 def test_ranks_that_leave_averages_over_all(name):
     """They give zeros, encoded too, and the others divide by their own number."""
@@ -257,6 +261,7 @@ def compare_machines(name, given, local, steps=6, **settings):
     assert run.seconds[-1] > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "local"), [(name, 1 + k % 3) for k, name in enumerate(MACHINES)])
 def test_machines(name, local):
     """Means per machine, and averages between machines; the first rank encodes differences."""
@@ -447,6 +452,7 @@ def test_push_sum_on_a_digraph_whose_degrees_differ():
 FEW = [(name, 1 + k % 3) for k, name in enumerate(one_of_each_kind(ALGORITHMS))]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "ranks"), FEW)
 def test_few_ranks(name, ranks):
     """One rank alone trains as plain torch does; two or three as on real ranks."""

@@ -173,6 +173,7 @@ def test_processes_tell_their_transport_and_what_speaks_against_another(world):
     assert world.run(*case) == [0, 1]
 
 
+@pytest.mark.nightly
 @on("mpi-2")
 def test_conformance_between_processes(world):
     """Gossip and handles keep their conformance between processes on a pretended GPU."""
