@@ -99,8 +99,9 @@ def test_a_host_that_cannot_be_reached_is_named_before_all_that_the_launcher_say
     shell.chmod(0o700)
     ended = run("-H", "nowhere:2", "--remote-shell", str(shell), run.script("pass"))
     assert ended.code != 0
-    first = ended.stderr.splitlines()[0]
-    assert first == "asyncddp run: host nowhere was lost, or could not be reached"
+    # PRRTE may warn of this first, where the shell has begun before its parent goes on
+    said = [line for line in ended.stderr.splitlines() if "Warning: setpgid(" not in line]
+    assert said[0] == "asyncddp run: host nowhere was lost, or could not be reached"
     assert "A daemon failed to report back" in ended.stderr
 
 
