@@ -113,7 +113,7 @@ def agree(got, title, graph, n, tolerance=1e-12, formula=None):
     np.testing.assert_allclose(torch.stack(got).numpy(), expected, rtol=0, atol=tolerance)
 
 
-@on("loopback-4", "shared_memory-4")
+@on("loopback-4", "mpi-2", "shared_memory-2")
 def test_the_formula_step_by_step(world):
     """Rates that fall and differ between groups, on a graph that the method admits.
 
