@@ -87,18 +87,15 @@ def used_names(source: str) -> Iterator[tuple[str, str]]:
                 yield face, node.attr
 
 
-@functools.cache
-def import_graph() -> grimp.ImportGraph:
-    """Return the graph of what imports what in the library and its tests."""
-    return grimp.build_graph("asyncddp", "tests", cache_dir=None)
+# once a process: which module of the library and its tests imports which
+import_graph = functools.cache(lambda: grimp.build_graph("asyncddp", "tests", cache_dir=None))
 
 
 def nearest_tests(modules: set[str]) -> set[str]:
     """Return the modules of tests that import some of these directly, or else in any way."""
     graph = import_graph()
-    found: set[str] = set()
-    for module in modules & graph.modules:
-        found |= graph.find_modules_that_directly_import(module)
+    direct = [graph.find_modules_that_directly_import(one) for one in modules & graph.modules]
+    found = set[str]().union(*direct)
     return {test for test in found if ".test_" in test} or tests_of(modules)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import pytest
@@ -18,6 +19,8 @@ def changed():
     spec = importlib.util.spec_from_file_location("changed_tests", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    find = module.used_names
+    module.used_names = functools.cache(lambda source: [*find(source)])  # for all tests below
     return module
 
 
