@@ -47,14 +47,23 @@ def found(language, *marks, without=()):
     ]
 
 
+def is_smoke(block, first):
+    """Whether a block is the one of its page that ``scripts/test all`` runs."""
+    frameworks = ("docs/guides/hugging-face.md", "docs/guides/lightning.md")
+    return block is first[block.page] and block.page not in frameworks
+
+
 def first_of_page(blocks):
-    """Parameters of pytest: the first block of each page, and the others for ``nightly``."""
+    """Parameters of pytest: the first block of each page, and the others for ``nightly``.
+
+    Frameworks have tests of their own.
+    """
     first = {block.page: block for block in reversed(blocks)}
     return [
         pytest.param(
             block,
             id=name_of(block),
-            marks=() if block.page == "README.md" or block is first[block.page] else NIGHTLY,
+            marks=() if block.page == "README.md" or is_smoke(block, first) else NIGHTLY,
         )
         for block in blocks
     ]

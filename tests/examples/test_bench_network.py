@@ -78,7 +78,10 @@ def test_quick_run_measures_every_method_between_two_hosts(tmp_path):
 @pytest.mark.hosts
 @pytest.mark.slow
 @pytest.mark.usefixtures("_can_have_hosts")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 1, marks=pytest.mark.nightly)],
+)
 def test_hosts_are_taken_down_when_the_bench_is_ended(tmp_path, number, code):
     """Ctrl-C or SIGTERM in the middle of a run leaves neither hosts nor ranks."""
     environ = environment({"PYTHONPATH": PATH})

@@ -21,10 +21,9 @@ RIVALS = {
 SIZES = {4096, 4194304}
 
 
+@pytest.mark.nightly
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize(
-    "transport", ["mpi", pytest.param("shared_memory", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("transport", ["shared_memory", "mpi"])
 def test_every_rival_at_every_size_with_a_right_first_result(tmp_path, transport):
     """Its first results are checked against the graph's average; aims are judged."""
     done = run_bench(

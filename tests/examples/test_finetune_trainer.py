@@ -46,6 +46,7 @@ def test_under_asyncddp_run(tmp_path: Path) -> None:
     check([*run, *warm_script(*SCRIPT, frameworks=True)], 2, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.mpi(2)
 def test_under_torchrun(tmp_path: Path) -> None:
     """Ranks of torch's launcher."""

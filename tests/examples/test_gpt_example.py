@@ -86,7 +86,8 @@ def test_an_asynchronous_run_ends_by_the_clock(tmp_path):
     assert 3 <= last["seconds"] < 30
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("ranks", [2, 1])
 def test_it_resumes_on_any_number_of_ranks(tmp_path, ranks):
     """A run that was cut goes on where it was; on as many ranks exactly."""
     words = ["--method", "adapt_then_combine", "--steps", "8"]

@@ -45,6 +45,7 @@ def test_trains_alone_and_averaged_in_each_way_of_starting(way, tmp_path):
         assert table["averaged in the end"] == table["averaged in each step"] == table[alone[0]]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.launches
 def test_the_base_is_written_once_and_read_afterwards(tmp_path):

@@ -38,7 +38,7 @@ def parameters(names: Collection[str], *, always: bool = False) -> list[Any]:
     The default run takes the :data:`~tests.support.worlds.DEFAULT_WORLDS` among them, or the first
     where there is none and it is of threads or two processes; others are ``exhaustive``. Four
     processes where others try the law, too, are left to ``nightly``: on few processors they take
-    most of the time. An ``always`` test runs on all by default.
+    most of the time. An ``always`` test runs on all of its worlds in ``scripts/test all``.
     """
     names = list(names)
     cheap = [name for name in names[:1] if name.startswith("loopback") or name.endswith("-2")]
@@ -47,8 +47,9 @@ def parameters(names: Collection[str], *, always: bool = False) -> list[Any]:
     for name in names:
         transport, size = WORLDS[name]
         marks = [] if transport == "loopback" else [pytest.mark.mpi(size)]
-        if not always and name not in default:
-            many = transport != "loopback" and size > 2 and len(names) > 1
+        if name not in default:
+            many = transport in ("mpi", "shared_memory") and size > 2 and len(names) > 1
+            many = many and not always
             marks += [pytest.mark.exhaustive, *([pytest.mark.nightly] if many else [])]
         found.append(pytest.param(name, marks=marks, id=name))
     return found
@@ -59,7 +60,7 @@ def on(*names: str, always: bool = False) -> pytest.MarkDecorator:
 
     Args:
         *names: Names of :data:`tests.support.worlds.WORLDS`, or of a transport, for all its worlds.
-        always: True to run on all of them by default, too, for the laws of the transports.
+        always: True to run on four processes of each, too, for the laws of the transports.
     """
     chosen = [
         world for world, (transport, _) in WORLDS.items() if world in names or transport in names

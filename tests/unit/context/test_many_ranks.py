@@ -9,6 +9,7 @@ import asyncddp as bf
 from asyncddp import topology
 from asyncddp.errors import DeadlockError, MismatchError, PeerLeftError
 
+pytestmark = pytest.mark.slow
 MANY = 128
 
 

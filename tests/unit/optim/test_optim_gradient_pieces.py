@@ -52,6 +52,7 @@ def assert_as_whole(got, want):
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.training
 @pairwise(options=GRADIENT_METHODS, passes=[1, 2], kind=KINDS)
 def test_averages_of_gradients(options, passes, kind):
     """What autograd sums in one piece, and what comes in several, gives the same average.

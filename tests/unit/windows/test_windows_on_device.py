@@ -69,12 +69,14 @@ def test_the_stand_in_is_taken_for_a_device(way):
     StagedWorld(2).run(lies_on_a_device, way)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_what_holds_on_the_host(ranks, way, case):
     """A window case of the host holds on a device, by shared memory and by messages."""
     ranks.run(case)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("dtypes", [windows.FLOATS, windows.INTEGERS], ids=["floats", "integers"])
 def test_every_dtype_and_shape(ranks, way, dtypes):
     """Put, accumulate and update on a device are right in every dtype and shape."""
