@@ -48,9 +48,9 @@ def parameters(names: Collection[str], *, always: bool = False) -> list[Any]:
         transport, size = WORLDS[name]
         marks = [] if transport == "loopback" else [pytest.mark.mpi(size)]
         if name not in default:
-            many = transport in ("mpi", "shared_memory") and size > 2 and len(names) > 1
-            many = many and not always
-            marks += [pytest.mark.exhaustive, *([pytest.mark.nightly] if many else [])]
+            marks.append(pytest.mark.exhaustive)
+            if transport in ("mpi", "shared_memory") and size > 2 and len(names) > 1 and not always:
+                marks.append(pytest.mark.nightly)
         found.append(pytest.param(name, marks=marks, id=name))
     return found
 
