@@ -220,6 +220,7 @@ def test_memory_has_the_limit(world, method, family, megabytes):
         assert most > 0
 
 
+@pytest.mark.nightly
 @pairwise(world=["shared_memory-4"], method=list(METHODS), family=list(FAMILIES))
 def test_memory_by_default_where_all_share_it(world, method, family):
     """At most 4 MiB, whatever the model's size."""

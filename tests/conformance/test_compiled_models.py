@@ -160,6 +160,7 @@ def test_module(world, phase, way):
     assert_same(world, by_module, way, "aot_eager", *BY_MODULE[phase])
 
 
+@pytest.mark.nightly
 @on("shared_memory-2")
 @pytest.mark.parametrize(("trained", "way"), [(by_optimizer, "function"), (by_module, "in place")])
 def test_compiled_to_machine_code(world, trained, way):

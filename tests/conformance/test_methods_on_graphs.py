@@ -301,7 +301,7 @@ def test_sparse_loco_needs_all_ranks():
         solve("sparse_loco", topology.ring(4), 1, 0.1)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize(("decay", "least", "most"), [(1.0, 0.0, 0.05), (0.0, 0.5, 1.0)])
 def test_sparse_loco_holds_one_model_bit_for_bit(decay, least, most):
     """All ranks sum the same messages in one order; what top_k leaves out is repaid, or lost."""
@@ -357,7 +357,7 @@ def uneven(name, epochs, graph, **options):
     return x.detach()[0].numpy()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "title", [one for one in TITLES if one not in ("beer", "relay_sgd", "push_diging")]
 )

@@ -50,6 +50,7 @@ def test_names_are_known_everywhere(installed):
     assert done.stdout == "damped max_int8\n4\n"
 
 
+@pytest.mark.nightly
 def test_the_conformance_tests_run_over_a_compressor_of_another_package(installed):
     """All of them pass, and there are many."""
     command = "-m pytest -q -p no:cacheprovider tests/conformance/test_compressors.py -k max_int8"

@@ -26,7 +26,7 @@ def test_all_ranks_make_one_choice(world, tmp_path):
     assert again == [(every[0][0], [], every[0][2])] * world.size
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @on("shared_memory-4")
 @pytest.mark.parametrize(
     ("algorithm", "options"),

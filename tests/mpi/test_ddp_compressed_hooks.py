@@ -114,7 +114,7 @@ def trains(name):
     return flat(ddp)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @on("mpi-2")
 @backends
 @pytest.mark.parametrize("name", COMPRESSORS)

@@ -454,7 +454,7 @@ def asynchronous(counts, method, graph, steps, lr, bound):
     return solution
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", MIXED_BY_ROWS)
 def test_with_bounded_delay_training_stays_near_the_optimum(method):
     """Within twice the bias of the synchronous method, with delays of up to four steps."""

@@ -126,7 +126,7 @@ def fit(pace, method, steps, lr):
     return np.stack(found[steps // 2 :])
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @every_method
 def test_least_squares_at_their_own_pace(method):
     """Stale gradients and random pairs leave a bias of O(γ), as of D-SGD; the mean is nearer."""

@@ -21,7 +21,7 @@ def test_event_and_memory_handles_between_two_processes(world):
     assert world.run_bare(ipc_cases.handles_round_trip, simulated) == [True, True]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_tensors_that_come_and_go_between_averages():
     """The case passes on ``cuda_staged``, which shows nobody any memory."""

@@ -163,7 +163,7 @@ def under_stress(transport, seed, rounds=4):
         expected = [expected[ranks[number % len(ranks)]] for ranks in others]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("hardware_queues", [8, communicator.HARDWARE_QUEUES])
