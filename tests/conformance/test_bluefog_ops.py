@@ -84,6 +84,24 @@ def test_allreduce_averages_and_sums(world):
     world.run(allreduces)
 
 
+def several_at_once():
+    bf.init()
+    r, n = bf.rank(), bf.size()
+    handles = [bf.allreduce_nonblocking(filled(r + k), name=f"a{k}") for k in range(2)]
+    for k, handle in enumerate(handles):
+        assert_is(bf.synchronize(handle), (n - 1) / 2 + k)
+    tensors = [filled(r + k) for k in range(2)]
+    handles = [bf.allreduce_nonblocking_(x) for x in tensors]
+    assert [bf.wait(handle) is x for handle, x in zip(handles, tensors, strict=True)] == [True] * 2
+    assert_is(tensors[1], (n - 1) / 2 + 1)
+
+
+@worlds
+def test_several_allreduces_at_once(world):
+    """In whatever order they are waited for."""
+    world.run(several_at_once)
+
+
 def allgathers():
     bf.init()
     r, n = bf.rank(), bf.size()

@@ -5,11 +5,13 @@ The topology is exponential-2, negotiation is "skipped", and a barrier stands be
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
 import asyncddp.integrations.bluefog as bf
-from tests.support import on
+from tests.support import FileEvent, on
 
 worlds = on("loopback-4", "shared_memory-4")
 
@@ -199,6 +201,53 @@ def get():
 def test_get(world):
     """What neighbours hold, weighted where it is asked for; a clone leaves the tensor alone."""
     world.run(get)
+
+
+def mutex(folder):
+    given_back = FileEvent(folder / "given back")
+    r, _, _ = begin(bf.FullyConnectedGraph)
+    window(r)
+    if r == 0:
+        with bf.win_mutex("x", for_self=True):
+            bf.barrier()
+            time.sleep(0.5)
+            given_back.set()
+    else:
+        bf.barrier()
+        with bf.win_mutex("x", ranks=[0]):
+            assert given_back.is_set()
+    bf.barrier()
+
+
+@worlds
+def test_a_holder_keeps_all_writers_out(world, tmp_path):
+    """All others wait until rank 0 gives its mutex back."""
+    world.run(mutex, tmp_path)
+
+
+def one_writers_slot():
+    r, _, _ = begin(bf.FullyConnectedGraph)
+    window(r)
+    if r == 0:
+        with bf.win_mutex("x", for_self=True, ranks=[1]):
+            bf.barrier()
+            bf.barrier()
+        bf.barrier()
+    else:
+        bf.barrier()
+        if r != 1:
+            with bf.win_mutex("x", ranks=[0]):
+                pass
+        bf.barrier()
+        with bf.win_mutex("x", ranks=[0]), bf.win_lock("x"):
+            pass
+        bf.barrier()
+
+
+@worlds
+def test_a_holder_may_keep_one_writer_out(world):
+    """The others pass while it is held."""
+    world.run(one_writers_slot)
 
 
 def many_puts_and_handles():
