@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from asyncddp import topology
 from asyncddp.errors import ArgumentError
 from asyncddp.membership import View
+from asyncddp.rank_list_text import list_ranks
 from asyncddp.topology import GraphOrSchedule as Topology
 from asyncddp.topology.builders import TopologyLike, topology_for
 from asyncddp.topology.checks import is_weighted
@@ -81,23 +82,27 @@ class Topologies:
             return self._of_all
         schedule = self._of_views.get(view.number)
         if schedule is None:
-            schedule = self._of_views[view.number] = self._draw(view.members)
+            source = default_schedule if self._source is None else self._source
+            schedule = self.among(view.members, self._of_all if self.pinned else source)
+            self._of_views[view.number] = schedule
         return schedule
 
-    def _draw(self, members: Sequence[int]) -> topology.Schedule:
-        source, count = self._source, len(members)
-        if self.pinned or not (source is None or callable(source) or isinstance(source, str)):
-            return self.among(members, self._of_all)
-        if source is None:
-            drawn = default_schedule(count)
-        else:
+    def among(self, members: Sequence[int], source: TopologyLike) -> topology.Schedule:
+        """Return a topology of some ranks: drawn for them, or a graph without the others."""
+        count = len(members)
+        if callable(source) or isinstance(source, str):
             drawn = self._checked_schedule(topology_for(source, count), count, "members")
-        return between_ranks(drawn, members, self._size)
-
-    def among(self, members: Sequence[int], schedule: topology.Schedule) -> topology.Schedule:
-        """Return a schedule of all ranks without those that are no members."""
-        left = set(range(self._size)).difference(members)
-        return without_ranks(schedule, left) if left else schedule
+            return between_ranks(drawn, members, self._size)
+        left = sorted(set(range(self._size)).difference(members))
+        if self._rank == members[0]:
+            logger.warning(
+                "%s goes on without %s: their weights go to their neighbours' own, so that the "
+                "other ranks may tend to a weighted average instead of the mean. Give the topology "
+                "by name, or as a function of the number of ranks: then it is drawn anew",
+                topology.describe(source),
+                list_ranks(left),
+            )
+        return without_ranks(topology.as_schedule(source), left)
 
     @property
     def given(self) -> Topology:

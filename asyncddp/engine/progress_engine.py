@@ -138,7 +138,7 @@ class ProgressEngine(ProgressLoop):
         name, rounds = spec.match_name, 0
         if self.deferred.unsent:
             self.deferred.send()
-        with self.submit_lock:
+        with self._count_lock if spec.begun or key is not None else self.submit_lock:
             if spec.again is not None and name != self._collective:  # planned for an earlier view
                 spec = spec.again()
                 name = spec.match_name
@@ -179,11 +179,12 @@ class ProgressEngine(ProgressLoop):
     def count_uses(self, calls: Iterable[tuple[str, str, deque[int]]]) -> list[int | None]:
         """Count uses of names for several operations that start without the engine.
 
-        :meth:`enter` was called before. Returns each operation's step as :meth:`count_use` does.
+        :meth:`enter` was called before. Returns each operation's step as :meth:`count_use` does. In
+        elastic runs they are parts of rounds that have begun.
         """
         counts, rounds, refused = self._use_counts, self._round_counts, self.matcher.refused
         steps: list[int | None] = []
-        with self.submit_lock:
+        with self._count_lock:
             busy: Collection[str] = ()
             if self.queue or self.active:  # from the former to the latter, where it is in both
                 every = (*list(self.active), *list(self.queue), *list(self.active))
@@ -273,7 +274,7 @@ class ProgressEngine(ProgressLoop):
             for work in interrupted:
                 work.interrupt()
             begun = self._ended_before_view + self._use_counts[self._collective]
-            return {**self.use_counts(), ENDED: begun - len(interrupted)}
+            return {**self._use_counts, ENDED: begun - len(interrupted)}
 
     def _under_way_of_all(self) -> list[Work[Any]]:
         """List the collectives of all ranks that are under way, in their order."""

@@ -72,6 +72,7 @@ class OperationSpec(Struct, Generic[R], frozen=True):
     message: ShortMessage | None = None  # all that it sends or receives, if that is one
     members: str = ""  # the list of tensors that it is called on, if it is one
     timeout: float | None = None  # seconds of its own deadline; None for the configured one
+    begun: bool = False  # part of a round that has begun, which no agreement on a view holds up
     again: Callable[[], OperationSpec[R]] | None = None  # plans it anew if a rank leaves meanwhile
     on_end: Callable[[BaseException | None], object] | None = None  # called under the engine's lock
 

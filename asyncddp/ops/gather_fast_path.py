@@ -162,7 +162,7 @@ def find_gather_path(
         return None  # as the engine's path will report
     context = current()
     path: FastPath | None = context.engine.fast_paths.get((_VERB, name, tensor.dtype, tensor.shape))
-    if path is None:
+    if path is None or context.config.elastic:
         return None
     number = context.engine.use_count(name or f"{_VERB}.noname") if round is None else round
     return path, path.weight_row(context.topologies.ranks, number), tensor, None

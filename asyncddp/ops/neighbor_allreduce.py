@@ -239,4 +239,4 @@ def average_by_row_nonblocking(
     codec = checked_compression(_VERB, tensor, compression)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=False)
     operation = _operation(context, tensor, lambda op: row, dtype, codec, name, out)
-    return context.engine.submit(operation, about=(tensor,))
+    return context.engine.submit(replace(operation, begun=True), about=(tensor,))

@@ -63,7 +63,8 @@ def exchange_with_neighbors(
         received = yield from exchange_tensors(op, form, row.sources, parts, sent)
         return ExchangedTensors(op.rank, sent, received)
 
-    return OperationSpec(verb, steps, name, stream_ordering=stream_ordering_of(tensor))
+    order = stream_ordering_of(tensor)
+    return OperationSpec(verb, steps, name, stream_ordering=order, begun=True)
 
 
 exchange_with_neighbors_nonblocking = nonblocking(exchange_with_neighbors)

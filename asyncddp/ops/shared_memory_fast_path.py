@@ -191,7 +191,7 @@ class FastPath:
             op.tolerates_loss = True
             return (yield from exchange_and_average(op, own, row, own.dtype, out))
 
-        return self._engine.submit(OperationSpec(self.verb, steps, self.name))
+        return self._engine.submit(OperationSpec(self.verb, steps, self.name, begun=True))
 
     def hand_to_engine(self, average: SentAverage) -> Handle[torch.Tensor]:
         """Submit the rest of an average to the engine, so that neighbours need not wait."""

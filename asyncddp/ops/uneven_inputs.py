@@ -92,7 +92,7 @@ def skip_round(
         yield from ()
         return tensor
 
-    return OperationSpec("neighbor_allreduce", steps, name)
+    return OperationSpec("neighbor_allreduce", steps, name, begun=True)
 
 
 @of_tensors(ListKind.ELEMENTWISE)

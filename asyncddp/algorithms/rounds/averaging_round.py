@@ -27,6 +27,7 @@ from asyncddp.membership import View
 from asyncddp.ops.neighbor_exchange import exchange_with_neighbors
 from asyncddp.ops.weighted_average import Weights
 from asyncddp.topology import Schedule
+from asyncddp.topology.builders import TopologyLike
 
 
 @dataclass
@@ -54,6 +55,7 @@ class AveragerState:
     Attributes:
         buckets: The flat buckets that rounds average.
         schedule: The optimizer's own topology; None for the context's.
+        source: The same as it was given: perhaps a name, or a function of the number of ranks.
         round: Number of completed rounds, which is the index of the schedule's next round.
         bytes_sent: Payload bytes sent to peers so far.
         exposed_time: Time that rounds took in the caller's thread, to send, wait and average.
@@ -73,6 +75,7 @@ class AveragerState:
         self.overrides = WeightOverrides()
         self.buckets: Sequence[AveragedBucket] = ()
         self.schedule: Schedule | None = None
+        self.source: TopologyLike | None = None
         self.round = 0
         self.bytes_sent = 0
         self.exposed_time = CumulativeTimer()
@@ -85,6 +88,9 @@ class AveragerState:
         self.piece_bytes: int | None = None
         self._training: Collection[int] | None = None
         self.view: View | None = None  # of the last round that has begun, if the run is elastic
+        self._of_view: tuple[View, Schedule] | None = (
+            None  # the optimizer's topology in a later one
+        )
 
     def restart_if_changed(
         self, training: Collection[int] | None, row: WeightRow | None, *, changed: bool = False
@@ -155,9 +161,14 @@ class AveragerState:
     def schedule_of_ranks(self) -> Schedule:
         """Topology of ranks in use."""
         topologies, view = self.context.topologies, self.view
-        if self.schedule is not None:
-            return self.schedule if view is None else topologies.among(view.members, self.schedule)
-        return topologies.ranks if view is None else topologies.of_view(view)
+        if self.schedule is None:
+            return topologies.ranks if view is None else topologies.of_view(view)
+        if view is None or view.number == 0:
+            return self.schedule
+        if self._of_view is None or self._of_view[0] is not view:
+            source = self.schedule if self.source is None else self.source
+            self._of_view = view, topologies.among(view.members, source)
+        return self._of_view[1]
 
     def enter_view(self, number: int) -> bool:
         """Enter the view to which a round belongs; return whether the members have changed."""
