@@ -13,7 +13,8 @@
     │   │   └── DeadlockError               ranks wait for each other in a cycle
     │   ├── NonFiniteError              a rank has NaN or infinities (also an ArithmeticError)
     │   ├── WaitTimeoutError            a peer did not answer by the deadline (also a TimeoutError)
-    │   └── PeerLeftError               a peer has ended, failed or was killed
+    │   ├── PeerLeftError               a peer has ended, failed or was killed
+    │   └── IsolatedError               the others of an elastic run go on without this rank
     ├── RankError                   a rank of local_world() raised; ``rank`` and ``__cause__`` tell
     └── EnvironmentProblem          something is missing or wrong on this machine
 
@@ -86,12 +87,7 @@ class PeerLeftError(PeerError):
 
 
 class IsolatedError(PeerError):
-    """The other ranks of an elastic run go on without this one, or it cannot reach enough of them.
-
-    Example:
-        >>> issubclass(IsolatedError, PeerError)
-        True
-    """
+    """Error: the others of an elastic run go on without this rank, or it cannot reach them."""
 
 
 class RankError(AsyncDDPError):

@@ -272,7 +272,7 @@ class ModelAverager(AveragerState):
             if given is not None and given is not self._checked_topology:
                 self._check_topology(given)
         self.schedule = None if self.topology is None else self._schedule
-        self.source = self.algorithm.default_graph if self._given is None else self._given
+        self.source = type(self.algorithm).default_graph if self._given is None else self._given
 
     def _check_topology(self, given: GraphOrSchedule) -> None:
         """Check a topology against ranks and algorithm, and compute its schedule of rounds."""

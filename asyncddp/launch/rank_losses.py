@@ -31,7 +31,7 @@ class RankLosses:
         self._ended = 0  # by the launcher
         self._shown: set[tuple[object, ...]] = set()
         self.ending = False
-        """Whether the others are being ended; those that die of it get no notice."""
+        """True while the others are being ended; those that die of it get no notice."""
         self.code = 0
         """Exit code of the first rank that was lost."""
 

@@ -13,6 +13,10 @@ class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Rounds of a name below ``starts[name]`` belong to the earlier view, later rounds to this one. A
     name that is not in ``starts`` starts at 0. A rank that joins becomes a voter in the first later
     view that all living voters have promised, and is ``fresh`` in that view.
+
+    Example:
+        >>> View.first([0, 1, 2]).members
+        (0, 1, 2)
     """
 
     number: int

@@ -27,7 +27,7 @@ from asyncddp.ops.process_group import (
     check_member,
     members_of,
 )
-from asyncddp.ops.variants import blocking, nonblocking, run_collective
+from asyncddp.ops.variants import blocking, nonblocking, run_planned
 from asyncddp.serialization import pack, unpack
 from asyncddp.tensors.allocation import empty, make_tensor
 from asyncddp.tensors.byte_views import from_bytes, to_bytes
@@ -146,7 +146,7 @@ def gather_records(mine: T, kind: type[T], verb: str) -> list[T]:
     def plan() -> OperationSpec[list[T]]:
         return _gathering(members_of(verb, None), verb, None, data, read)
 
-    return run_collective(plan, (), {})
+    return run_planned(plan)
 
 
 def _gathering(

@@ -120,7 +120,7 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
             given: Any = args[0] if args else kwargs.get("tensor")
             if on_lists and not isinstance(given, torch.Tensor) and is_collection(given):
                 return _run_on_list(verb, args, kwargs)
-            return run_collective(plan, args, kwargs)
+            return _run_collective(plan, args, kwargs)
 
     else:
 
@@ -176,7 +176,12 @@ def _repeatable(
     return replace_field(spec, again=again) if of_all else spec
 
 
-def run_collective(
+def run_planned(plan: Callable[[], OperationSpec[R]]) -> R:
+    """Run a collective that a function plans on the calling thread, and return its result."""
+    return _run(_repeatable(plan, (), {}), ())
+
+
+def _run_collective(
     plan: Callable[..., OperationSpec[R]], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> R:
     """Run a collective on the calling thread, and return its result."""

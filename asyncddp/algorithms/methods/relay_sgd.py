@@ -70,6 +70,17 @@ class RelaySGD(Algorithm):
         return {**sums, **{_COUNT.format(rank): bucket.new_state()[0].clone() for rank in sources}}
 
     @override
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
+        row = bucket.row
+        assert row is not None
+        near = {*row.sources, *row.targets}
+        if near and any(_MESSAGE.format(rank) not in bucket.state for rank in near):
+            bucket.state.clear()  # a tree with other edges: nothing has been relayed along them
+            for rank in near:
+                bucket.state[_MESSAGE.format(rank)] = bucket.new_state()
+                bucket.state[_COUNT.format(rank)] = bucket.new_state()[0].clone()
+
+    @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
         own = bucket.new_state()
         if bucket.joined:

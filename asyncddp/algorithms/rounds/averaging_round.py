@@ -115,15 +115,16 @@ class AveragerState:
     ) -> Mapping[int, torch.Tensor]:
         """Exchange a tensor with the neighbours of ``bucket.row`` uncompressed; return theirs.
 
-        The result is keyed by rank. The exchange belongs to no round, and is not counted in
-        ``bytes_sent``.
+        The result is keyed by rank; of one that has left meanwhile it is this rank's own tensor.
+        The exchange belongs to no round, and is not counted in ``bytes_sent``.
         """
         row = bucket.row
         if row is None:
             return {}
         name = f"{self.bucket_name(bucket.index)}.state"
         with use(self.context), torch.no_grad():
-            return exchange_with_neighbors(tensor, row, None, name=name).received
+            received = exchange_with_neighbors(tensor, row, None, name=name).received
+        return {peer: received.get(peer, tensor) for peer in row.sources}
 
     def end_round(self) -> None:
         """Count a completed round, after all its averages are written."""

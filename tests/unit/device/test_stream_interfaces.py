@@ -208,7 +208,7 @@ def test_ranks_on_different_devices_are_told_at_both_ends():
     with pytest.raises(MismatchError, match="expected a tensor on cuda, got one on cpu"):
         there.raise_if_failed()
     mailboxes[0].close(on_host, on_host.error)
-    assert there.sends[0].done(), "what nobody wants is taken, so that its sender goes on"
+    assert there.sends[0][1].done(), "what nobody wants is taken, so that its sender goes on"
 
 
 # mixing

@@ -52,6 +52,7 @@ def state(agreement: Agreement) -> tuple:
 @pytest.mark.parametrize("peer", [-1, 3, 99])
 @pytest.mark.parametrize("number", [-1, 0, 1])
 def test_an_unknown_rank_changes_nothing(peer, number):
+    """Messages of a rank that is no member are neither believed nor answered."""
     agreement = Agreement(0, range(3), dict)
     before = state(agreement)
     for message in [*messages(number), Commit(VIEW)]:
@@ -62,6 +63,7 @@ def test_an_unknown_rank_changes_nothing(peer, number):
 
 @pytest.mark.parametrize("number", [-1, 0, 7])
 def test_a_message_of_another_view_is_only_answered(number):
+    """An older one by the Commit, a newer one by a request for its view."""
     agreement = Agreement(0, range(3), dict, number=3)
     before = state(agreement)
     for message in messages(number):
@@ -72,6 +74,7 @@ def test_a_message_of_another_view_is_only_answered(number):
 
 
 def test_a_ballot_of_another_rank_is_ignored():
+    """Nobody proposes in another rank's name."""
     agreement = Agreement(0, range(3), dict)
     before = state(agreement)
     for message in (Prepare(0, BALLOT, (2,)), Accept(0, BALLOT, (2,), VIEW)):
@@ -80,12 +83,14 @@ def test_a_ballot_of_another_rank_is_ignored():
 
 
 def test_messages_survive_the_wire():
+    """Each kind is equal after encoding and decoding."""
     for message in [*messages(4), Commit(VIEW), Promise(0, BALLOT, {}, NO_BALLOT, None)]:
         data = msgspec.msgpack.encode(message)
         assert msgspec.msgpack.decode(data, type=MembershipMessage) == message
 
 
 def test_one_weak_suspicion_removes_nobody():
+    """It takes more than half of the others."""
     cluster = Cluster(4)
     cluster.suspect(0, 2)
     for _ in range(20):
@@ -101,6 +106,7 @@ def test_one_weak_suspicion_removes_nobody():
 
 
 def test_of_two_ranks_the_lowest_goes_on():
+    """Two that suspect each other: half with the lowest rank is a quorum, the other half none."""
     cluster = Cluster(2)
     cluster.cuts = {(0, 1), (1, 0)}
     cluster.suspect(0, 1)
@@ -115,6 +121,7 @@ def test_of_two_ranks_the_lowest_goes_on():
 
 
 def test_a_rank_returns_and_another_comes():
+    """A dead rank's number may be taken again, and new numbers join."""
     cluster = Cluster(3)
     cluster.use(1, "a")
     cluster.kill(2)
@@ -128,6 +135,7 @@ def test_a_rank_returns_and_another_comes():
 
 
 def test_who_joins_votes_from_the_next_view_on():
+    """A joined rank is a member at once, and a voter in a later view."""
     cluster = Cluster(1)
     cluster.join(0, 1)
     cluster.settle(2)
@@ -141,6 +149,7 @@ def test_who_joins_votes_from_the_next_view_on():
 
 
 def test_a_frozen_rank_thaws_only_in_the_next_view():
+    """A promise holds until a view is committed."""
     agreement = Agreement(1, range(3), lambda: {"a": 4})
     agreement.receive(0, Prepare(0, Ballot(1, 0), (2,)), 0.0)
     assert agreement.frozen

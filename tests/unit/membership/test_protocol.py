@@ -32,6 +32,7 @@ def proposer(n: int, dead: int) -> Agreement:
 
 
 def test_an_acceptor_refuses_what_is_below_its_promise():
+    """Lower ballots are answered by the higher promise."""
     agreement = Agreement(1, range(3), dict)
     agreement.receive(2, Prepare(0, Ballot(2, 2), ()), 0.0)
     agreement.outgoing()
@@ -43,6 +44,7 @@ def test_an_acceptor_refuses_what_is_below_its_promise():
 
 
 def test_a_proposer_proposes_what_the_highest_ballot_has_accepted():
+    """A view that may have been decided is adopted."""
     agreement = proposer(4, 3)
     other = View(1, (0, 1, 2), {"a": 9}, left=(3,), voters=(0, 1, 2))
     ballot = agreement._decision.promised
@@ -52,6 +54,7 @@ def test_a_proposer_proposes_what_the_highest_ballot_has_accepted():
 
 
 def test_a_view_whose_voters_are_all_dead_does_not_bind():
+    """Nobody alive acts on it."""
     agreement = Agreement(2, range(3), dict)
     agreement.receive(0, Accept(0, Ballot(1, 0), (), SMALL), 0.0)
     for dead in (0, 1):
@@ -61,6 +64,7 @@ def test_a_view_whose_voters_are_all_dead_does_not_bind():
 
 
 def test_a_proposer_that_must_propose_its_own_exclusion_is_isolated():
+    """It commits the view for the others, and ends."""
     agreement = Agreement(2, range(3), dict)
     agreement.receive(0, Accept(0, Ballot(1, 0), (), SMALL), 0.0)
     agreement.suspect(0, certified=True, reason="", now=0.0)
@@ -74,6 +78,7 @@ def test_a_proposer_that_must_propose_its_own_exclusion_is_isolated():
 
 
 def test_a_view_is_decided_by_a_quorum_of_acceptances():
+    """Fewer acceptances decide nothing."""
     agreement = proposer(4, 3)
     ballot = agreement._decision.promised
     for peer in (1, 2):
@@ -85,6 +90,7 @@ def test_a_view_is_decided_by_a_quorum_of_acceptances():
 
 
 def test_a_death_during_a_ballot_begins_another():
+    """The dead of a ballot do not change."""
     agreement = proposer(4, 3)
     first = agreement._decision.promised
     agreement.receive(1, Promise(0, first, {}, NO_BALLOT, None), 0.0)
@@ -94,6 +100,7 @@ def test_a_death_during_a_ballot_begins_another():
 
 
 def test_the_dead_are_told_and_not_heard():
+    """A certified death is passed on, and messages of the dead are ignored."""
     agreement = Agreement(1, range(4), dict)
     agreement.receive(2, Prepare(0, Ballot(1, 2), (0,)), 0.0)
     assert {rank for rank, one in agreement.outgoing() if isinstance(one, Suspicion)} == {0, 2, 3}
@@ -102,6 +109,7 @@ def test_the_dead_are_told_and_not_heard():
 
 
 def test_an_isolated_rank_answers_nothing():
+    """It acts no more."""
     agreement = Agreement(1, range(3), dict)
     agreement.receive(2, Prepare(0, Ballot(1, 2), (1,)), 0.0)
     assert agreement.isolated is not None
@@ -109,6 +117,7 @@ def test_an_isolated_rank_answers_nothing():
 
 
 def test_silence_to_a_ballot_is_a_suspicion_until_the_rank_answers():
+    """A late answer withdraws it."""
     agreement = proposer(4, 3)
     for tenth in range(7):
         agreement.tick(tenth / 10)
@@ -119,6 +128,7 @@ def test_silence_to_a_ballot_is_a_suspicion_until_the_rank_answers():
 
 
 def test_an_accused_rank_that_promises_is_left_out():
+    """A promise does not outweigh a majority's suspicion."""
     agreement = Agreement(0, range(3), dict)
     agreement.receive(1, Suspicion(0, 2, False, "silent"), 0.0)
     agreement.suspect(2, certified=False, reason="silent", now=0.0)
@@ -129,6 +139,7 @@ def test_an_accused_rank_that_promises_is_left_out():
 
 
 def test_a_view_is_believed_from_voters_alone():
+    """A Commit of another rank is not taken."""
     view = View(3, (0, 1, 2), {}, joined=(2,), voters=(0, 1))
     agreement = Agreement(0, range(3), dict, number=3)
     agreement.view = view
@@ -137,6 +148,7 @@ def test_a_view_is_believed_from_voters_alone():
 
 
 def test_who_has_joined_yields_to_the_view_of_a_voter():
+    """A new voter with a rival view takes the established one's."""
     agreement = Agreement(3, (0, 1, 2), dict)
     agreement.receive(0, Commit(View(1, (0, 1, 2, 3), {}, joined=(3,), voters=(0, 1, 2))), 0.0)
     assert agreement.joined
@@ -145,6 +157,7 @@ def test_who_has_joined_yields_to_the_view_of_a_voter():
 
 
 def test_a_request_to_join_is_taken_from_any_member():
+    """Every member passes it to all."""
     agreement = Agreement(0, (0, 1), dict)
     agreement.receive(1, JoinRequest(0, 5), 0.0)
     ballot = agreement._decision.promised
@@ -166,10 +179,12 @@ def test_a_request_to_join_is_taken_from_any_member():
     ],
 )
 def test_quorums(ranks, dead, quorum):
+    """All voters that are not dead, more than half, or half with the lowest; no fresh ones."""
     assert View.first(range(4)).is_quorum(ranks, dead) == quorum
 
 
 def test_voters_of_one_view_alone_decide_nothing():
+    """Fresh voters need one that voted before."""
     view = View(4, (0, 1, 2), {}, voters=(0, 1, 2), fresh=(0, 1))
     assert not view.is_quorum({0, 1}, ())
     assert view.is_quorum({0, 1}, (2,))
@@ -177,6 +192,7 @@ def test_voters_of_one_view_alone_decide_nothing():
 
 
 def test_new_voters_lose_their_votes_while_a_removed_one_may_not_know():
+    """A removal without proof of death takes fresh votes back."""
     view = View(4, (0, 1, 2, 3), {}, voters=(0, 1, 2, 3), fresh=(3,))
     kept = {rank: {} for rank in (0, 1, 3)}
     assert view.successor(kept, {2}, ()).voters == (0, 1, 3)

@@ -1,0 +1,47 @@
+"""Processes of ``asyncddp run --elastic`` that are killed while they train: the others train on."""
+
+from __future__ import annotations
+
+import pytest
+
+TRAINS = """
+import os, signal, sys
+import asyncddp as bf
+import torch
+
+bf.init(topology="one_peer_exponential")
+rank = bf.rank()
+model = torch.nn.Linear(4, 1, bias=False).double()
+torch.nn.init.constant_(model.weight, 1.0)
+sgd = torch.optim.SGD(model.parameters(), lr=0.02)
+optimizer = bf.DistributedOptimizer(sgd, model, algorithm=sys.argv[1])
+generator = torch.Generator().manual_seed(rank)
+inputs = torch.randn(8, 4, generator=generator).double()
+for step in range(120):
+    if rank in map(int, sys.argv[2:]) and step == 20 + rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+with bf.average_model(model):
+    total = model.weight.sum().item()
+bf.barrier()
+sys.stdout.write(f"{rank} {bf.size()} {list(bf.view().members)} {total:.9f}\\n")
+"""
+
+
+@pytest.mark.parametrize("dead", [(2,), (0, 3)], ids=["one", "rank 0 and another"])
+@pytest.mark.parametrize("method", ["adapt_then_combine", "gradient_allreduce", "win_put"])
+def test_the_others_train_on_and_average_their_models(run, method, dead):
+    """They are in one view, have one average, and the run succeeds."""
+    words = "--elastic", "-np", "4", run.script(TRAINS), method, *map(str, dead)
+    ended = run(*words)
+    assert ended.code == 0, ended
+    lines = sorted(ended.stdout.splitlines())
+    living = [rank for rank in range(4) if rank not in dead]
+    assert [int(line.split()[0]) for line in lines] == living, ended
+    said = {line.split(maxsplit=1)[1] for line in lines}
+    assert len(said) == 1, said  # the same view and average on all
+    assert said.pop().startswith(f"{len(living)} {living} "), lines
+    for rank in dead:
+        assert f"rank {rank} (pid " in ended.stderr
