@@ -82,10 +82,16 @@ class Topologies:
             return self._of_all
         schedule = self._of_views.get(view.number)
         if schedule is None:
-            source = default_schedule if self._source is None else self._source
-            schedule = self.among(view.members, self._of_all if self.pinned else source)
+            if self.pinned:
+                schedule = without_ranks(self._of_all, self._others(view.members))
+            else:
+                source = default_schedule if self._source is None else self._source
+                schedule = self.among(view.members, source)
             self._of_views[view.number] = schedule
         return schedule
+
+    def _others(self, members: Sequence[int]) -> list[int]:
+        return sorted(set(range(self._size)).difference(members))
 
     def among(self, members: Sequence[int], source: TopologyLike) -> topology.Schedule:
         """Return a topology of some ranks: drawn for them, or a graph without the others."""
@@ -93,7 +99,7 @@ class Topologies:
         if callable(source) or isinstance(source, str):
             drawn = self._checked_schedule(topology_for(source, count), count, "members")
             return between_ranks(drawn, members, self._size)
-        left = sorted(set(range(self._size)).difference(members))
+        left = self._others(members)
         if self._rank == members[0]:
             logger.warning(
                 "%s goes on without %s: their weights go to their neighbours' own, so that the "
