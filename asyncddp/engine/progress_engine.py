@@ -166,17 +166,22 @@ class ProgressEngine(ProgressLoop):
         every = (*list(self.active), *list(self.queue), *list(self.active))
         return all(work.sequence != sequence for work in every)
 
-    def count_use(self, verb: str, name: str, in_flight: deque[int]) -> int | None:
+    def count_use(
+        self, verb: str, name: str, in_flight: deque[int], view: View | None = None
+    ) -> int | None:
         """Count a use of a name for an operation that starts without the engine; return its step.
 
-        The step is None if another operation of this name must end first.
+        The step is None if another operation of this name must end first, or if the operation was
+        planned for a view that is, or may be, over.
         """
         if self.deferred.unsent:
             self.deferred.send()
         self.enter(verb)
-        return self.count_uses([(verb, name, in_flight)])[0]
+        return self.count_uses([(verb, name, in_flight)], view)[0]
 
-    def count_uses(self, calls: Iterable[tuple[str, str, deque[int]]]) -> list[int | None]:
+    def count_uses(
+        self, calls: Iterable[tuple[str, str, deque[int]]], view: View | None = None
+    ) -> list[int | None]:
         """Count uses of names for several operations that start without the engine.
 
         :meth:`enter` was called before. Returns each operation's step as :meth:`count_use` does. In
@@ -185,6 +190,8 @@ class ProgressEngine(ProgressLoop):
         counts, rounds, refused = self._use_counts, self._round_counts, self.matcher.refused
         steps: list[int | None] = []
         with self._count_lock:
+            if view is not None and not self._is_current(view):
+                return [None for _ in calls]
             busy: Collection[str] = ()
             if self.queue or self.active:  # from the former to the latter, where it is in both
                 every = (*list(self.active), *list(self.queue), *list(self.active))
@@ -199,6 +206,10 @@ class ProgressEngine(ProgressLoop):
                 in_flight.append(step)
                 steps.append(step)
         return steps
+
+    def _is_current(self, view: View) -> bool:
+        membership = self.membership
+        return membership is not None and membership.view is view and not membership.frozen
 
     def claim_use(self, name: str) -> MatchKey:
         """Count a use of a name by an operation in progress; return its match key."""

@@ -44,7 +44,7 @@ class GatherFastPath(FastPath):
         channel = self.channel
         if profiler._is_profiler_enabled or not row.sources or not self.is_ready(row):
             return None
-        step = self._engine.count_use(self.verb, self.name, channel.in_flight)
+        step = self._engine.count_use(self.verb, self.name, channel.in_flight, self._view)
         if step is None:
             return None
         found: torch.Tensor | Handle[torch.Tensor] | None = None
@@ -162,10 +162,10 @@ def find_gather_path(
         return None  # as the engine's path will report
     context = current()
     path: FastPath | None = context.engine.fast_paths.get((_VERB, name, tensor.dtype, tensor.shape))
-    if path is None or context.config.elastic:
+    if path is None:
         return None
     number = context.engine.use_count(name or f"{_VERB}.noname") if round is None else round
-    return path, path.weight_row(context.topologies.ranks, number), tensor, None
+    return path, path.weight_row(context.topologies, number), tensor, None
 
 
 def register_gather_path(context: Context, given: str | None, name: str, own: torch.Tensor) -> None:

@@ -63,23 +63,22 @@ def _find_fast_path(
         )
     except (AttributeError, RuntimeError, TypeError):
         return None  # no tensor or no name, as the engine's path will report
-    if path is None or check or not has_plain_memory(tensor) or context.config.elastic:
+    if path is None or check or not has_plain_memory(tensor):
         return None
-    if compression is not None:
+    if compression is not None or transforming() is not None:
         return None
-    if transforming() is not None:
-        return None  # as the engine's path will report
     if out is not None and out is not tensor and not can_write_result(out, tensor):
         return None
     if out is not None and out.is_inference() and not torch.is_inference_mode_enabled():
         return None  # as the engine's path will report
     if round is not None and (type(round) is not int or round < 0):
         return None  # as the engine's path will report
-    schedule = context.topologies.ranks
     if dst_weights is None and src_weights is None and self_weight is None:
-        return path, path.weight_row(schedule, round), tensor, out
+        return path, path.weight_row(context.topologies, round), tensor, out
+    if context.config.elastic:
+        return None  # the topology may be another one when the call is counted
     given = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
-    weights = WeightResolver(_VERB, schedule, context.rank, given, round)
+    weights = WeightResolver(_VERB, context.topologies.ranks, context.rank, given, round)
     row = weights.row_at(context.engine.round_count(_VERB, name or f"{_VERB}.noname"))
     return path, row, tensor, out
 

@@ -15,12 +15,14 @@ import torch
 from torch.autograd import profiler
 
 from asyncddp.context import Context
+from asyncddp.context.topologies import Topologies
 from asyncddp.engine import ChunkedExchange, Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.engine.messages import MatchKey
 from asyncddp.engine.pairwise_averaging import PairwiseAveraging, poll_briefly
 from asyncddp.engine.persistent_channels import PersistentChannel
 from asyncddp.errors import PeerError
 from asyncddp.kernels.weight_row import WeightRow
+from asyncddp.membership import View
 from asyncddp.ops.average_queue import AverageQueue
 from asyncddp.ops.deferred_average import DeferredAverageHandle, SentAverage, detached
 from asyncddp.ops.weighted_average import average_chunks, exchange_and_average
@@ -52,13 +54,18 @@ class FastPath:
         self._queue = AverageQueue.of(context.engine)
         self._channels = context.engine.matcher.channels
         self._schedule: Schedule | None = None
+        self._view: View | None = None  # by whose topology the row was chosen, in elastic runs
         self._rows: dict[int, WeightRow] = {}
         self._transport, group = context.transport, context.transport.ring_group
         self._is_notified = group is not None and group.notify is not None
         self._pause = os.sched_yield if context.transport.cores_shared else None
 
-    def weight_row(self, schedule: Schedule, number: int | None) -> WeightRow:
-        """Return the weights of a round; by default of the next round."""
+    def weight_row(self, topologies: Topologies, number: int | None) -> WeightRow:
+        """Return the weights of a round in the topology in use; by default of the next round."""
+        schedule, membership = topologies.ranks, self._engine.membership
+        if membership is not None:
+            self._view = membership.view
+            schedule = topologies.of_view(self._view)
         if number is None:
             number = self._engine.round_count(self.verb, self.name)
         if schedule is not self._schedule:
@@ -100,7 +107,7 @@ class FastPath:
         if not self.is_ready(row):
             return None
         own, into = detached(tensor), None if out is None else detached(out)
-        step = self._engine.count_use(self.verb, self.name, channel.in_flight)
+        step = self._engine.count_use(self.verb, self.name, channel.in_flight, self._view)
         if step is None:
             return None
         found: torch.Tensor | Handle[torch.Tensor] | None = None
@@ -132,6 +139,8 @@ class FastPath:
         """Start an average that waiting for the handle completes; return None if it cannot."""
         if profiler._is_profiler_enabled and not self._profiled:
             return self._run_profiled(self.start, row, tensor, out)
+        if self._view is not None:  # which may be over when the tensor is sent
+            return None
         if out is not None and out.is_inference():  # it must be written in this mode, not later
             self._queue.send()
             self._queue.hand_over(self.channel)

@@ -29,6 +29,8 @@ from asyncddp.ops.tensor_list_call import (
     Verb,
     is_collection,
 )
+from asyncddp.tensors.allocation import detached_copy, empty
+from asyncddp.tensors.byte_views import has_plain_memory
 from asyncddp.torch_modes import uncompiled
 
 P = ParamSpec("P")
@@ -163,9 +165,8 @@ def _repeatable(
     membership = context.engine.membership
     if membership is None:
         return plan(*args, **kwargs)
-    out = kwargs.get("out")
-    if args and isinstance(out, torch.Tensor) and isinstance(args[0], torch.Tensor):
-        args = (args[0].clone(), *args[1:])
+    if args and isinstance(kwargs.get("out"), torch.Tensor):
+        args = (_kept(args[0]), *args[1:])
 
     def again() -> OperationSpec[R]:
         with use(context):
@@ -179,6 +180,17 @@ def _repeatable(
 def run_planned(plan: Callable[[], OperationSpec[R]]) -> R:
     """Run a collective that a function plans on the calling thread, and return its result."""
     return _run(_repeatable(plan, (), {}), ())
+
+
+def _kept(tensor: object) -> object:
+    """Copy a tensor that a result may overwrite; what is no plain tensor is refused later on."""
+    if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
+        return tensor
+    assert isinstance(tensor, torch.Tensor)
+    if not has_plain_memory(tensor):
+        return detached_copy(tensor) if tensor.layout is torch.strided else tensor
+    with torch.no_grad():
+        return empty(tensor.shape, tensor.dtype).copy_(tensor)
 
 
 def _run_collective(
