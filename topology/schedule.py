@@ -135,16 +135,41 @@ def without_ranks(schedule: Schedule, left: Collection[int]) -> Schedule:
 
     .. math:: w'_{ii} = w_{ii} + \sum_{j \in D} w_{ij}, \qquad w'_{ij} = w_{ij}\ (i, j \notin D)
 
+    Where the other ranks are no longer strongly connected, edges between their parts are left out
+    in the same way: along these, push-sum would give all its weight away.
+
     Args:
         schedule: Schedule on the ranks 0..n-1.
         left: The ranks D that have left; each keeps its own value.
     """
-    return Schedule(
-        f"{schedule.name} without {sorted(left)}",
-        schedule.n,
-        schedule.period,
-        partial(_among_others, schedule, frozenset(left)),
-    )
+    parts = connected_parts(schedule, left)
+    part_of = {rank: number for number, part in enumerate(parts) for rank in part}
+    name = f"{schedule.name} without {sorted(left)}"
+    return Schedule(name, schedule.n, schedule.period, partial(_within_parts, schedule, part_of))
+
+
+def connected_parts(schedule: Schedule, left: Collection[int] = ()) -> list[frozenset[int]]:
+    """List the parts of a schedule that stay strongly connected without some ranks.
+
+    Args:
+        schedule: Schedule on the ranks 0..n-1; one that never repeats counts as connected.
+        left: The ranks that have left.
+
+    Returns:
+        The parts, by their lowest ranks.
+    """
+    import networkx as nx
+
+    here = set(range(schedule.n)).difference(left)
+    if schedule.period is None:
+        return [frozenset(here)]
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(here)
+    for k in range(schedule.period):
+        for rank in here:
+            targets = here.intersection(schedule.look_up(rank, k).dst_ranks)
+            graph.add_edges_from((rank, target) for target in targets)
+    return sorted(map(frozenset, nx.strongly_connected_components(graph)), key=min)
 
 
 def between_ranks(schedule: Schedule, members: Sequence[int], n: int) -> Schedule:
@@ -174,16 +199,17 @@ def _between_members(
     )
 
 
-def _among_others(schedule: Schedule, left: frozenset[int], rank: int, k: int) -> Neighbors:
-    """Look up a rank's neighbours among the ranks that have not left."""
-    if rank in left:
+def _within_parts(schedule: Schedule, part_of: dict[int, int], rank: int, k: int) -> Neighbors:
+    """Look up a rank's neighbours in its part of the ranks."""
+    part = part_of.get(rank)
+    if part is None:
         return _keep(rank, k)
     near = schedule.look_up(rank, k)
-    moved = [weight for source, weight in near.src_weights.items() if source in left]
+    moved = [w for source, w in near.src_weights.items() if part_of.get(source) != part]
     return Neighbors(
         math.fsum([near.self_weight, *moved]),
-        {source: weight for source, weight in near.src_weights.items() if source not in left},
-        tuple(target for target in near.dst_ranks if target not in left),
+        {source: w for source, w in near.src_weights.items() if part_of.get(source) == part},
+        tuple(target for target in near.dst_ranks if part_of.get(target) == part),
     )
 
 

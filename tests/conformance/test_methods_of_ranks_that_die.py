@@ -96,3 +96,9 @@ def test_any_ranks_may_die_at_any_time(seed):
     begins = chance.randrange(2, 40)
     plan = {victim: begins + chance.choice([0, 0, 1, 3, 10]) for victim in victims}
     survivors(name, plan, 60, ranks)
+
+
+def test_push_sum_gives_nothing_to_ranks_from_which_nothing_comes_back():
+    """Its windows keep their edges, and ranks 1 and 4 are not joined any more: p stays above 0."""
+    models = survivors("push_sum", {0: 300, 2: 500, 3: 600, 5: 800}, 1500, 6)
+    assert all(model.isfinite().all() and model.abs().max() < 10 for model in models.values())

@@ -17,6 +17,7 @@ from asyncddp.ops.windows.creation import create_along, get_current_created_wind
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.topology import Schedule
 from asyncddp.topology.default_schedule import default_schedule
+from asyncddp.topology.schedule import connected_parts
 from asyncddp.windows import Staleness, Window, windows_of
 from asyncddp.windows.departure_detector import DepartureDetector
 from asyncddp.windows.nonblocking_handle import PendingGet, WindowHandle
@@ -151,6 +152,9 @@ class BucketWindowSet:
         self._windows: list[BucketWindow] = []
         self.departures = DepartureDetector(context.engine.has_exited, context.engine.has_failed)
         self.pairs = BucketPairAverages(context, label)
+        self._schedule: Schedule | None = None
+        self._failed: frozenset[int] = frozenset()
+        self._apart: frozenset[int] = frozenset()
 
     def __getitem__(self, index: int) -> BucketWindow:
         return self._windows[index]
@@ -178,6 +182,18 @@ class BucketWindowSet:
         steps = {s: window.known_steps_of(s, got=got) for s in window.edges.incoming}
         return self.departures.look(window.steps, steps)
 
+    def apart(self) -> frozenset[int]:
+        """Return the ranks to which and from which no edges lead, now that some have failed."""
+        engine, ranks = self._context.engine, range(self._context.size)
+        if self._schedule is None or not engine.lost_peers.any:
+            return self._apart
+        failed = frozenset(filter(engine.has_failed, ranks))
+        if failed != self._failed:
+            parts = connected_parts(self._schedule, failed)
+            mine = next(part for part in parts if self._context.rank in part)
+            self._failed, self._apart = failed, frozenset(ranks) - mine
+        return self._apart
+
     def set_buckets(self, buckets: Sequence[AveragedBucket]) -> None:
         """Set the flat buckets, and free existing windows; collective if there are any."""
         self.free()
@@ -204,7 +220,7 @@ class BucketWindowSet:
                 bucket_windows.append(BucketWindow(window, self._algorithm, bucket))
             if self.scales_steps:
                 self.step_rates = StepRateEstimator(self._context, self._label, schedule)
-        self._windows, self.first_round = bucket_windows, None
+        self._windows, self.first_round, self._schedule = bucket_windows, None, schedule
 
     def ensure_pairs_created(self) -> None:
         """Create pairwise averaging and step-rate estimator if missing; collective in that case."""

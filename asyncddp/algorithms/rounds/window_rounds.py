@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
+from typing_extensions import override
+
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.rounds.averaging_round import AveragerState
 from asyncddp.algorithms.rounds.bucket_windows import BucketWindow
@@ -152,6 +154,15 @@ class PushSumWindowRound(WindowRound):
             return row
         given = {peer: share for peer, share in row.dst_weights.items() if peer not in departed}
         return WeightRow(math.fsum([row.self_weight, *kept]), row.src_weights, given)
+
+    @override
+    def leave_out_departed(self) -> None:
+        """Give shares only to ranks from which, over others, shares come back.
+
+        Else this rank's weight p would tend to zero, and its steps, divided by p, to infinity.
+        """
+        super().leave_out_departed()
+        self._row = self._without(self._row, self._averager.windows.apart())
 
     def _publish(self, bucket: BucketWindow, row: WeightRow) -> WindowHandle | None:
         """Add the shares to the neighbours' windows."""
