@@ -10,6 +10,7 @@ from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.errors import PeerError, PeerLeftError
 from asyncddp.transport.base import ExitRecord
 
+_TIME_TO_END = 5.0  # seconds for collectives that a peer has ended, and other ranks have not
 _GRACE = 0.5  # seconds for messages that a rank sent before its exit
 _RAISED = "it raised "  # begins the reason of a rank that has failed
 _ADVICE = (
@@ -33,6 +34,7 @@ class LostPeers:
         self._unreadable: dict[int, PeerError] = {}  # peers whose messages cannot be read
         self._draining: set[int] = set()  # peers whose last messages may be on their way
         self._drained: set[int] = set()
+        self._outside: set[int] = set()  # peers without which a view can be agreed on
 
     @property
     def any(self) -> bool:
@@ -87,11 +89,28 @@ class LostPeers:
         self._drained |= ended
         return ended
 
+    def outside(self) -> list[tuple[int, str]]:
+        """Return peers without which the others can go on, and why; each is returned once.
+
+        A peer that has left in an orderly way has done its part in collectives that others have
+        yet to end, for which they get time.
+        """
+        late = time.monotonic() - _TIME_TO_END
+        found = [
+            (peer, exited.reason)
+            for peer, exited in self._exited.items()
+            if peer in self._drained - self._outside
+            and (_has_failed(exited) or exited.since < late)
+        ]
+        self._outside.update(peer for peer, _ in found)
+        return found
+
     def readmit(self) -> None:
         """Clear the records of exited peers, which have rejoined."""
         self._exited.clear()
         self._draining.clear()
         self._drained.clear()
+        self._outside.clear()
 
     def error_of(
         self, subject: str, missing: Sequence[tuple[int, MatchKey | None]], now: float

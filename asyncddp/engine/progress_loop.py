@@ -149,8 +149,9 @@ class ProgressLoop:
             return
         for peer in self.lost_peers.drained():
             self.matcher.leave_out(peer)
-            if self.membership is not None:
-                self.membership.certify(peer, "it has left")
+        if self.membership is not None:
+            for peer, reason in self.lost_peers.outside():
+                self.membership.certify(peer, reason)
 
     def _look_for_view(self) -> None:
         """Go on with the agreement on the next view, and begin it once it is decided."""

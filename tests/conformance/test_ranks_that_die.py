@@ -236,3 +236,26 @@ def test_what_the_dead_rank_alone_could_broadcast_is_an_error_of_all():
         return bf.allreduce(torch.ones(1), average=False).item()
 
     assert set(survivors(called).values()) == {3.0}
+
+
+def test_a_rank_that_ends_first_is_in_the_results_that_it_has():
+    """The others end the collectives that it has ended, with what it gave, and then go on."""
+
+    def called():
+        total = bf.allreduce(torch.full((300_000,), float(bf.rank())), average=False)[-1].item()
+        if bf.rank() == 0:
+            return total, None
+        before = bf.view().number
+        return total, (before, bf.allreduce(torch.ones(1), average=False).item(), bf.size())
+
+    with bf.local_world(3, elastic=True, timeout=30) as world:
+        results = world.run(called)
+    assert [total for total, _ in results] == [3.0] * 3
+    assert [rest for _, rest in results] == [None, (0, 2.0, 2), (0, 2.0, 2)]
+
+
+def test_a_world_is_used_again_after_all_have_ended():
+    """Ranks that end one after the other are all members of the next run."""
+    with bf.local_world(3, elastic=True, timeout=30) as world:
+        for _ in range(3):
+            assert world.run(lambda: bf.allreduce(torch.ones(1), average=False).item()) == [3.0] * 3
