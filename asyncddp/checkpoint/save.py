@@ -124,7 +124,7 @@ def save_checkpoint(
         return state
 
     with saving_ranks(model, replicas, timeout, wait=wait) as of_run:
-        here, state = current().local_rank == 0, together(_VERB, _COLLECT, collect)
+        here, state = current().is_first_on_machine, together(_VERB, _COLLECT, collect)
         facts = [f"path={os.fspath(path)!r}", f"step={step}", f"replicas={replicas!r}"]
         facts += [f"keep={keep}", f"parts {', '.join(key for key in state if key != 'extra')}"]
         require_equal_on_all_ranks(
@@ -214,9 +214,9 @@ def _contents(
         found[file_of("all", rank, suffix)] = {**state, "rng": {rank: own_random}}
     if replicas != "rank0":
         averaged = averaged_state(model, state)
-        if rank == 0:
+        if current().is_first:
             found[file_of("average", 0, suffix)] = {**averaged, "rng": every}
-    elif rank == 0:
+    elif current().is_first:
         found[file_of("rank0", 0, suffix)] = {**state, "rng": every}
     return found
 

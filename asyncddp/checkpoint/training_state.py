@@ -20,6 +20,7 @@ from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.replica_agreement import tensors_differ
 from asyncddp.parallel.bucket_optimizer_state import check_state
 from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParallel
+from asyncddp.rank_list_text import list_ranks
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.buckets import partition
 
@@ -51,7 +52,13 @@ def saving_ranks(
     context = current()
     check_timeout(_VERB, timeout, wait=wait)
     if wait:
-        yield {"world_size": context.size}
+        left = sorted(set(range(context.size)).difference(context.members))
+        if left and replicas == "all":
+            raise ArgumentError(
+                f"{_VERB}: argument replicas: expected 'average' or 'rank0', since this elastic run "
+                f"goes on without {list_ranks(left)}, got 'all'"
+            )
+        yield {"world_size": context.size, **({"missing": left} if left else {})}
         return
     if replicas != "average":
         raise ArgumentError(
@@ -115,13 +122,13 @@ def without_own_memory(optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def averaged_state(model: torch.nn.Module, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state averaged over ranks on rank 0, and an empty one elsewhere; collective.
+    """Return the average state of all ranks on the first one, and nothing elsewhere; collective.
 
     Of the model parameters and floating-point buffers are averages, as in ``average_model``; of
     the optimizer floating-point tensors that all ranks have. Where the ranks have the same bits
     they keep them. All else is rank 0's.
     """
-    root = current().rank == 0
+    root = current().is_first
     found = dict(own) if root else {}
     require_equal_tensors(current(), _VERB, tensors_of(model))
     differ = tensors_differ(tensors_of(model, buffers=False).values())
@@ -165,7 +172,7 @@ def _averaged_tensors(state: Mapping[str, Any]) -> dict[int, torch.Tensor]:
     for indices in partition(tensors, AVERAGED_BYTES):
         copies = [detached_copy(tensors[index]) for index in indices]
         average_tensors(copies)
-        if current().rank == 0:
+        if current().is_first:
             found.update((id(tensors[i]), c.cpu()) for i, c in zip(indices, copies, strict=True))
     return found
 

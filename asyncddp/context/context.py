@@ -149,6 +149,16 @@ class Context:
         membership = self.engine.membership
         return range(self.size) if membership is None else membership.view.members
 
+    @property
+    def is_first(self) -> bool:
+        """True on the lowest of the ranks that take part, which writes what one of them writes."""
+        return self.rank == self.members[0]
+
+    @property
+    def is_first_on_machine(self) -> bool:
+        """True on the lowest of the ranks of this machine that take part."""
+        return self.rank == next(rank for rank in self.local_ranks if rank in self.members)
+
     def _enter_view(self, view: View) -> None:
         """Go on among the members of a new view."""
         self.topologies.enter(view)

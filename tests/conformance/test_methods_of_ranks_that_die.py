@@ -102,3 +102,40 @@ def test_push_sum_gives_nothing_to_ranks_from_which_nothing_comes_back():
     """Its windows keep their edges, and ranks 1 and 4 are not joined any more: p stays above 0."""
     models = survivors("push_sum", {0: 300, 2: 500, 3: 600, 5: 800}, 1500, 6)
     assert all(model.isfinite().all() and model.abs().max() < 10 for model in models.values())
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+def test_survivors_save_checkpoints_that_all_can_load(tmp_path, dead):
+    """The lowest survivor writes what rank 0 wrote; replicas of all ranks there are no more."""
+
+    def saves(results):
+        torch.manual_seed(bf.rank())
+        model = torch.nn.Linear(2, 1)
+        bf.barrier()
+        if bf.rank() == dead:
+            raise DiesError
+        bf.barrier()
+        bf.save_checkpoint(tmp_path, model, step=3)
+        bf.save_checkpoint(tmp_path, model, step=4, replicas="rank0")
+        with pytest.raises(bf.ArgumentError, match=f"goes on without rank {dead},"):
+            bf.save_checkpoint(tmp_path, model, step=5, replicas="all")
+        with bf.average_model(model):
+            results[bf.rank()] = model.weight.detach().clone()
+
+    results = {}
+    with (
+        pytest.raises(bf.RankError, match="raised DiesError") as raised,
+        bf.local_world(RANKS, elastic=True, timeout=30) as world,
+    ):
+        world.run(saves, results)
+    assert len(results) == RANKS - 1, raised.value
+
+    def loads():
+        model = torch.nn.Linear(2, 1)
+        step = bf.load_checkpoint(tmp_path, model, step=3).step
+        return step, model.weight.detach().clone()
+
+    with bf.local_world(2) as world:
+        for step, weight in world.run(loads):
+            assert step == 3
+            assert torch.equal(weight, next(iter(results.values())))
