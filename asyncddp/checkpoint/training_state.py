@@ -55,8 +55,8 @@ def saving_ranks(
         left = sorted(set(range(context.size)).difference(context.members))
         if left and replicas == "all":
             raise ArgumentError(
-                f"{_VERB}: argument replicas: expected 'average' or 'rank0', since this elastic run "
-                f"goes on without {list_ranks(left)}, got 'all'"
+                f"{_VERB}: argument replicas: expected 'average' or 'rank0', as this run goes on "
+                f"without {list_ranks(left)}, got 'all'"
             )
         yield {"world_size": context.size, **({"missing": left} if left else {})}
         return

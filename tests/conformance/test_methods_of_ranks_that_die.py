@@ -117,7 +117,7 @@ def test_survivors_save_checkpoints_that_all_can_load(tmp_path, dead):
         bf.barrier()
         bf.save_checkpoint(tmp_path, model, step=3)
         bf.save_checkpoint(tmp_path, model, step=4, replicas="rank0")
-        with pytest.raises(bf.ArgumentError, match=f"goes on without rank {dead},"):
+        with pytest.raises(bf.ArgumentError, match=f"run goes on without rank {dead},"):
             bf.save_checkpoint(tmp_path, model, step=5, replicas="all")
         with bf.average_model(model):
             results[bf.rank()] = model.weight.detach().clone()
