@@ -25,6 +25,7 @@ class MembershipChanges:
 
     Attributes:
         view: The newest view.
+        entered: The newest view in which collectives that were interrupted have begun again.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class MembershipChanges:
     ) -> None:
         self._rank, self._sends = rank, sends
         self._agreement = Agreement(rank, range(size), counts)
-        self.view = self._agreement.view
+        self.view = self.entered = self._agreement.view
         self._views = [self.view]
 
     @property
@@ -44,7 +45,8 @@ class MembershipChanges:
     @property
     def frozen(self) -> bool:
         """True while ranks agree on the next view, so that no round may begin."""
-        return self._agreement.frozen
+        agreement = self._agreement
+        return agreement.frozen or agreement.view is not self.entered
 
     def certify(self, peer: int, reason: str) -> None:
         """Record that a rank has ended."""

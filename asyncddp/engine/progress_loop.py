@@ -155,11 +155,13 @@ class ProgressLoop:
 
     def _look_for_view(self) -> None:
         """Go on with the agreement on the next view, and begin it once it is decided."""
-        view = None if self.membership is None else self.membership.progress()
-        if view is not None:
-            for callback in self.on_view:
-                callback(view)
-            self._redo_interrupted()
+        membership = self.membership
+        if membership is None or (view := membership.progress()) is None:
+            return
+        for callback in self.on_view:
+            callback(view)
+        self._redo_interrupted()
+        membership.entered = view  # callers begin nothing before
 
     def _promised_counts(self) -> Mapping[str, int]:
         """Return the uses of each name, and how many collectives of all ranks have ended.
