@@ -153,7 +153,8 @@ class ProgressEngine(ProgressLoop):
         operation = OperationExchanges(
             self.matcher, spec.verb, key, rounds, check=check, members=spec.members
         )
-        work = Work(spec, operation, Deadline(self.config, spec.timeout))
+        members = () if self.membership is None else self.membership.view.members
+        work = Work(spec, operation, Deadline(self.config, spec.timeout), members)
         self.queue.append(work)
         return work
 
@@ -310,6 +311,7 @@ class ProgressEngine(ProgressLoop):
     def _redo(self, work: Work[R]) -> None:
         """Begin an interrupted collective again, among the members of the new view."""
         assert work.spec.again is not None
+        assert self.membership is not None
         try:
             spec = work.spec.again()
         except AsyncDDPError as error:
@@ -323,6 +325,7 @@ class ProgressEngine(ProgressLoop):
             OperationExchanges(
                 self.matcher, spec.verb, key, number, check=check, members=spec.members
             ),
+            self.membership.view.members,
         )
 
     @contextmanager

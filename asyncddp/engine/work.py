@@ -129,8 +129,13 @@ class Work(Generic[R]):
     """Operation in progress: its steps, wait condition, deadline, and result or error."""
 
     def __init__(
-        self, spec: OperationSpec[R], operation: OperationExchanges, deadline: Deadline
+        self,
+        spec: OperationSpec[R],
+        operation: OperationExchanges,
+        deadline: Deadline,
+        members: Sequence[int] = (),
     ) -> None:
+        self.members = members  # of the view in which it is made, where the run is elastic
         self.spec, self.deadline = spec, deadline
         self.next_probe, self.times_probed = deadline.started + PROBE_AFTER, 0
         self.result: R | None = None
@@ -202,10 +207,10 @@ class Work(Generic[R]):
     def fail(self, error: BaseException) -> None:
         """End the operation with an error, and notify the peers.
 
-        One that can be planned anew, and failed because a rank has left, waits for the next view.
+        One that can be planned anew, and failed because a member has left, waits for the next view.
         """
-        waits = self.spec.again is not None and isinstance(error, PeerLeftError)
-        if waits and not self._interrupted:
+        again = self.spec.again is not None and not self._interrupted
+        if again and isinstance(error, PeerLeftError) and error.origin in {None, *self.members}:
             self.interrupt()
             return
         with suppress(Exception):  # a device that has failed refuses this, too
@@ -220,9 +225,11 @@ class Work(Generic[R]):
                 self._steps.close()
             self.operation.close(PeerLeftError("interrupted"))
 
-    def restart(self, spec: OperationSpec[R], operation: OperationExchanges) -> None:
-        """Begin an interrupted operation anew by another plan."""
-        self.spec, self._interrupted = spec, False
+    def restart(
+        self, spec: OperationSpec[R], operation: OperationExchanges, members: Sequence[int]
+    ) -> None:
+        """Begin an interrupted operation anew by another plan, among the members of a new view."""
+        self.spec, self.members, self._interrupted = spec, members, False
         self._begin(operation)
 
     def end_after_fork(self, error: BaseException) -> None:

@@ -46,7 +46,7 @@ def new_group(ranks: Iterable[int] | None = None) -> ProcessGroup:
         [2, None, 2]
     """
     context = current()
-    wanted = range(context.size) if ranks is None else ranks
+    wanted = context.members if ranks is None else ranks
     members = sorted(check_rank("new_group", "ranks", rank, context.size) for rank in wanted)
     if not members or len(set(members)) != len(members):
         raise ArgumentError(
@@ -71,7 +71,8 @@ def _open_slots(context: Context, members: list[int]) -> CollectiveSlots | None:
     if context.rank not in members or len(members) == 1:
         shared = None
     mine = [] if shared is None else [SlotMemory.allocate(shared.arena, len(members))]
-    every = gather_records(mine, list[SharedMemoryHandle], "new_group")
+    records = gather_records(mine, list[SharedMemoryHandle], "new_group")
+    every = dict(zip(context.members, records, strict=True))
     handles = [handle for rank in members for handle in every[rank]]
     if shared is None or len(handles) < len(members):
         return None

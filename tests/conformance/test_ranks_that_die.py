@@ -259,3 +259,58 @@ def test_a_world_is_used_again_after_all_have_ended():
     with bf.local_world(3, elastic=True, timeout=30) as world:
         for _ in range(3):
             assert world.run(lambda: bf.allreduce(torch.ones(1), average=False).item()) == [3.0] * 3
+
+
+def after_the_death(call):
+    """What a call gives on each survivor in the view without the dead rank."""
+
+    def called():
+        bf.barrier()
+        die_at(DIES_AT)
+        while bf.view().number == 0:
+            bf.barrier()
+        return call()
+
+    return survivors(called)
+
+
+CALLS = {
+    "allgather of different lengths": (lambda: bf.allgather(torch.ones(bf.rank() + 1)).numel(), 7),
+    "gather": (lambda: (bf.gather(torch.tensor([bf.rank()]), 3), bf.barrier())[1], None),
+    "alltoall": (lambda: bf.alltoall(torch.full((3,), float(bf.rank()))).tolist(), [0, 1, 3]),
+    "reduce_scatter": (lambda: bf.reduce_scatter(torch.ones(6)).numel(), 2),
+    "objects": (lambda: bf.allgather_object(bf.rank()), [0, 1, 3]),
+    "a group of all": (lambda: list(bf.new_group().ranks), [0, 1, 3]),
+    "parameters": (lambda: bf.broadcast_parameters({"x": torch.ones(2)}, 0), None),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_collective_is_of_the_survivors(call):
+    """Also those that gather records of ranks, whose places are not their numbers."""
+    function, expected = CALLS[call]
+    assert all(result == expected for result in after_the_death(function).values())
+
+
+def test_windows_that_are_made_after_a_death_join_the_survivors():
+    """Their edges are those of the topology of the view."""
+
+    def averaged():
+        assert bf.win_create(torch.full((2,), float(bf.rank())), "w")
+        bf.win_put(torch.full((2,), float(bf.rank())), "w")
+        bf.barrier()
+        return bf.win_update("w")[0].item()
+
+    values = after_the_death(averaged).values()
+    assert all(value == pytest.approx(4 / 3) for value in values)
+
+
+def test_a_call_that_needs_the_dead_ends_at_once_in_a_view_without_it():
+    """Hierarchical averages are along the machines of the start; nobody waits for another view."""
+
+    def hierarchical():
+        with pytest.raises(bf.PeerLeftError, match=f"rank {DEAD} has left"):
+            bf.hierarchical_allreduce(torch.ones(2))
+        return True
+
+    assert after_the_death(hierarchical)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -134,7 +135,8 @@ def create_along(
         name, tuple(tensor.shape), traits.name, bool(zero_init), bool(associated_p), encoder
     )
     proposal = _WindowProposal(facts, sources, targets, places)
-    gathered = gather_records(proposal, _WindowProposal, "win_create")
+    records = gather_records(proposal, _WindowProposal, "win_create")
+    gathered = dict(zip(context.members, records, strict=True))
     try:
         _require_matching_proposals(gathered)
     except MismatchError:
@@ -178,18 +180,19 @@ def _neighbors(schedule: Schedule, rank: int) -> tuple[list[int], list[int]]:
     return sorted(sources), sorted({peer for neighbors in rounds for peer in neighbors.dst_ranks})
 
 
-def _require_matching_proposals(gathered: list[_WindowProposal]) -> None:
+def _require_matching_proposals(gathered: Mapping[int, _WindowProposal]) -> None:
     """Raise MismatchError on all ranks unless they propose the same window and edges."""
-    for peer, offer in enumerate(gathered):
-        compared = zip(_WindowSpec._fields, gathered[0].facts, offer.facts, strict=True)
+    lowest = min(gathered)
+    for peer, offer in gathered.items():
+        compared = zip(_WindowSpec._fields, gathered[lowest].facts, offer.facts, strict=True)
         for key, value, theirs in compared:
             if theirs != value:
                 raise MismatchError(
-                    f"win_create: rank 0 gives {key}={value!r}, but rank {peer} {theirs!r}; "
+                    f"win_create: rank {lowest} gives {key}={value!r}, but rank {peer} {theirs!r}; "
                     "call it with equal names, shapes, dtypes, zero_init and associated_p"
                 )
-    for rank, offer in enumerate(gathered):
-        for peer, other in enumerate(gathered):
+    for rank, offer in gathered.items():
+        for peer, other in gathered.items():
             if (peer in offer.sources) != (rank in other.targets):
                 expects = "expects to receive" if peer in offer.sources else "does not receive"
                 sends = "sends" if rank in other.targets else "does not send"
