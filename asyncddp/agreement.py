@@ -22,7 +22,13 @@ class Gather(Protocol):
         """Return the records of all ranks, in rank order."""
 
 
-def agree(gather: Gather, facts: Facts, claim: str, remedy: str = "") -> None:
+def agree(
+    gather: Gather,
+    facts: Facts,
+    claim: str,
+    remedy: str = "",
+    ranks: Sequence[int] | None = None,
+) -> None:
     """Raise a MismatchError on all ranks unless their facts are equal; collective.
 
     Ranks exchange digests first, which makes the check cheap if all facts are equal. ``claim``
@@ -32,34 +38,42 @@ def agree(gather: Gather, facts: Facts, claim: str, remedy: str = "") -> None:
     if len(set(gather(digest, str))) == 1:
         return
     if isinstance(facts, Mapping):
-        compare(gather(dict(facts), dict[str, str]), claim, remedy)
+        compare(gather(dict(facts), dict[str, str]), claim, remedy, ranks)
     else:
-        compare(gather(list(facts), list[str]), claim, remedy)
+        compare(gather(list(facts), list[str]), claim, remedy, ranks)
 
 
-def compare(every: Sequence[Facts], claim: str, remedy: str = "") -> None:
-    """Raise a MismatchError for the first rank whose facts differ from those of rank 0."""
-    for rank, theirs in enumerate(every):
-        if problem := _difference(every[0], theirs, rank):
+def compare(
+    every: Sequence[Facts], claim: str, remedy: str = "", ranks: Sequence[int] | None = None
+) -> None:
+    """Raise a MismatchError for the first rank whose facts differ from those of the lowest one.
+
+    ``ranks`` are the numbers of the ranks, ascending; by default 0, 1, ...
+    """
+    numbers = range(len(every)) if ranks is None else ranks
+    for rank, theirs in zip(numbers, every, strict=True):
+        if problem := _difference(every[0], theirs, numbers[0], rank):
             raise MismatchError(f"{claim}, but {problem}{remedy}")
 
 
-def _difference(first: Facts, other: Facts, rank: int) -> str:
-    """Describe how a rank's facts differ from rank 0's; empty if they are equal."""
+def _difference(first: Facts, other: Facts, lowest: int, rank: int) -> str:
+    """Describe how a rank's facts differ from the lowest rank's; empty if they are equal."""
     if not (isinstance(first, Mapping) and isinstance(other, Mapping)):
         pairs = zip_longest(first, other, fillvalue="nothing more")
         unlike = next((pair for pair in pairs if pair[0] != pair[1]), None)
-        return f"rank 0 has {unlike[0]}, and rank {rank} has {unlike[1]}" if unlike else ""
+        return f"rank {lowest} has {unlike[0]}, and rank {rank} has {unlike[1]}" if unlike else ""
     lacking = [name for name in first if name not in other]
     more = [name for name in other if name not in first]
     problems = []
     if lacking:
-        problems.append(f"rank 0 has {_listed(lacking)}, which rank {rank} has not")
+        problems.append(f"rank {lowest} has {_listed(lacking)}, which rank {rank} has not")
     if more:
-        problems.append(f"rank {rank} has {_listed(more)}, which rank 0 has not")
+        problems.append(f"rank {rank} has {_listed(more)}, which rank {lowest} has not")
     changed = [name for name in first if name in other and first[name] != other[name]]
     for name in changed[:_SHOWN]:
-        problems.append(f"{name} is {first[name]} on rank 0 and {other[name]} on rank {rank}")
+        problems.append(
+            f"{name} is {first[name]} on rank {lowest} and {other[name]} on rank {rank}"
+        )
     if len(changed) > _SHOWN:
         problems.append(f"{len(changed) - _SHOWN} more differ")
     return "; ".join(problems)

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import TypeVar
 
-from asyncddp.context import is_initialized
+from asyncddp.context import current, is_initialized
 from asyncddp.errors import ArgumentError, AsyncDDPError, EnvironmentProblem, UsageError
 from asyncddp.ops.object_collectives import gather_records
 
@@ -50,10 +50,11 @@ def together(verb: str, what: str, action: Callable[[], T]) -> T:
         raise  # the other ranks know of it
     except FILE_ERRORS as error:
         kind, text = "environment", f"could not {what}: {str(error) or type(error).__name__}"
-    problems = [[kind, text]]
+    problems, ranks = [[kind, text]], [0]
     if is_initialized():
         problems = gather_records([kind, text], list[str], verb)
-    for rank, (kind, text) in enumerate(problems):
+        ranks = list(current().members)
+    for rank, (kind, text) in zip(ranks, problems, strict=True):
         if kind:
             if kind == "argument":
                 raise ArgumentError(text if text.startswith(verb) else f"{verb}: {text}")

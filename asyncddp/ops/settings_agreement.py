@@ -30,7 +30,7 @@ def _agree(context: Context, facts: Facts, claim: str, remedy: str = "") -> None
 
     if context.size > 1:
         with use(context):
-            agree(gather, facts, f"rank {context.rank}: {claim}", remedy)
+            agree(gather, facts, f"rank {context.rank}: {claim}", remedy, context.members)
 
 
 def tensors_of(module: torch.nn.Module, *, buffers: bool = True) -> dict[str, torch.Tensor]:

@@ -121,7 +121,7 @@ def agree_on_place(
     Raises:
         ArgumentError: On all ranks, if rank 0 cannot use the file.
     """
-    given = path if context.rank == 0 else None
+    given = path if context.is_first else None
     with use(context):
         result = together(
             "Autotune", f"read {path}", lambda: None if given is None else _read(given)

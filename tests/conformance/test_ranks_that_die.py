@@ -314,3 +314,14 @@ def test_a_call_that_needs_the_dead_ends_at_once_in_a_view_without_it():
         return True
 
     assert after_the_death(hierarchical)
+
+
+def test_what_differs_is_said_of_ranks_by_their_numbers():
+    """Rank 3 stands third among the survivors, and is called rank 3."""
+
+    def differs():
+        with pytest.raises(bf.MismatchError, match=r"on rank 0 and .* on rank 3"):
+            bf.average_model(torch.nn.Linear(1 + (bf.rank() == 3), 1)).__enter__()
+        return True
+
+    assert after_the_death(differs)

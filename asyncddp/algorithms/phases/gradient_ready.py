@@ -211,7 +211,8 @@ class GradientReadyPhase(CommunicationPhase):
         context = self.config.averager.context
         with use(context):
             found = gather_records(self._own_problems, list[str], "comparison of gradients")
-        named = [f"rank {rank}: {problem}" for rank, ours in enumerate(found) for problem in ours]
+        by_rank = zip(context.members, found, strict=True)
+        named = [f"rank {rank}: {problem}" for rank, ours in by_rank for problem in ours]
         raise NonFiniteError(
             f"{self.config.averager.label}: averaged gradients are not finite "
             f"({'; '.join(named) or 'all were, but their sum is too large'}). "
