@@ -22,6 +22,7 @@ from asyncddp.errors import (
     WaitTimeoutError,
 )
 from asyncddp.membership import MembershipMessage
+from asyncddp.membership.messages import MessageStruct
 from asyncddp.shm.arena import SharedMemoryHandle
 from asyncddp.tensors.dtypes import DTYPES
 from asyncddp.tensors.tensor_lists import describe_difference
@@ -81,11 +82,7 @@ HandlerArguments: TypeAlias = tuple[bool | int | float | str | None, ...]
 """Arguments of an active message's handler."""
 
 
-class _MessageBase(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base class of all messages: an immutable struct, encoded as an array of its fields."""
-
-
-class TensorMessage(_MessageBase, frozen=True, tag=0):
+class TensorMessage(MessageStruct, frozen=True, tag=0):
     """Header of a tensor, with its bytes, or with the tag of the transfer that follows."""
 
     key: MatchKey
@@ -102,13 +99,13 @@ class TensorMessage(_MessageBase, frozen=True, tag=0):
     members: str = ""  # the tensors of which it is made, where it is made of a list
 
 
-class Ack(_MessageBase, frozen=True, tag=1):
+class Ack(MessageStruct, frozen=True, tag=1):
     """Acknowledgement that the receiver expects a tensor, with the same dtype and shape."""
 
     key: MatchKey
 
 
-class Nack(_MessageBase, frozen=True, tag=2):
+class Nack(MessageStruct, frozen=True, tag=2):
     """Negative acknowledgement: an exchange has failed on the sending rank, for a reason."""
 
     key: MatchKey
@@ -157,26 +154,26 @@ class WaitForEdge(NamedTuple):
     key: MatchKey
 
 
-class DeadlockProbe(_MessageBase, frozen=True, tag=3):
+class DeadlockProbe(MessageStruct, frozen=True, tag=3):
     """Probe for deadlocks: blocked ranks forward it, each adding its wait-for edge."""
 
     chain: tuple[WaitForEdge, ...]
 
 
-class DeadlockCycle(_MessageBase, frozen=True, tag=4):
+class DeadlockCycle(MessageStruct, frozen=True, tag=4):
     """Notice to deadlocked ranks: the cycle of ranks that wait for each other."""
 
     chain: tuple[WaitForEdge, ...]
 
 
-class ExitAnnouncement(_MessageBase, frozen=True, tag=5):
+class ExitAnnouncement(MessageStruct, frozen=True, tag=5):
     """Announcement that the sending rank exits, with its number of submitted collectives."""
 
     reason: str
     collective_counts: Mapping[str, int]
 
 
-class ActiveMessage(_MessageBase, frozen=True, tag=6):
+class ActiveMessage(MessageStruct, frozen=True, tag=6):
     """One-sided message that runs a handler on the receiving rank, optionally with a tensor."""
 
     handler: str

@@ -19,7 +19,7 @@ from asyncddp.membership.messages import (
     Suspicion,
     ViewRequest,
 )
-from asyncddp.membership.turns import Turns
+from asyncddp.membership.proposer_turns import ProposerTurns
 from asyncddp.membership.view import View
 
 _CUT_OFF = 4  # patiences without a quorum of ranks that are not suspected
@@ -55,7 +55,7 @@ class Agreement:
         self._known = {rank, *self.view.members}  # all ranks that were members
         self._joining: set[int] = set()
         self._outbox: list[tuple[int, MembershipMessage]] = []
-        self._turns = Turns(patience)
+        self._turns = ProposerTurns(patience)
         self._cut_off_since: float | None = None
         self._decision = Decision(rank, self.view, counts, self._tell)
 

@@ -24,11 +24,11 @@ NO_BALLOT = Ballot(0, -1)
 """The ballot below all others."""
 
 
-class _MessageBase(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class MessageStruct(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base class of all messages: an immutable struct, encoded as an array of its fields."""
 
 
-class Suspicion(_MessageBase, frozen=True, tag=7):
+class Suspicion(MessageStruct, frozen=True, tag=7):
     """Evidence against a rank: the proof that it acts no more, or one rank's weak suspicion."""
 
     number: int
@@ -38,7 +38,7 @@ class Suspicion(_MessageBase, frozen=True, tag=7):
     withdrawn: bool = False  # the sender takes its weak suspicion back
 
 
-class Prepare(_MessageBase, frozen=True, tag=8):
+class Prepare(MessageStruct, frozen=True, tag=8):
     """Request to freeze, and to promise to accept nothing of a lower ballot."""
 
     number: int
@@ -46,7 +46,7 @@ class Prepare(_MessageBase, frozen=True, tag=8):
     dead: tuple[int, ...]  # ranks that act no more, to which no acceptor listens any longer
 
 
-class Promise(_MessageBase, frozen=True, tag=9):
+class Promise(MessageStruct, frozen=True, tag=9):
     """Highest ballot that the sender has promised, with its counts; a refusal of lower ballots."""
 
     number: int
@@ -56,7 +56,7 @@ class Promise(_MessageBase, frozen=True, tag=9):
     accepted: View | None
 
 
-class Accept(_MessageBase, frozen=True, tag=10):
+class Accept(MessageStruct, frozen=True, tag=10):
     """Request to accept a view."""
 
     number: int
@@ -65,14 +65,14 @@ class Accept(_MessageBase, frozen=True, tag=10):
     view: View
 
 
-class Accepted(_MessageBase, frozen=True, tag=11):
+class Accepted(MessageStruct, frozen=True, tag=11):
     """Answer of a rank that has accepted the view of a ballot."""
 
     number: int
     ballot: Ballot
 
 
-class Commit(_MessageBase, frozen=True, tag=12):
+class Commit(MessageStruct, frozen=True, tag=12):
     """Notice of a view that is decided."""
 
     view: View
@@ -83,13 +83,13 @@ class Commit(_MessageBase, frozen=True, tag=12):
         return self.view.number
 
 
-class ViewRequest(_MessageBase, frozen=True, tag=13):
+class ViewRequest(MessageStruct, frozen=True, tag=13):
     """Request for the view of whoever has a later one."""
 
     number: int
 
 
-class JoinRequest(_MessageBase, frozen=True, tag=14):
+class JoinRequest(MessageStruct, frozen=True, tag=14):
     """Request to add a rank to the next view."""
 
     number: int

@@ -530,7 +530,7 @@ def test_a_method_of_ones_own_is_a_class_with_data_and_a_hook():
     torch.testing.assert_close(rounded, w @ start.round())
 
 
-class Turns(Algorithm):
+class ProposerTurns(Algorithm):
     """Buckets take turns; where the models began travels along in every second round of each."""
 
     name, when = "turns", CommunicationTiming.AFTER_STEP
@@ -556,7 +556,12 @@ def test_a_method_says_what_travels_in_a_round():
             torch.nn.init.constant_(parameter, bf.rank())
         plain = torch.optim.SGD(model.parameters(), lr=0.0)
         optimizer = bf.DistributedOptimizer(
-            plain, model, Turns, topology=topology.ring(4), bucket_size_in_mb=1e-6, broadcast=False
+            plain,
+            model,
+            ProposerTurns,
+            topology=topology.ring(4),
+            bucket_size_in_mb=1e-6,
+            broadcast=False,
         )
         for _ in range(rounds):
             optimizer.step()

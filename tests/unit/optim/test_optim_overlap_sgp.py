@@ -22,7 +22,7 @@ GRAPH = topology.ring(RANKS)
 SOURCES = {rank: [peer for peer in GRAPH[rank] if peer != rank] for rank in range(RANKS)}
 
 
-class Turns:
+class ProposerTurns:
     """Lets the ranks make their steps in one order."""
 
     def __init__(self, order):
@@ -98,7 +98,7 @@ def trained(turns, **options):
 def test_the_formula_where_the_order_of_events_is_known(staleness, seed):
     """Numerators and weights come when they come, each once: 1e-12 of the loop by hand."""
     order = order_within(staleness, seed)
-    got = LoopbackWorld(RANKS).run(trained, Turns(order), staleness=staleness)
+    got = LoopbackWorld(RANKS).run(trained, ProposerTurns(order), staleness=staleness)
     expected = by_hand(order)
     np.testing.assert_allclose(np.stack([x for x, _ in got]), expected, rtol=0, atol=1e-12)
     assert [bound for _, bound in got] == [staleness] * RANKS

@@ -194,7 +194,7 @@ def test_a_writer_that_is_gone_before_its_memory_was_seen():
 # all orders of accesses
 
 
-class Turns:
+class ProposerTurns:
     """Two threads of which one runs at a time; at chosen accesses the turn goes to the other."""
 
     def __init__(self, switches):
@@ -276,7 +276,7 @@ def expected(taken, version):
 
 def play(monkeypatch, switches, first, deaf=()):
     """Let a writer and a reader meet in one order of accesses, and check all that is read."""
-    turns, arena = Turns(switches), InProcessArena()
+    turns, arena = ProposerTurns(switches), InProcessArena()
     for module, name in (
         (shared_memory_edge, "store_fence"),
         (shared_memory_edge, "full_memory_fence"),

@@ -220,7 +220,7 @@ def measure(
 
     Args:
         accelerator: Seconds of a step in which the processor is free.
-        rounds: Turns of each method.
+        rounds: ProposerTurns of each method.
         slower: How many times slower the last rank is, each in turn.
         learn: Seconds of a training at most; 0 for none.
         names: Of the methods; none for all.

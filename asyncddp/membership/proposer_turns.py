@@ -1,4 +1,4 @@
-"""Turns: when a rank proposes a view, so that ranks do not outbid each other for ever."""
+"""ProposerTurns: when a rank proposes a view, so that ranks do not outbid each other for ever."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 _LONGEST_WAIT = 16  # the factor to which the time between two attempts grows
 
 
-class Turns:
+class ProposerTurns:
     """Times at which a rank proposes: the first candidate at once, others one patience later each.
 
     ``clock`` is the time that has passed for this rank. A rank that was paused finds old answers in
