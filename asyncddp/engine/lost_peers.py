@@ -10,7 +10,8 @@ from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.errors import PeerError, PeerLeftError
 from asyncddp.transport.base import ExitRecord
 
-_TIME_TO_END = 5.0  # seconds for collectives that a peer has ended, and other ranks have not
+# seconds for collectives that a peer, or one that has failed, has ended, and other ranks have not
+_TIME_TO_END, _TIME_AFTER_FAILURE = 5.0, 0.05
 _GRACE = 0.5  # seconds for messages that a rank sent before its exit
 _RAISED = "it raised "  # begins the reason of a rank that has failed
 _ADVICE = (
@@ -95,12 +96,12 @@ class LostPeers:
         A peer that has left in an orderly way has done its part in collectives that others have
         yet to end, for which they get time.
         """
-        late = time.monotonic() - _TIME_TO_END
+        now = time.monotonic()
         found = [
             (peer, exited.reason)
             for peer, exited in self._exited.items()
             if peer in self._drained - self._outside
-            and (_has_failed(exited) or exited.since < late)
+            and now - exited.since > (_TIME_AFTER_FAILURE if _has_failed(exited) else _TIME_TO_END)
         ]
         self._outside.update(peer for peer, _ in found)
         return found

@@ -6,27 +6,25 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch.autograd import profiler
-from typing_extensions import override
 
 from asyncddp.config import Config
 from asyncddp.deadline import Deadline
 from asyncddp.engine.active_messages import ActiveMessageDispatcher
+from asyncddp.engine.elastic_progress import ElasticProgress
 from asyncddp.engine.handle import Handle
-from asyncddp.engine.membership_changes import ENDED, GatedLock
-from asyncddp.engine.messages import COLLECTIVE, ExitAnnouncement, MatchKey
+from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
-from asyncddp.engine.progress_loop import ProgressLoop
 from asyncddp.engine.short_messages import ShortMessageHandle
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
 from asyncddp.engine.work import OperationSpec, Work
-from asyncddp.errors import AsyncDDPError, NotInitializedError, PeerLeftError
+from asyncddp.errors import NotInitializedError, PeerLeftError
 from asyncddp.membership import View
 from asyncddp.timeline.profiler_range import ProfilerRange
 from asyncddp.timeline.tracer import Tracer
@@ -47,7 +45,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class ProgressEngine(ProgressLoop):
+class ProgressEngine(ElasticProgress):
     """Engine that runs all operations of one rank over one transport, with its progress loop.
 
     Attributes:
@@ -59,14 +57,8 @@ class ProgressEngine(ProgressLoop):
     def __init__(self, transport: Transport, config: Config, tracer: Tracer | None = None) -> None:
         super().__init__(transport, config, EngineTracing(tracer) if tracer else NO_TRACING)
         self.config, self._channels = config, self.matcher.channels
-        self._count_lock = threading.Lock()
-        # held while operations begin, so that submitting never waits for a round
-        self.submit_lock: AbstractContextManager[object] = self._count_lock
-        if self.membership is not None:
-            self.submit_lock = GatedLock(self._count_lock, self._wait_for_view)
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
         self._last_caller = 0  # the thread that submitted last
-        self._collective, self._ended_before_view = COLLECTIVE, 0
         self.fast_paths: dict[Any, Any] = {}
         self.slot_paths: dict[Any, Any] = {}
         _LIVE_ENGINES.add(self)
@@ -208,17 +200,6 @@ class ProgressEngine(ProgressLoop):
                 steps.append(step)
         return steps
 
-    def _is_current(self, view: View) -> bool:
-        membership = self.membership
-        return membership is not None and membership.view is view and not membership.frozen
-
-    def claim_use(self, name: str) -> MatchKey:
-        """Count a use of a name by an operation in progress; return its match key."""
-        with self._count_lock:
-            step = self._use_counts[name]
-            self._use_counts[name] = step + 1
-        return MatchKey(name, step)
-
     def use_count(self, name: str) -> int:
         """Return the number of uses of a name, which is its next step."""
         return self._use_counts[name]
@@ -253,80 +234,7 @@ class ProgressEngine(ProgressLoop):
         self._round_counts[verb, label] = rounds + 1
         return step, rounds
 
-    # membership
-
-    def begin_round(self, name: str, number: int) -> View | None:
-        """Begin a round of several exchanges; return the view to which it belongs, if any.
-
-        In an elastic run it waits while ranks agree on a view.
-        """
-        if self.membership is None:
-            return None
-        with self.submit_lock:
-            self._use_counts[name] = number + 1
-        return self.membership.view_at(name, number)
-
-    def _wait_for_view(self) -> bool:
-        """Make progress if ranks agree on a view, and return whether they do."""
-        membership = self.membership
-        if membership is None or self.closed or not membership.frozen:
-            return False
-        self._count_lock.release()
-        try:
-            self.transport.backoff(0 if self.progress() else 1)
-        finally:
-            self._count_lock.acquire()
-        return True
-
-    @override
-    def _promised_counts(self) -> Mapping[str, int]:
-        self._advance()  # what all ranks have posted ends here as on the others
-        with self._count_lock:
-            interrupted = self._under_way_of_all()
-            for work in interrupted:
-                work.interrupt()
-            begun = self._ended_before_view + self._use_counts[self._collective]
-            return {**self._use_counts, ENDED: begun - len(interrupted)}
-
-    def _under_way_of_all(self) -> list[Work[Any]]:
-        """List the collectives of all ranks that are under way, in their order."""
-        every = [work for work in (*self.active, *self.queue) if work.spec.again is not None]
-        return sorted(every, key=lambda work: work.key.step)
-
-    @override
-    def _redo_interrupted(self) -> None:
-        assert self.membership is not None
-        under_way, ended = self._under_way_of_all(), self.membership.view.starts.get(ENDED, 0)
-        with self._count_lock:
-            begun = self._ended_before_view + self._use_counts[self._collective]
-            lost = ended - (begun - len(under_way))
-            self._ended_before_view, self._collective = ended, self.membership.collective
-        for work in under_way[:lost]:
-            work.fail(PeerLeftError(_lost_result(work)))
-        if lost > len(under_way):
-            self._channels.fail_next_call(PeerLeftError(_lost_result(None)))
-        for work in under_way[lost:]:
-            self._redo(work)
-
-    def _redo(self, work: Work[R]) -> None:
-        """Begin an interrupted collective again, among the members of the new view."""
-        assert work.spec.again is not None
-        assert self.membership is not None
-        try:
-            spec = work.spec.again()
-        except AsyncDDPError as error:
-            work.fail(error)
-            return
-        key = self.claim_use(spec.match_name)
-        check = spec.check or self.config.check
-        number = work.operation.round_number
-        work.restart(
-            spec,
-            OperationExchanges(
-                self.matcher, spec.verb, key, number, check=check, members=spec.members
-            ),
-            self.membership.view.members,
-        )
+    # one-sided operations
 
     @contextmanager
     def active_messages(self) -> Iterator[ActiveMessageDispatcher]:
@@ -407,12 +315,3 @@ class ProgressEngine(ProgressLoop):
         late = self._channels.late_error
         if late is not None and not isinstance(late, PeerLeftError):
             raise late
-
-
-def _lost_result(work: Work[Any] | None) -> str:
-    """Say that the other ranks have the result of a collective, and this rank cannot get it."""
-    what = "a collective" if work is None else work.describe()
-    return (
-        f"{what} has ended on other ranks with what a rank gave that has left since, and cannot "
-        "be repeated; start this rank anew"
-    )

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,9 +15,8 @@ from asyncddp.config import Config
 from asyncddp.device.stream_interfaces import mark_library_thread
 from asyncddp.engine.deferred_calls import DeferredCalls
 from asyncddp.engine.lost_peers import LostPeers
-from asyncddp.engine.membership_changes import MembershipChanges
 from asyncddp.engine.message_matching import MessageMatcher
-from asyncddp.engine.messages import DECODE_ERRORS, ExitAnnouncement
+from asyncddp.engine.messages import DECODE_ERRORS, ExitAnnouncement, Message
 from asyncddp.engine.tracing import EngineTracing
 from asyncddp.engine.watchdog import Watchdog
 from asyncddp.engine.work import Work
@@ -29,7 +28,6 @@ from asyncddp.errors import (
     PeerLeftError,
     WaitTimeoutError,
 )
-from asyncddp.membership import View
 from asyncddp.transport.base import Transport
 
 _SCAN_EVERY = 256  # rounds without progress after which the peers' rings are scanned
@@ -60,12 +58,6 @@ class ProgressLoop:
         self.has_exited = self.lost_peers.has_exited
         self.has_failed = self.lost_peers.has_failed
         self.hooks: deque[Callable[[], bool]] = deque()
-        self.on_view: list[Callable[[View], object]] = []  # called with views that begin
-        self.membership: MembershipChanges | None = None
-        if elastic and transport.size > 1:
-            self.membership = MembershipChanges(
-                transport.rank, transport.size, self._promised_counts, self.matcher.sends
-            )
         self.deferred = DeferredCalls()
         self.pause = os.sched_yield if transport.cores_shared else None
         self.idle_interval = _IDLE_INTERVAL  # seconds between polls while nothing is in progress
@@ -120,7 +112,6 @@ class ProgressLoop:
                     moved = True
                     self._receive(peer, bundle)
                 self._look_for_lost_peers()
-                self._look_for_view()
                 for watch in self.transport.device_watches or ():
                     watch(self._timeout)
                 while self.queue:
@@ -145,34 +136,16 @@ class ProgressLoop:
         """Record lost peers, and leave them out of elastic runs once their last messages came."""
         if failed := self.transport.failed_peers():
             self.lost_peers.mark_dead(failed)
-        if not (self.matcher.elastic and self.lost_peers.any):
-            return
-        for peer in self.lost_peers.drained():
-            self.matcher.leave_out(peer)
-        if self.membership is not None:
-            for peer, reason in self.lost_peers.outside():
-                self.membership.certify(peer, reason)
+        if self.matcher.elastic:
+            for peer in self.lost_peers.drained() if self.lost_peers.any else ():
+                self.matcher.leave_out(peer)
+            self._progress_membership()
 
-    def _look_for_view(self) -> None:
-        """Go on with the agreement on the next view, and begin it once it is decided."""
-        membership = self.membership
-        if membership is None or (view := membership.progress()) is None:
-            return
-        for callback in self.on_view:
-            callback(view)
-        self._redo_interrupted()
-        membership.entered = view  # callers begin nothing before
+    def _progress_membership(self) -> None:
+        """Go on with the agreement on who takes part, in runs where that may change."""
 
-    def _promised_counts(self) -> Mapping[str, int]:
-        """Return the uses of each name, and how many collectives of all ranks have ended.
-
-        Those under way are interrupted: their results would come too late for the other ranks.
-        """
-        raise NotImplementedError
-
-    def _redo_interrupted(self) -> None:
-        """Begin interrupted collectives again, among the members of the new view."""
-        raise NotImplementedError
+    def _receive_membership(self, peer: int, message: Message) -> None:
+        """Take a peer's message about who takes part; others are not meant."""
 
     def _scan(self) -> None:
         if (now := time.monotonic()) >= self._next_scan:
@@ -192,8 +165,8 @@ class ProgressLoop:
                 ended = self.watchdog.handle_message(peer, message)
                 if ended is not None:
                     self.active.remove(ended)
-                if self.membership is not None:
-                    self.membership.receive(peer, message)
+                if self.matcher.elastic:
+                    self._receive_membership(peer, message)
         except AsyncDDPError:
             raise
         except DECODE_ERRORS as error:

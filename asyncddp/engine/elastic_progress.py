@@ -1,0 +1,160 @@
+"""Progress of elastic runs: no call begins between two views, and collectives begin again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+from asyncddp.config import Config
+from asyncddp.engine.membership_changes import ENDED, GatedLock, MembershipChanges
+from asyncddp.engine.messages import COLLECTIVE, MatchKey, Message
+from asyncddp.engine.operation_exchanges import OperationExchanges
+from asyncddp.engine.progress_loop import ProgressLoop
+from asyncddp.engine.tracing import EngineTracing
+from asyncddp.engine.work import Work
+from asyncddp.errors import AsyncDDPError, PeerLeftError
+from asyncddp.membership import View
+from asyncddp.transport.base import Transport
+
+R = TypeVar("R")
+
+
+class ElasticProgress(ProgressLoop):
+    """Progress loop that agrees with other ranks on who takes part, if the run is elastic.
+
+    Attributes:
+        submit_lock: Held while operations are counted and queued; in elastic runs callers do not
+            get it while ranks agree on a view.
+        on_view: Called with each view that begins.
+        membership: The views of an elastic run; None in other runs.
+    """
+
+    def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
+        self.config = config
+        self._count_lock = threading.Lock()  # so that submitting never waits for a round
+        self.submit_lock: AbstractContextManager[object] = self._count_lock
+        self.on_view: list[Callable[[View], object]] = []
+        self.membership: MembershipChanges | None = None
+        self._collective, self._ended_before_view = COLLECTIVE, 0
+        super().__init__(transport, config, tracing)
+        if self.matcher.elastic and transport.size > 1:
+            facts = transport.rank, transport.size, self._promised_counts, self.matcher.sends
+            self.membership = MembershipChanges(*facts)
+            self.submit_lock = GatedLock(self._count_lock, self._wait_for_view)
+
+    @override
+    def _receive_membership(self, peer: int, message: Message) -> None:
+        if self.membership is not None:
+            self.membership.receive(peer, message)
+
+    def claim_use(self, name: str) -> MatchKey:
+        """Count a use of a name by an operation in progress; return its match key."""
+        with self._count_lock:
+            step = self._use_counts[name]
+            self._use_counts[name] = step + 1
+        return MatchKey(name, step)
+
+    def _is_current(self, view: View) -> bool:
+        membership = self.membership
+        return membership is not None and membership.view is view and not membership.frozen
+
+    @override
+    def _progress_membership(self) -> None:
+        """Go on with the agreement on the next view, and begin it once it is decided."""
+        membership = self.membership
+        if membership is None:
+            return
+        if self.lost_peers.any:
+            for peer, reason in self.lost_peers.outside():
+                membership.certify(peer, reason)
+        view = membership.progress()
+        if view is None:
+            return
+        for callback in self.on_view:
+            callback(view)
+        self._redo_interrupted()
+        membership.entered = view  # callers begin nothing before
+
+    def begin_round(self, name: str, number: int) -> View | None:
+        """Begin a round of several exchanges; return the view to which it belongs, if any.
+
+        In an elastic run it waits while ranks agree on a view.
+        """
+        if self.membership is None:
+            return None
+        with self.submit_lock:
+            self._use_counts[name] = number + 1
+        return self.membership.view_at(name, number)
+
+    def _wait_for_view(self) -> bool:
+        """Make progress if ranks agree on a view, and return whether they do."""
+        membership = self.membership
+        if membership is None or self.closed or not membership.frozen:
+            return False
+        self._count_lock.release()
+        try:
+            self.transport.backoff(0 if self.progress() else 1)
+        finally:
+            self._count_lock.acquire()
+        return True
+
+    def _promised_counts(self) -> Mapping[str, int]:
+        self._advance()  # what all ranks have posted ends here as on the others
+        with self._count_lock:
+            interrupted = self._under_way_of_all()
+            for work in interrupted:
+                work.interrupt()
+            begun = self._ended_before_view + self._use_counts[self._collective]
+            return {**self._use_counts, ENDED: begun - len(interrupted)}
+
+    def _under_way_of_all(self) -> list[Work[Any]]:
+        """List the collectives of all ranks that are under way, in their order."""
+        every = [work for work in (*self.active, *self.queue) if work.spec.again is not None]
+        return sorted(every, key=lambda work: work.key.step)
+
+    def _redo_interrupted(self) -> None:
+        assert self.membership is not None
+        under_way, ended = self._under_way_of_all(), self.membership.view.starts.get(ENDED, 0)
+        with self._count_lock:
+            begun = self._ended_before_view + self._use_counts[self._collective]
+            lost = ended - (begun - len(under_way))
+            self._ended_before_view, self._collective = ended, self.membership.collective
+        for work in under_way[:lost]:
+            work.fail(PeerLeftError(_lost_result(work)))
+        if lost > len(under_way):
+            self.matcher.channels.fail_next_call(PeerLeftError(_lost_result(None)))
+        for work in under_way[lost:]:
+            self._redo(work)
+
+    def _redo(self, work: Work[R]) -> None:
+        """Begin an interrupted collective again, among the members of the new view."""
+        assert work.spec.again is not None
+        assert self.membership is not None
+        try:
+            spec = work.spec.again()
+        except AsyncDDPError as error:
+            work.fail(error)
+            return
+        key = self.claim_use(spec.match_name)
+        check = spec.check or self.config.check
+        number = work.operation.round_number
+        work.restart(
+            spec,
+            OperationExchanges(
+                self.matcher, spec.verb, key, number, check=check, members=spec.members
+            ),
+            self.membership.view.members,
+        )
+
+
+def _lost_result(work: Work[Any] | None) -> str:
+    """Say that the other ranks have the result of a collective, and this rank cannot get it."""
+    what = "a collective" if work is None else work.describe()
+    return (
+        f"{what} has ended on other ranks with what a rank gave that has left since, and cannot "
+        "be repeated; start this rank anew"
+    )
