@@ -81,8 +81,9 @@ def main(words: Sequence[str]) -> None:
     if not words or list(words) == ["-m"]:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
     _set_variables()
-    if read_variable("PYTHONUNBUFFERED", str) is None and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # as on a terminal
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # lines of ranks do not mix, even without buffers
+            stream.reconfigure(line_buffering=True, write_through=False)
     process = os.getpid()
     with _recorded_lifetime():
         try:

@@ -203,3 +203,21 @@ def test_classes_of_the_script_can_be_pickled_to_a_spawned_process(run):
     )
     ended = run("-np", "1", run.script(script))
     assert (ended.stdout, ended.code) == ("[2]\n", 0), ended.stderr
+
+
+PIECES = """
+import sys
+for number in range(1000):
+    print("a", "b", "c", number)
+    print("a", "b", "c", number, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "local"])
+def test_lines_of_ranks_do_not_mix_without_buffers(run, launcher):
+    """``PYTHONUNBUFFERED`` writes the pieces of a ``print`` one by one; a rank writes lines."""
+    run.environment["PYTHONUNBUFFERED"] = "1"
+    ended = run("--launcher", launcher, "-np", "4", run.script(PIECES))
+    expected = sorted([f"a b c {number}" for number in range(1000)] * 4)
+    assert sorted(ended.stdout.splitlines()) == expected
+    assert sorted(ended.stderr.splitlines()) == expected

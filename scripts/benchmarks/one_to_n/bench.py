@@ -137,10 +137,10 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
 
     quick = options.quick
 
-    def all_of(trainings: Sequence[Training], seeds: int = _SEEDS) -> list[Result]:
+    def all_of(trainings: Sequence[Training]) -> list[Result]:
         """Train each with several seeds; quickly the last of them, with one."""
         if not quick:
-            return [train(one, seeds, advance) for one in trainings]
+            return [train(one, _SEEDS, advance) for one in trainings]
         last = trainings[-1]
         return [train(last._replace(words=last.words + _QUICK), 1, advance)]
 
@@ -148,12 +148,11 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
         make: Callable[[Any, Any], Training],
         rows: Sequence[Any],
         columns: Sequence[Any],
-        seeds: int = 1,
     ) -> Iterator[FigureRow]:
         """Yield a line for each row: perplexities over the columns."""
         for row in rows[-1:] if quick else rows:
             shown = columns[-1:] if quick else columns
-            found = all_of([make(row, column) for column in shown], seeds)
+            found = all_of([make(row, column) for column in shown])
             cells = [one.told("perplexity") for one in found]
             yield FigureRow((str(row), *cells, *[""] * (len(columns) - len(cells))))
 
@@ -169,10 +168,10 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
     for method in ("gradient_allreduce", "adapt_then_combine"):
         columns = ("ranks", *(f"step size {rate}" for rate in _RATES))
         title = f"perplexity of {method}, 200 steps of 8 sequences a rank"
-        lines = [*grid(_added_ranks(method), _RANKS, _RATES, _SEEDS)]
+        lines = [*grid(_added_ranks(method), _RANKS, _RATES)]
         tables.append(FigureTable(f"ranks_{method}", title, columns, lines))
     title = "adapt_then_combine, averages more rarely"
-    tables.append(_learnt("averages", title, all_of(_AVERAGES, seeds=1)))
+    tables.append(_learnt("averages", title, all_of(_AVERAGES)))
     title = "perplexity of diloco, 400 steps, by outer step size η and momentum μ"
     columns = ("H", *(f"η = {rate}, μ = {momentum}" for rate, momentum in _OUTER))
     tables.append(FigureTable("outer", title, columns, [*grid(_outer, _INTERVALS, _OUTER)]))
