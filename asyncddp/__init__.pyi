@@ -4,6 +4,7 @@ from . import data as data
 from . import simulate as simulate
 from . import topology as topology
 from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import ElasticState as ElasticState
 from .checkpoint import load_checkpoint as load_checkpoint
 from .checkpoint import save_checkpoint as save_checkpoint
 from .context import Context as Context

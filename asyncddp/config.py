@@ -171,6 +171,8 @@ class Config:
             nothing is lost.
         check: ``ASYNCDDP_CHECK``: confirm every exchange with the peers before it completes.
         elastic: ``ASYNCDDP_ELASTIC``: the other ranks go on where a rank dies.
+        replaces: ``ASYNCDDP_REPLACES``: this process takes the place of a rank that has died; set
+            by ``asyncddp run --elastic --restarts``.
         transport: ``ASYNCDDP_TRANSPORT``: name of the transport to use instead of the default.
         device_transports: ``ASYNCDDP_DEVICE_TRANSPORTS``: transports that may carry tensors on
             GPUs, the preferred one first, separated by commas, or ``auto``; default ``cuda_ipc``
@@ -191,6 +193,7 @@ class Config:
     network_timeout: float = _env("ASYNCDDP_NETWORK_TIMEOUT", _positive, 30.0)
     check: bool = _env("ASYNCDDP_CHECK", _flag, False)
     elastic: bool = _env("ASYNCDDP_ELASTIC", _flag, False)
+    replaces: bool = _env("ASYNCDDP_REPLACES", _flag, False)
     transport: str | None = _env("ASYNCDDP_TRANSPORT", str, None)
     device_transports: str | None = _env(
         "ASYNCDDP_DEVICE_TRANSPORTS", _text, None, was="ASYNCDDP_DEVICE_WIRES"

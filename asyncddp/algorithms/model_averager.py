@@ -44,6 +44,7 @@ class ModelAverager(AveragerState):
         communication_buffer: Limit in bytes for messages in flight and ring buffers; None for the
             default.
         used: Names of parameters that have had a gradient, where buckets are compressed.
+        agreed_used: Those that have had one on any rank, as all ranks have agreed.
         lent: Number of active blocks that show other values in the parameters; no round may average
             these.
     """
@@ -69,6 +70,7 @@ class ModelAverager(AveragerState):
         self._checked_topology: GraphOrSchedule | None = None
         self._schedule: Schedule | None = None
         self.used: set[str] = set()
+        self.agreed_used: set[str] = set()
         self._left_out: dict[str, dict[str, torch.Tensor]] = {}
         """The method's state for parameters that are in no bucket for now."""
         self._loaded_compressors: list[tuple[list[str], dict[str, Any]]] = []
@@ -232,7 +234,9 @@ class ModelAverager(AveragerState):
                 if "compressor" in one
             ],
         }
-        return {**found, "used": sorted(self.used)} if self.used else found
+        if self.used:
+            found |= {"used": sorted(self.used), "agreed_used": sorted(self.agreed_used)}
+        return found
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` gave.
@@ -246,6 +250,7 @@ class ModelAverager(AveragerState):
         compressors = [(list(names), state) for names, state in saved["compressors"]]
         self._left_out |= {k: v for k, v in saved["parameters"].items() if k in self._left_out}
         self.used |= {*saved.get("used", ())}
+        self.agreed_used |= {*saved.get("agreed_used", ())}
         for bucket in self.buckets:
             own = {"parameters": saved["parameters"]}
             for names, state in compressors:

@@ -36,7 +36,8 @@ counters go on, so that schedules and learning rates do. What a method remembers
 such as public copies and residuals, begins anew; random generators stay as they are.
 """
 
+from asyncddp.checkpoint.elastic_state import ElasticState
 from asyncddp.checkpoint.load import Checkpoint, load_checkpoint
 from asyncddp.checkpoint.save import save_checkpoint
 
-__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpoint", "ElasticState", "load_checkpoint", "save_checkpoint"]

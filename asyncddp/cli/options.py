@@ -118,6 +118,10 @@ _LAUNCH_OPTIONS = (
                  help="Let the other ranks go on where one dies; ranks of this machine."),
     click.option("--min", "min_ranks", type=IntegerParamType("number of ranks"), metavar="RANKS",
                  help="Ranks that an elastic run needs to go on, and to succeed [1]."),
+    click.option("--restarts", type=IntegerParamType("number of restarts", 0), default=0,
+                 metavar="N",
+                 help="Replace N ranks that die by new processes, which take over another rank's "
+                 "state: see asyncddp.ElasticState [0]."),
     click.option("--bind-to", type=click.Choice(["none", "core", "socket", "numa"]),
                  default="none", show_default=True, help="What a rank is bound to."),
     click.option("--oversubscribe/--no-oversubscribe", default=None,

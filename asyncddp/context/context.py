@@ -41,17 +41,29 @@ class MachineLayout:
     def of(cls, transport: Transport, config: Config) -> MachineLayout:
         """Gather each rank's machine, and if it records a timeline and sees a GPU; collective."""
         per, rank, host = config.ranks_per_machine, transport.rank, transport.machine_id()
+        if transport.outside is not None:  # among ranks that do not wait for it
+            hosts = transport.machine_ids()
+            ids = hosts if per is None else [other // per for other in range(transport.size)]
+            return cls._of_machines(ids, hosts, rank)
         machine_id = rank // per if per is not None else host
         mine = (machine_id, host, config.timeline is not None, torch.cuda.device_count() > 0)
         facts = make_tensor([int(fact) for fact in mine], torch.int64)
         found = transport.allgather(facts, [4] * transport.size, config.timeout)
         machines, hosts, record, gpus = found.reshape(-1, 4).T.tolist()
+        recording = tuple(compress(range(transport.size), record))
+        return replace(
+            cls._of_machines(machines, hosts, rank), recording=recording, all_see_gpus=all(gpus)
+        )
+
+    @classmethod
+    def _of_machines(
+        cls, machines: Sequence[int], hosts: Sequence[int], rank: int
+    ) -> MachineLayout:
         members: dict[int, list[int]] = {}
         for other, machine in enumerate(machines):
             members.setdefault(machine, []).append(other)
-        recording = tuple(compress(range(transport.size), record))
-        before = hosts[:rank].count(host)
-        return cls(tuple(map(tuple, members.values())), recording, before, all(gpus))
+        before = hosts[:rank].count(hosts[rank])
+        return cls(tuple(map(tuple, members.values())), rank_on_host=before)
 
     def machine_of(self, rank: int) -> int:
         """Return the number of a rank's machine."""
@@ -113,7 +125,11 @@ class Context:
         self.local_ranks = members[self.machine_rank]
         self.local_size = len(self.local_ranks)
         self.local_rank = self.local_ranks.index(self.rank)
-        self.local_transport = transport.split(self.machine_rank, self.rank)
+        self.local_transport = (
+            transport.split(self.machine_rank, self.rank)
+            if transport.outside is None
+            else transport.split_members([self.rank], 0)
+        )
         transport.device_watches = self.local_transport.device_watches = []
         self.default_gpu = default_device_index(self.machines.rank_on_host)
         """Index of the GPU that this rank uses by default; None where torch sees none."""
@@ -131,6 +147,7 @@ class Context:
         if self.engine.membership is not None:
             self.topologies.view_at = self.engine.membership.view_at
             self.engine.on_view.append(self._enter_view)
+            self.topologies.enter(self.engine.membership.view)
         local_slots = self.local_transport.collective_slots
         if local_slots is not None:
             local_slots.ranks = self.local_ranks
@@ -148,6 +165,12 @@ class Context:
         """Ranks that take part, ascending: all of them, but for those that have left."""
         membership = self.engine.membership
         return range(self.size) if membership is None else membership.view.members
+
+    @property
+    def view_alone(self) -> View | None:
+        """View of this rank alone, on one that joins a run, until it takes part."""
+        membership = self.engine.membership
+        return None if membership is None or self.transport.joining is None else membership.view
 
     @property
     def is_first(self) -> bool:

@@ -37,7 +37,7 @@ class Topologies:
     def __init__(self, size: int, machines: int, rank: int) -> None:
         self._size, self._machines, self._rank = size, machines, rank
         self._view: View | None = None
-        self._of_views: dict[int, topology.Schedule] = {}  # by the numbers of views
+        self._of_views: dict[tuple[int, ...], topology.Schedule] = {}  # by their members
         self.pinned: set[str] = set()
         self._given: Topology | None = None
         self.set(None)
@@ -78,16 +78,16 @@ class Topologies:
         at all. A graph or schedule keeps its edges, as does one along which windows lie; weights
         of ranks that have left go to their neighbours' own.
         """
-        if view is None or view.number == 0:
+        if view is None or len(view.members) == self._size:
             return self._of_all
-        schedule = self._of_views.get(view.number)
+        schedule = self._of_views.get(view.members)
         if schedule is None:
             if self.pinned:
                 schedule = without_ranks(self._of_all, self._others(view.members))
             else:
                 source = default_schedule if self._source is None else self._source
                 schedule = self.among(view.members, source)
-            self._of_views[view.number] = schedule
+            self._of_views[view.members] = schedule
         return schedule
 
     def _others(self, members: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from asyncddp.config import Config
-from asyncddp.engine.membership_changes import ENDED, GatedLock, MembershipChanges
+from asyncddp.engine.membership_changes import ENDED, STEP, GatedLock, MembershipChanges
 from asyncddp.engine.messages import COLLECTIVE, MatchKey, Message
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
@@ -22,6 +22,8 @@ from asyncddp.transport.base import Transport
 
 R = TypeVar("R")
 
+_NO_STEPS = "they have made no asyncddp.ElasticState, whose steps ranks begin together"
+
 
 class ElasticProgress(ProgressLoop):
     """Progress loop that agrees with other ranks on who takes part, if the run is elastic.
@@ -30,6 +32,7 @@ class ElasticProgress(ProgressLoop):
         submit_lock: Held while operations are counted and queued; in elastic runs callers do not
             get it while ranks agree on a view.
         on_view: Called with each view that begins.
+        step: The training step that this rank has begun; None where steps are not counted.
         membership: The views of an elastic run; None in other runs.
     """
 
@@ -38,12 +41,13 @@ class ElasticProgress(ProgressLoop):
         self._count_lock = threading.Lock()  # so that submitting never waits for a round
         self.submit_lock: AbstractContextManager[object] = self._count_lock
         self.on_view: list[Callable[[View], object]] = []
+        self.step: int | None = None
         self.membership: MembershipChanges | None = None
         self._collective, self._ended_before_view = COLLECTIVE, 0
         super().__init__(transport, config, tracing)
         if self.matcher.elastic and transport.size > 1:
             facts = transport.rank, transport.size, self._promised_counts, self.matcher.sends
-            self.membership = MembershipChanges(*facts)
+            self.membership = MembershipChanges(*facts, transport.outside)
             self.submit_lock = GatedLock(self._count_lock, self._wait_for_view)
 
     @override
@@ -71,13 +75,79 @@ class ElasticProgress(ProgressLoop):
         if self.lost_peers.any:
             for peer, reason in self.lost_peers.outside():
                 membership.certify(peer, reason)
+        self._admit_newcomers(membership)
         view = membership.progress()
         if view is None:
             return
+        rank = self.transport.rank
+        for peer in view.joined:
+            if peer != rank:
+                self.lost_peers.readmit(peer)
+                self.transport.readmit(peer)
+        if view.left and not membership.awaits_part:
+            self.matcher.forget_rounds(view.left, view.starts)
+            self._tell_of_view(membership.view)
+            self._redo_interrupted()
+        membership.enter()  # callers begin nothing before
+
+    def _admit_newcomers(self, membership: MembershipChanges) -> None:
+        """Ask for a view with ranks that have asked to join."""
+        for peer, ready in self.transport.newcomers():
+            if ready and self.step is not None and not membership.awaits_part:
+                membership.admit(peer)
+            else:
+                refusal = _NO_STEPS if ready else ""
+                self.transport.answer_newcomer(peer, membership.agreed, refusal)
+
+    def _tell_of_view(self, view: View) -> None:
         for callback in self.on_view:
             callback(view)
-        self._redo_interrupted()
-        membership.entered = view  # callers begin nothing before
+
+    def begin_step(self, step: int) -> View | None:
+        """Begin a training step; return the view that begins with it, if further ranks join."""
+        membership = self.membership
+        with self.lock, self.submit_lock:
+            self.step = step
+            if membership is None:
+                return None
+            view = membership.take_in(step, dict(self._use_counts))
+            if view is not None:
+                self._let_in(view)
+            return view
+
+    def _let_in(self, view: View) -> None:
+        for peer in view.joined:
+            self.matcher.readmit(peer)
+        self._tell_of_view(view)
+
+    def view_to_join(self) -> View | None:
+        """Return the view in which this rank is to take part, once there is one."""
+        membership = self.membership
+        return membership.view_to_join() if membership is not None else None
+
+    def first_step(self) -> int:
+        """Return the step from which this rank takes part."""
+        assert self.membership is not None
+        return self.membership.first_step()
+
+    def collective_numbers(self) -> tuple[int, int]:
+        """Return the view since which collectives are counted, and how many ended before it."""
+        assert self.membership is not None
+        return self.membership.last_loss, self._ended_before_view
+
+    def adopt(self, step: int, counts: Mapping[str, int], numbers: tuple[int, int]) -> None:
+        """Begin a step as the others do, of which this rank has missed the steps before."""
+        membership = self.membership
+        assert membership is not None
+        with self.lock, self._count_lock:
+            self.step = step
+            membership.last_loss, self._ended_before_view = numbers
+            self._use_counts.clear()
+            self._use_counts.update(counts)
+            view = membership.take_in(step, dict(counts))
+            assert view is not None
+            self._collective = membership.collective
+            self._tell_of_view(view)
 
     def begin_round(self, name: str, number: int) -> View | None:
         """Begin a round of several exchanges; return the view to which it belongs, if any.
@@ -106,10 +176,11 @@ class ElasticProgress(ProgressLoop):
         self._advance()  # what all ranks have posted ends here as on the others
         with self._count_lock:
             interrupted = self._under_way_of_all()
-            for work in interrupted:
+            for work in interrupted if self.membership is None or self.membership.loses else ():
                 work.interrupt()
             begun = self._ended_before_view + self._use_counts[self._collective]
-            return {**self._use_counts, ENDED: begun - len(interrupted)}
+            counts = {**self._use_counts, ENDED: begun - len(interrupted)}
+            return counts if self.step is None else {**counts, STEP: self.step + 1}
 
     def _under_way_of_all(self) -> list[Work[Any]]:
         """List the collectives of all ranks that are under way, in their order."""

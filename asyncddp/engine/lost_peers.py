@@ -106,12 +106,14 @@ class LostPeers:
         self._outside.update(peer for peer, _ in found)
         return found
 
-    def readmit(self) -> None:
-        """Clear the records of exited peers, which have rejoined."""
-        self._exited.clear()
-        self._draining.clear()
-        self._drained.clear()
-        self._outside.clear()
+    def readmit(self, peer: int | None = None) -> None:
+        """Clear the records of exited peers, which have rejoined; by default of all."""
+        peers = set(self._exited) if peer is None else {peer}
+        for one in peers:
+            self._exited.pop(one, None)
+        self._draining -= peers
+        self._drained -= peers
+        self._outside -= peers
 
     def error_of(
         self, subject: str, missing: Sequence[tuple[int, MatchKey | None]], now: float

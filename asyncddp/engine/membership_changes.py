@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 from types import TracebackType
+
+import msgspec
 
 from asyncddp.engine.messages import COLLECTIVE, Message
 from asyncddp.engine.send_queue import SendQueue
@@ -14,6 +16,8 @@ from asyncddp.membership import Agreement, MembershipMessage, View
 
 ENDED = "<collectives that have ended>"
 """Name by which ranks count the collectives of all ranks that have ended."""
+STEP = "<step>"
+"""Name by which they agree on the step from which ranks that join take part."""
 _REMEMBERED = 8  # views to which rounds that are under way may belong
 
 
@@ -21,36 +25,86 @@ class MembershipChanges:
     """Views of an elastic run on one rank: agrees on them, and assigns rounds to them.
 
     A round of a name with number k belongs to the newest view whose start of that name is not above
-    k, so that all ranks make it along the edges of one graph. The engine's lock guards it.
+    k, so that all ranks make it along the edges of one graph. Ranks that join take part from one
+    step on, which all ranks begin in that view. The engine's lock guards it.
+
+    Args:
+        rank: Rank of this process.
+        size: Number of ranks at the start.
+        counts: Function that returns how often each name has been used.
+        sends: Queue of messages.
+        outside: View of the others, which this rank is to join; None if it began with them.
 
     Attributes:
-        view: The newest view.
-        entered: The newest view in which collectives that were interrupted have begun again.
+        view: The newest view, without ranks that do not take part yet.
+        last_loss: Number of the newest view that has left members out.
     """
 
     def __init__(
-        self, rank: int, size: int, counts: Callable[[], Mapping[str, int]], sends: SendQueue
+        self,
+        rank: int,
+        size: int,
+        counts: Callable[[], Mapping[str, int]],
+        sends: SendQueue,
+        outside: View | None = None,
     ) -> None:
         self._rank, self._sends = rank, sends
-        self._agreement = Agreement(rank, range(size), counts)
-        self.view = self.entered = self._agreement.view
+        if outside is None:
+            self._agreement = Agreement(rank, range(size), counts)
+            self.view = self._agreement.view
+        else:
+            number = outside.number
+            self._agreement = Agreement(rank, outside.members, counts, number=number)
+            self.view = View.first([rank], max(1, number))
+        self._agreed = self._entered = self._agreement.view
         self._views = [self.view]
+        self.last_loss = 0 if outside is None else -1  # what a rank does alone has another name
+        self._joining: dict[int, int] = {}  # members, with the step from which they take part
 
     @property
     def collective(self) -> str:
         """Name by which collectives of all members are counted and matched."""
-        number = self.view.number
+        number = self.last_loss
         return f"<collective of view {number}>" if number else COLLECTIVE
+
+    @property
+    def loses(self) -> bool:
+        """True if the next view leaves members out, with which no collective can end."""
+        return self._agreement.loses
 
     @property
     def frozen(self) -> bool:
         """True while ranks agree on the next view, so that no round may begin."""
         agreement = self._agreement
-        return agreement.frozen or agreement.view is not self.entered
+        return agreement.frozen or agreement.view is not self._entered
+
+    @property
+    def awaits_part(self) -> bool:
+        """True on a rank that joins, until it takes part."""
+        return self._rank in self._joining or not self._agreement.joined
+
+    def view_to_join(self) -> View | None:
+        """Return the view in which this rank is to take part; ``joined`` are those that join."""
+        if self._rank not in self._joining:
+            return None
+        return msgspec.structs.replace(self._agreed, joined=tuple(sorted(self._joining)))
+
+    def first_step(self) -> int:
+        """Return the step from which this rank takes part."""
+        return self._joining[self._rank]
+
+    @property
+    def agreed(self) -> View:
+        """The newest view, with ranks that do not take part yet."""
+        return self._agreed
 
     def certify(self, peer: int, reason: str) -> None:
         """Record that a rank has ended."""
         self._agreement.suspect(peer, certified=True, reason=reason, now=time.monotonic())
+
+    def admit(self, rank: int) -> None:
+        """Ask for a view with a new process of a rank."""
+        self._agreement.admit(rank, time.monotonic())
 
     def receive(self, peer: int, message: Message) -> None:
         """Take a message about membership; others are not meant."""
@@ -69,9 +123,37 @@ class MembershipChanges:
             self._sends.put(peer, message)
         if agreement.isolated is not None:
             raise IsolatedError(f"{agreement.isolated}; end this rank")
-        if agreement.view is self.view:
+        if agreement.view is self._agreed:
             return None
-        self.view = agreement.view
+        self._agreed = agreed = agreement.view
+        joining = {rank: agreed.starts.get(STEP, 0) for rank in agreed.joined}
+        known = self._joining | joining
+        self._joining = {rank: step for rank, step in known.items() if rank in agreed.members}
+        if agreed.left and not self.awaits_part:
+            self.last_loss = agreed.number
+            self._begin(agreed, set(agreed.members) - self._joining.keys())
+        return agreed
+
+    def enter(self) -> None:
+        """Let rounds of the agreed view begin; interrupted collectives have begun again."""
+        self._entered = self._agreed
+
+    def take_in(self, step: int, starts: Mapping[str, int]) -> View | None:
+        """Begin a step; return the view that begins with it, in which further ranks take part."""
+        due = {rank for rank, first in self._joining.items() if first <= step}
+        if not due:
+            return None
+        for rank in due:
+            del self._joining[rank]
+        members = set(self._agreed.members) - self._joining.keys()
+        agreed = msgspec.structs.replace(self._agreed, starts=starts, left=())
+        return self._begin(agreed, members, due)
+
+    def _begin(self, agreed: View, members: Collection[int], joined: Collection[int] = ()) -> View:
+        taking_part = tuple(sorted(members))
+        self.view = msgspec.structs.replace(
+            agreed, members=taking_part, joined=tuple(sorted(joined))
+        )
         self._views = [*self._views, self.view][-_REMEMBERED:]
         return self.view
 

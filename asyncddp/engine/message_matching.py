@@ -7,7 +7,7 @@ wait for a request.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from asyncddp.engine.active_messages import ActiveMessageDispatcher
@@ -131,9 +131,21 @@ class MessageMatcher:
             if exchange.tolerates_loss and peer in exchange.sources | exchange.targets:
                 exchange.leave_out(peer)
 
-    def readmit(self) -> None:
-        """Expect messages of all peers again."""
-        self._left.clear()
+    def readmit(self, peer: int | None = None) -> None:
+        """Expect messages of a peer again, which has a new process; by default of all."""
+        if peer is None:
+            self._left.clear()
+            return
+        self._left.discard(peer)
+        self._acknowledged = {one for one in self._acknowledged if one[0] != peer}
+        self.channels.readmit(peer)
+
+    def forget_rounds(self, peers: Collection[int], starts: Mapping[str, int]) -> None:
+        """Discard messages of lost peers for rounds that are made without them."""
+        for key, waiting in self._unexpected.items():
+            if key.step >= starts.get(key.name, 0):
+                for peer in waiting.keys() & peers:
+                    self._announced.discard(peer, waiting.pop(peer))
 
     def post_short(
         self, key: MatchKey, signature: ExchangeSignature, peer: int, payload: bytes

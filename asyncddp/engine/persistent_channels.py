@@ -195,6 +195,14 @@ class PersistentChannelTable:
             if channel.send_ring is not None and channel.send_ring.reaches(peer):
                 channel.send_ring.release_reader(peer)
 
+    def readmit(self, peer: int) -> None:
+        """Offer ring buffers to a peer again, which has a new process."""
+        for channel in self._all():
+            channel.receive_rings.pop(peer, None)
+            channel.readers.discard(peer)
+            if channel.send_ring is not None and channel.send_ring.reaches(peer):
+                channel.send_ring.admit_reader(peer)
+
     def retire_ring(self, channel: PersistentChannel) -> None:
         """Drop the send ring after a failed exchange; the next one offers a new ring."""
         channel.send_ring = None

@@ -1,13 +1,16 @@
-"""Launcher process of an elastic run: ``python -m asyncddp.launch.elastic_launcher 4 1 -- PROG``.
+"""Launcher process of an elastic run: ``python -m asyncddp.launch.elastic_launcher 4 1 2 -- PROG``.
 
 It starts ranks as :mod:`~asyncddp.launch.local_launcher` does. After a rank has died or failed the
-others go on, unless fewer than the second number are left.
+others go on, unless fewer than the second number are left, and a new process takes its place, as
+often as the third number says.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -20,7 +23,10 @@ from asyncddp.launch.rank_processes import FORWARDED_SIGNALS, write_all
 
 
 class _ElasticRanks(LocalRanks):
-    """Processes of all ranks; the others go on after a failure, as long as enough are left."""
+    """Processes of all ranks; the others go on after a failure, as long as enough are left.
+
+    A rank that fails again is replaced after 1, 2, 4 … seconds.
+    """
 
     def __init__(
         self,
@@ -31,11 +37,29 @@ class _ElasticRanks(LocalRanks):
         tag: bool,
     ) -> None:
         self._losses, self._asked = losses, False
+        self._due: list[tuple[float, object]] = []  # when to replace which rank
+        self._failures: Counter[object] = Counter()
         super().__init__(losses.ranks, program, environment, tag=tag)
+
+    def reap(self) -> None:
+        """Collect exit codes of ended ranks, and replace those that are due."""
+        super().reap()
+        now = time.monotonic()
+        for when, rank in [one for one in self._due if one[0] <= now or not self.running]:
+            self._due.remove((when, rank))
+            if self.running and not self._losses.ending:
+                self._forward(self._start_rank(rank, {"ASYNCDDP_REPLACES": "1"}))
+            else:
+                self._losses.give_up(rank)
 
     def on_failure(self, rank: object, pid: int, code: int) -> None:
         """Print the notice of a lost rank; begin to terminate the others if too few are left."""
         notice = self._losses.record(rank, pid, code, len(self.running))
+        if self._losses.is_replaced(rank):
+            failures = self._failures[rank]
+            wait = 0.0 if failures == 0 else 2.0 ** (failures - 1)
+            self._failures[rank] += 1
+            self._due.append((time.monotonic() + wait, rank))
         write_all(2, notice.encode(errors="replace"))
         self.code = self._losses.exit_code
         if not (self._losses.enough or self._losses.ending):
@@ -57,11 +81,11 @@ class _ElasticRanks(LocalRanks):
 
 
 def main(words: Sequence[str]) -> int:
-    """Parse and run ``COUNT LEAST [--tag-output] -- PROGRAM [ARGUMENT]…``."""
+    """Parse and run ``COUNT LEAST RESTARTS [--tag-output] -- PROGRAM [ARGUMENT]…``."""
     head, program = words[: words.index("--")], words[words.index("--") + 1 :]
     environment = without_launchers()
     reports = read_variable("ASYNCDDP_REPORT_DIR", Path, environment)
-    losses = RankLosses(int(head[0]), int(head[1]), reports)
+    losses = RankLosses(int(head[0]), int(head[1]), int(head[2]), reports)
     return run(_ElasticRanks(losses, program, environment, tag="--tag-output" in head))
 
 

@@ -68,18 +68,19 @@ def build_job(
         bind_to=options.bind_to, oversubscribe=over, tag_output=options.tag_output, live=live,
         environment=environment, set_environment={**ours, **added},
         forward=forwarded_variables({**environment, **added}, exports),
-        root=os.geteuid() == 0, min_ranks=least,
+        root=os.geteuid() == 0, min_ranks=least, restarts=options.restarts,
     )  # fmt: skip
 
 
 def _least_ranks(options: RunOptions, ranks: int) -> int | None:
     """Return how many ranks an elastic run needs; None for a run that ends with its first rank."""
     if not options.elastic:
-        if options.min_ranks is not None:
-            raise ArgumentError(
-                f"--min: expected beside --elastic, got --min {options.min_ranks} alone. Add "
-                "--elastic, or leave --min out."
-            )
+        for flag, value in (("--min", options.min_ranks), ("--restarts", options.restarts or None)):
+            if value is not None:
+                raise ArgumentError(
+                    f"{flag}: expected beside --elastic, got {flag} {value} alone. Add --elastic, "
+                    f"or leave {flag} out."
+                )
         return None
     least = 1 if options.min_ranks is None else options.min_ranks
     if least > ranks:

@@ -24,6 +24,7 @@ class RunOptions:
     launcher: str | None = None
     elastic: bool = False
     min_ranks: int | None = None
+    restarts: int = 0
     bind_to: str = "none"
     oversubscribe: bool | None = None
     ranks_per_machine: int | None = None
@@ -71,6 +72,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)  # of the launcher, as it was
     root: bool = False
     min_ranks: int | None = None  # elastic: so many ranks must be left, or the run is ended
+    restarts: int = 0  # elastic: so many ranks that die are replaced
 
     def default_option(self, *names: str, value: str) -> list[str]:
         """Return ``[names[0], value]``, or nothing if the user's own arguments set the option."""

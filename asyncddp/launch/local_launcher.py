@@ -44,19 +44,30 @@ class LocalRanks(RankProcesses):
         added = rendezvous_variables(environment, (), remote=False)
         added["ASYNCDDP_SECRET"] = secrets.token_hex(32)
         self.code = 0
-        streams: list[tuple[IO[bytes] | None, int, int]] = []
-        for rank in range(count):
-            own = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(count),
-                "NODE_RANK": "0",
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(count),
-            }
-            stream = subprocess.PIPE if tag else None
-            process = self.start(rank, program, {**environment, **added, **own}, stream, stream)
-            streams += [(process.stdout, 1, rank), (process.stderr, 2, rank)]
-        self._relays = [  # threads only after the last fork
+        self._count, self._program, self._tag = count, program, tag
+        self._environment, self._relays = {**environment, **added}, list[threading.Thread]()
+        streams = [stream for rank in range(count) for stream in self._start_rank(rank)]
+        self._forward(streams)  # threads only after the last fork
+
+    def _start_rank(
+        self, rank: object, environment: Mapping[str, str] | None = None
+    ) -> list[tuple[IO[bytes] | None, int, object]]:
+        """Start the process of a rank; return its output streams, each with its target."""
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self._count),
+            "NODE_RANK": "0",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(self._count),
+        }
+        stream = subprocess.PIPE if self._tag else None
+        given = {**self._environment, **own, **(environment or {})}
+        process = self.start(rank, self._program, given, stream, stream)
+        return [(process.stdout, 1, rank), (process.stderr, 2, rank)]
+
+    def _forward(self, streams: Sequence[tuple[IO[bytes] | None, int, object]]) -> None:
+        """Forward output streams, in threads."""
+        self._relays += [
             _relay(source, target, rank) for source, target, rank in streams if source is not None
         ]
 
@@ -93,12 +104,12 @@ class LocalRanks(RankProcesses):
             relay.join(timeout=1.0)
 
 
-def _relay(source: IO[bytes], target: int, rank: int) -> threading.Thread:
+def _relay(source: IO[bytes], target: int, rank: object) -> threading.Thread:
     """Forward lines in a thread, each prefixed with its rank."""
 
     def run() -> None:
         for line in source:
-            write_all(target, b"[%d] " % rank + line)
+            write_all(target, f"[{rank}] ".encode() + line)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -22,12 +22,17 @@ class RankLosses:
     Args:
         ranks: How many were started.
         least: How many must run or have ended with 0.
+        restarts: How many lost ranks are replaced.
         report_directory: In which they report failures; None where they print them themselves.
     """
 
-    def __init__(self, ranks: int, least: int, report_directory: Path | None) -> None:
+    def __init__(
+        self, ranks: int, least: int, restarts: int, report_directory: Path | None
+    ) -> None:
         self.ranks, self._least, self._report_directory = ranks, least, report_directory
-        self._lost: list[str] = []
+        self._restarts_left = restarts
+        self._lost: dict[object, str] = {}  # how each rank was lost that has no other process
+        self._replaced: dict[object, str] = {}  # how each rank was lost that has one
         self._ended = 0  # by the launcher
         self._shown: set[tuple[object, ...]] = set()
         self.ending = False
@@ -61,18 +66,38 @@ class RankLosses:
         if self.ending and caused:
             self._ended += 1
             return ""
-        self._lost.append(f"rank {rank} {how}")
+        replaced = self._restarts_left > 0 and running > 0 and not self.ending
+        (self._replaced if replaced else self._lost)[rank] = f"rank {rank} {how}"
         line = f"asyncddp: rank {rank} (pid {pid}) {how}{_describe_error(report)}"
-        return f"{self._new_traceback(report)}{line}{self._describe_others(running)}\n"
+        others = self._describe_others(running)
+        if replaced:
+            self._restarts_left -= 1
+            self._forget_report(rank)
+            others += f", and another process takes its place ({self._restarts_left} more may)"
+        else:
+            self._replaced.pop(rank, None)
+        return f"{self._new_traceback(report)}{line}{others}\n"
+
+    def is_replaced(self, rank: object) -> bool:
+        """Return whether another process takes, or has taken, the place of a rank."""
+        return rank in self._replaced
+
+    def give_up(self, rank: object) -> None:
+        """Record that no other process takes the place of a rank after all."""
+        self._lost[rank] = self._replaced.pop(rank)
 
     def summary(self) -> str:
         """Return the line that says at the end who was lost; nothing if nobody was."""
-        if not self._lost:
+        if not self._lost and not self._replaced:
             return ""
         ended = f"{self._left} of {_count(self.ranks)} ended with exit code 0"
         ended += "" if self.enough else f", fewer than --min {self._least}"
-        more = len(self._lost) - _NAMED
-        named = [*self._lost[:_NAMED], *([f"{more} more were lost"] if more > 0 else [])]
+        lost = [
+            *self._lost.values(),
+            *(f"{how}, and was replaced" for how in self._replaced.values()),
+        ]
+        more = len(lost) - _NAMED
+        named = [*lost[:_NAMED], *([f"{more} more were lost"] if more > 0 else [])]
         named += [f"{self._ended} more were ended"] if self._ended else []
         return f"asyncddp: {ended}; {', '.join(named)}\n"
 
@@ -80,6 +105,10 @@ class RankLosses:
         if self._report_directory is None:
             return None
         return read_failure_report(self._report_directory / f"rank-{rank}.json")
+
+    def _forget_report(self, rank: object) -> None:
+        if self._report_directory is not None:
+            (self._report_directory / f"rank-{rank}.json").unlink(missing_ok=True)
 
     def _new_traceback(self, report: RankFailureReport | None) -> str:
         """Return a report's traceback, but for one that another rank has had alike."""

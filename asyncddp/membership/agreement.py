@@ -65,6 +65,11 @@ class Agreement:
         return self._decision.promised != NO_BALLOT
 
     @property
+    def loses(self) -> bool:
+        """True if the next view leaves members out, as far as this rank knows."""
+        return bool(self._evidence.accused)
+
+    @property
     def settled(self) -> bool:
         """True if nothing that this rank knows of calls for another view."""
         waits = self._evidence.own or self._evidence.accused or self._joiners

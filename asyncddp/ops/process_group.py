@@ -277,9 +277,15 @@ def close_group(group: ProcessGroup) -> None:
 
 
 def check_member(verb: str, argument: str, rank: Any, group: ProcessGroup) -> int:
-    """Return a rank of the world as an int; raise ArgumentError unless it is in the group."""
-    number = check_rank(verb, argument, rank, current().size)
+    """Return a rank of the world as an int; raise ArgumentError unless it is in the group.
+
+    On a rank that joins a run, and for now is alone, it is this rank itself.
+    """
+    context = current()
+    number = check_rank(verb, argument, rank, context.size)
     if number not in group:
+        if context.transport.joining is not None:
+            return context.rank
         raise ArgumentError(
             f"{verb}: argument {argument}: expected a rank of the world that is in the group, got "
             f"{rank!r}; its members are {list_ranks(group.ranks)}"

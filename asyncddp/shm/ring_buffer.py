@@ -130,6 +130,12 @@ class SendRingBuffer(_RingBufferLayout):
         index = bisect_left(self._ranks, rank)
         self.words[acknowledgement_word(len(self._ranks), index)] = _ALL_READ
 
+    def admit_reader(self, rank: int) -> None:
+        """Wait again until a reader has read later chunks, in a new process."""
+        index, latest = bisect_left(self._ranks, rank), max(step for step, _ in self._readers)
+        word = 0 if latest < 0 else pack_progress(latest, self.layout.num_chunks)
+        self.words[acknowledgement_word(len(self._ranks), index)] = word
+
     def has_room(self, step: int) -> bool:
         """Return whether this step's slots are free: all readers have read their earlier data."""
         layout, words = self.layout, self.words

@@ -21,6 +21,7 @@ import torch
 
 from asyncddp.device.stream_interfaces import DeviceStreams
 from asyncddp.errors import EnvironmentProblem, PeerError, WaitTimeoutError
+from asyncddp.membership import View
 from asyncddp.shm.arena import Arena
 from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.tensors.allocation import empty
@@ -83,7 +84,7 @@ class SharedMemoryGroup:
     """Ranks of one machine that can map each other's shared memory."""
 
     arena: Arena  # allocates this rank's shared memory, and maps that of the other ranks
-    processes: Mapping[int, int]  # process ids by rank, this rank's own among them
+    processes: dict[int, int]  # process ids by rank, this rank's own among them
     notify: Callable[[int], None] | None = None  # wakes a rank to read, where ranks do not poll
     largest: float = inf  # bytes of the largest tensors that go through ring buffers
 
@@ -100,6 +101,22 @@ class ExitRecord(NamedTuple):
     collective_counts: Mapping[str, int]  # of each kind, before its exit
     since: float
     failed: bool = False
+
+
+class Joining(Protocol):
+    """Interface of the joining of a run by a process that takes a lost rank's place."""
+
+    def ask_to_be_let_in(self) -> None:
+        """Ask the others for a view with this rank."""
+        ...
+
+    def refusal(self) -> str:
+        """Return why the others have not let this rank in; empty if they have not said so."""
+        ...
+
+    def finish(self) -> None:
+        """Take part, and let the next process join."""
+        ...
 
 
 class Transport(ABC):
@@ -138,6 +155,10 @@ class Transport(ABC):
     """Ranks that exchange tensors through shared memory, which bypasses the calls below."""
     collective_slots: CollectiveSlots | None = None
     """Slots for collectives of its ranks, if they all share memory; None otherwise."""
+    joining: Joining | None = None
+    """What a process does that takes a lost rank's place, until it takes part; else None."""
+    outside: View | None = None
+    """View of the others, which this rank is to join; None if it has begun with them."""
     device_watches: list[Callable[[float], object]] | None = None
     """Their :meth:`watch`, called in every round of progress with the deadline, in seconds."""
     device_transports: dict[DeviceStreams, Transport] | None = None
@@ -170,6 +191,18 @@ class Transport(ABC):
     def failed_peers(self) -> Mapping[int, str]:
         """Return the ranks that the transport knows to have ended irregularly, with the reason."""
         return {}
+
+    def newcomers(self) -> Iterable[tuple[int, bool]]:
+        """Return processes that would be a lost rank, each once; True with those that are ready."""
+        return ()
+
+    def answer_newcomer(self, peer: int, view: View, refusal: str = "") -> None:
+        """Tell such a process the view, and why it cannot join."""
+        raise EnvironmentProblem(f"transport {self.name} cannot go on with another process")
+
+    def readmit(self, peer: int) -> None:
+        """Exchange messages with the process that has become a lost rank."""
+        raise EnvironmentProblem(f"transport {self.name} cannot go on with another process")
 
     def watch(self, timeout: float) -> object:
         """Advance all requests, including those that no thread waits for; called often.
@@ -245,6 +278,10 @@ class Transport(ABC):
     @abstractmethod
     def machine_id(self) -> int:
         """Return a number that identifies this rank's machine; collective."""
+
+    def machine_ids(self) -> list[int]:
+        """Return a number for each rank's machine, where they are known without the others."""
+        raise EnvironmentProblem(f"transport {self.name} does not know the others' machines")
 
     @abstractmethod
     def backoff(self, attempt: int, *, background: bool = False) -> None:

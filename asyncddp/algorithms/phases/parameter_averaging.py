@@ -48,7 +48,6 @@ class ParameterAveragingPhase(CommunicationPhase):
         self._prepared = False
         self._round: AveragingRound | None = None
         self._names: list[str] = []
-        self._used: set[str] = set()  # on any rank, as all have agreed
         self._left_out: set[str] = set()
         self._start()
 
@@ -103,24 +102,25 @@ class ParameterAveragingPhase(CommunicationPhase):
     def _note_used(self) -> None:
         """Record the parameters with gradients, if unused ones may be left out."""
         averager = self.config.averager
-        if averager.compressor is not None and len(self._used) < len(self._names):
+        if averager.compressor is not None and len(averager.agreed_used) < len(self._names):
             averager.used |= {name for name, p in self.named_parameters if p.grad is not None}
 
     def _leave_out_unused(self) -> None:
         """Exclude parameters without gradients on any rank from compressed buckets; collective."""
         averager, names = self.config.averager, self._names
         alone = averager.single_rank or averager.communication.how is None
-        if averager.compressor is None or alone or len(self._used) == len(names):
+        if averager.compressor is None or alone or len(averager.agreed_used) == len(names):
             return
         if averager.join_coordinator is not None:  # ranks that are done do not take part
             return
         flags = make_tensor([name in averager.used for name in names], torch.uint8)
         with use(averager.context):
             flags = allreduce(flags, op="max", name=f"{averager.label}.used")
-        self._used = {name for name, used in zip(names, flags.tolist(), strict=True) if used}
-        averager.used |= self._used
-        unused = {*names} - self._used
-        if self._used and unused != self._left_out:
+        used = {name for name, used in zip(names, flags.tolist(), strict=True) if used}
+        averager.agreed_used = used
+        averager.used |= used
+        unused = {*names} - used
+        if used and unused != self._left_out:
             self._left_out = unused
             self.rebuild()
 
@@ -162,7 +162,7 @@ class ParameterAveragingPhase(CommunicationPhase):
         averager, make = self.config.averager, self.config.averager.tensor_factory
         self._require_untied()
         self._names = [name for name, _ in self.named_parameters]
-        self._used.intersection_update(self._names)
+        self.config.averager.agreed_used.intersection_update(self._names)
         self._left_out.intersection_update(self._names)
         for name, parameter in self.named_parameters:
             if name in self._left_out:

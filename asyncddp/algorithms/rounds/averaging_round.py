@@ -87,7 +87,8 @@ class AveragerState:
         self.buffer: InFlightLimit | None = None
         self.piece_bytes: int | None = None
         self._training: Collection[int] | None = None
-        self.view: View | None = None  # of the last round that has begun, if the run is elastic
+        # of the last round that has begun, if the run is elastic
+        self.view: View | None = context.view_alone
         self._of_view: tuple[View, Schedule] | None = (
             None  # the optimizer's topology in a later one
         )

@@ -20,7 +20,7 @@ CREDIT_BYTES = 1 << 22
 class FrameKind(IntEnum):
     """Kind of frame on a socket: handshake, control message, tensor data, failure, ..."""
 
-    HELLO = 0  # the first from each end: its rank as ``number``, and a code that proves it
+    HELLO = 0  # the first from each end: its rank as ``number``, a code; ``tag`` of a newcomer
     MESSAGE = 1  # control message of a group
     EAGER = 2  # a whole tensor
     RTS = 3  # announces a tensor of ``size`` bytes as ``number``; no payload
@@ -30,6 +30,7 @@ class FrameKind(IntEnum):
     REFUSED = 7  # tensor ``number`` does not fit; the receive expected ``size`` bytes
     FAILED = 8  # rank ``number`` has failed; the payload says how
     BYE = 9  # the sender leaves in an orderly way
+    JOIN = 10  # of a process that would be rank ``number``, or an answer to it
 
 
 _NO_PAYLOAD = frozenset(

@@ -18,6 +18,7 @@ from asyncddp.transport.sockets.addresses import (
     resolve,
 )
 from asyncddp.transport.sockets.authentication import StoreAuthenticator, code_of
+from asyncddp.transport.sockets.joining import publish
 from asyncddp.transport.sockets.socket_mesh import SocketMesh
 from asyncddp.transport.sockets.store_access import StoreAccess
 from asyncddp.transport.sockets.world_records import (
@@ -60,6 +61,7 @@ def meet(startup: StartupDeadline) -> SocketMesh:
         listeners.close()
         raise
     _meetings[access.prefix] = number + 1
+    publish(world, startup.config)
     return _connect(world, listeners, access)
 
 

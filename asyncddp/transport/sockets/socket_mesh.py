@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from hmac import compare_digest
 
 from asyncddp.errors import PeerLeftError
+from asyncddp.membership import View
+from asyncddp.serialization import unpack
 from asyncddp.transport.sockets.addresses import connect_to
 from asyncddp.transport.sockets.authentication import code_of, is_same_user, overdue
 from asyncddp.transport.sockets.connection import (
@@ -30,6 +32,7 @@ from asyncddp.transport.sockets.connection import (
 )
 from asyncddp.transport.sockets.frames import FrameHeader, FrameKind
 from asyncddp.transport.sockets.machine_watch import MachineWatch
+from asyncddp.transport.sockets.newcomers import JoinAnswer, JoinQuestion, Newcomers, join_frame
 from asyncddp.transport.sockets.world_records import WorldRecord
 
 _WATCHED = 16  # the first ranks, to which all others are connected
@@ -50,7 +53,9 @@ class SocketMesh:
         make_endpoint: Makes the endpoint of a group whose first frame comes before it exists here.
     """
 
-    def __init__(self, world: WorldRecord, listeners: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, world: WorldRecord, listeners: Sequence[socket.socket], *, joins: bool = False
+    ) -> None:
         self._watch = MachineWatch(world.network_timeout)
         self.world, self.rank, self.size = world, world.rank, len(world.records)
         self.lock = threading.RLock()
@@ -72,10 +77,13 @@ class SocketMesh:
         self._epoll = select.epoll()
         self.wakeup_descriptor = self._epoll.fileno()
         self.closed = False
+        self._joins = joins
+        self.newcomers = Newcomers()
+        self.answers: dict[int, JoinAnswer] = {}  # to this rank's questions, where it joins
         for descriptor in self._listeners:
             self._epoll.register(descriptor, select.EPOLLIN)
-        for peer in range(min(self.size, _WATCHED)):
-            if peer < self.rank:
+        for peer in range(self.size if joins else min(self.rank, _WATCHED)):
+            if peer != self.rank:
                 self.connect(peer)
 
     # sending
@@ -92,12 +100,13 @@ class SocketMesh:
         connection = Connection(sock, peer, lambda: self.piece)
         self._add(connection)
         self._routes[peer] = connection
-        self._say_hello(connection, peer)
+        self._say_hello(connection, peer, newcomer=self._joins)
         return connection
 
-    def _say_hello(self, connection: Connection, peer: int) -> None:
+    def _say_hello(self, connection: Connection, peer: int, *, newcomer: bool = False) -> None:
         code = code_of(self.world.key, self.rank, peer)
-        connection.send_frame(FrameHeader(FrameKind.HELLO, 0, 0, self.rank, len(code)), code)
+        header = FrameHeader(FrameKind.HELLO, int(newcomer), 0, self.rank, len(code))
+        connection.send_frame(header, code)
         self._flush(connection)
 
     def send_frame(
@@ -194,6 +203,8 @@ class SocketMesh:
 
     def _lose(self, connection: Connection, error: Exception) -> None:
         self._drop(connection)
+        if self.newcomers.on_end(connection):
+            return
         if connection.peer is not None and not connection.said_bye:
             self.mark_failed(connection.peer, self._reason_of_end(connection.peer, error))
 
@@ -230,6 +241,10 @@ class SocketMesh:
     def _handle(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
         if connection.peer is None or not connection.proven:
             self._check_hello(connection, header, payload)
+        elif self.newcomers.on_frame(connection, header, payload):
+            return
+        elif header.kind is FrameKind.JOIN:
+            self.answers[connection.peer] = unpack(payload, JoinAnswer, "the answer of a rank")
         elif header.kind is FrameKind.BYE:
             connection.said_bye = True
             self.departed.add(connection.peer)
@@ -248,12 +263,21 @@ class SocketMesh:
     def _check_hello(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
         """Check a connection's first frame, which proves the rank of the other end."""
         peer, opened_here = header.number, connection.peer is not None
-        free = peer < self.size and peer != self.rank and peer not in self._came
+        here = peer < self.size and peer != self.rank
+        newcomer = here and header.tag and not opened_here
+        free = here and (newcomer or peer not in self._came)
         may_be = peer == connection.peer if opened_here else free
         code = code_of(self.world.key, peer, self.rank)
         if header.kind is not FrameKind.HELLO or not may_be or not compare_digest(payload, code):
             raise ValueError("a connection that is none of this run")
         connection.trust(peer)
+        if newcomer:
+            del self._unknown[connection]
+            replaced = self.newcomers.add(peer, connection)
+            if replaced is not None:
+                self._drop(replaced.connection)
+            self._say_hello(connection, peer)
+            return
         self._suspected.pop(peer, None)
         if not opened_here:
             del self._unknown[connection]
@@ -267,6 +291,42 @@ class SocketMesh:
             self._waiting_frames.setdefault(header.group, []).append((peer, header, payload))
         else:
             endpoint.on_frame(peer, header, payload)
+
+    # processes that become a lost rank
+
+    def ask(self, peer: int, question: JoinQuestion) -> None:
+        """Ask a rank to be let in, where this process joins."""
+        self.send_frame(peer, *join_frame(self.rank, question))
+
+    def answer(self, peer: int, view: View, refusal: str) -> None:
+        """Answer the newcomer that would be a rank."""
+        newcomer = self.newcomers.get(peer)
+        if newcomer is not None and not newcomer.ended:
+            answer = JoinAnswer(view, self.world.records, refusal)
+            newcomer.connection.send_frame(*join_frame(self.rank, answer))
+            self._flush(newcomer.connection)
+
+    def readmit(self, peer: int) -> None:
+        """Exchange frames with the newcomer that has become a rank."""
+        newcomer = self.newcomers.let_in(peer)
+        for connection in [one for one in self._connections.values() if one.peer == peer]:
+            if newcomer is None or connection is not newcomer.connection:
+                self._drop(connection)
+        self.failed.pop(peer, None)
+        self.departed.discard(peer)
+        self._suspected.pop(peer, None)
+        for key in [key for key in self.bulk_receives if key[0] == peer]:
+            del self.bulk_receives[key]
+        if newcomer is None or newcomer.record is None:
+            self.mark_failed(peer, "it has ended before it could join")
+            return
+        records = list(self.world.records)
+        records[peer] = newcomer.record
+        self.world = self.world._replace(records=tuple(records))
+        self._came.add(peer)
+        self._routes[peer] = newcomer.connection
+        for header, payload in newcomer.frames:
+            self._handle(newcomer.connection, header, payload)
 
     # failures, and the end
 

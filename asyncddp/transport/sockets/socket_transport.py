@@ -23,6 +23,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from typing_extensions import override
 
+from asyncddp.membership import View
+from asyncddp.shm.arena import Arena
 from asyncddp.tensors.allocation import make_tensor
 from asyncddp.transport.base import Request, SharedMemoryGroup, Transport
 from asyncddp.transport.collective_request import RunningCollectives
@@ -32,6 +34,7 @@ from asyncddp.transport.process_transport import Collectives, ProcessTransport
 from asyncddp.transport.record_gathering import gather_records
 from asyncddp.transport.shared_memory.group_formation import RecordGatherer, form_group, subgroup
 from asyncddp.transport.sockets.group_endpoint import GroupEndpoint
+from asyncddp.transport.sockets.joining import JoiningRun
 from asyncddp.transport.sockets.rendezvous import meet
 from asyncddp.transport.sockets.socket_mesh import SocketMesh
 from asyncddp.transport.startup_deadline import StartupDeadline
@@ -71,9 +74,11 @@ class SocketTransport(ProcessTransport):
     def __init__(
         self, group: MeshGroup | None = None, startup: StartupDeadline | None = None
     ) -> None:
-        self._world = group is None
+        self._world, joining = group is None, None
         if group is None:
-            mesh = meet(startup or StartupDeadline.for_single_process())
+            startup = startup or StartupDeadline.for_single_process()
+            joining = JoiningRun(startup) if startup.config.replaces else None
+            mesh = meet(startup) if joining is None else joining.mesh
             group = MeshGroup(mesh, mesh.world.name, range(mesh.size))
         self._mesh, self._group, self._lock = group.mesh, group, group.mesh.lock
         self.rank, self.size = group.members.index(group.mesh.rank), len(group.members)
@@ -93,8 +98,13 @@ class SocketTransport(ProcessTransport):
         here = self._mesh.world.machine_ranks()
         self.cores_shared = outnumber_cores(self._mesh.world.records[rank].cores for rank in here)
         self._pause = PollingPause(cores_shared=self.cores_shared, sleep=self._sleep)
-        self.shared_memory_group = group.shared_memory
-        self._share_memory(machines if self._world else [range(self.size)])
+        self.shared_memory_group, self.joining = group.shared_memory, joining
+        if joining is None:
+            self._share_memory(machines if self._world else [range(self.size)])
+        else:
+            self.outside = joining.view
+            processes = {rank: self._mesh.world.records[rank].process for rank in here}
+            self.shared_memory_group = SharedMemoryGroup(Arena(), processes)
 
     @classmethod
     def join(cls, startup: StartupDeadline, *, required: bool = True) -> Transport:
@@ -171,6 +181,23 @@ class SocketTransport(ProcessTransport):
             return failed
         return {members.index(rank): failed[rank] for rank in list(failed) if rank in members}
 
+    @override
+    def newcomers(self) -> Iterable[tuple[int, bool]]:
+        return self._mesh.newcomers.questions() if self._world else ()
+
+    @override
+    def answer_newcomer(self, peer: int, view: View, refusal: str = "") -> None:
+        with self._mesh.lock:
+            self._mesh.answer(peer, view, refusal)
+
+    @override
+    def readmit(self, peer: int) -> None:
+        with self._mesh.lock:
+            self._mesh.readmit(peer)
+            group = self.shared_memory_group
+            if group is not None and peer in group.processes:
+                group.processes[peer] = self._mesh.world.records[peer].process
+
     # collectives
 
     @override
@@ -213,6 +240,11 @@ class SocketTransport(ProcessTransport):
         """Return the lowest rank of the group on this machine, known from the world's records."""
         here = self._mesh.world.machine_ranks()
         return next(rank for rank, member in enumerate(self._group.members) if member in here)
+
+    @override
+    def machine_ids(self) -> list[int]:
+        places = {rank: machine[0] for machine in self._machines() for rank in machine}
+        return [places[rank] for rank in range(self.size)]
 
     # waiting, and the end
 

@@ -1,0 +1,171 @@
+"""State of a training loop that goes on with ranks that join: model, optimizer, step and more."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from asyncddp.checkpoint.training_state import (
+    HasState,
+    check_fit,
+    compact,
+    load_state,
+    own_state,
+)
+from asyncddp.context import current
+from asyncddp.engine import Handle
+from asyncddp.errors import AsyncDDPError, WaitTimeoutError
+from asyncddp.membership import View
+from asyncddp.ops.state_transfer import receive_state, send_state
+from asyncddp.optim.parameter_sync import keep_replica
+from asyncddp.tensors.byte_views import from_bytes, to_bytes
+
+_VERB = "ElasticState"
+_ASK_SECONDS = 0.2  # between two requests to be let in
+
+
+class ElasticState:
+    """State of a training loop, which a process that replaces a dead rank takes over from a rank.
+
+    Make it on all ranks of an elastic run, once model and optimizer are wrapped, and loop over
+    :meth:`steps`. A replacement, which ``asyncddp run --elastic --restarts N`` starts, waits here:
+    from one step on, on which the members agree, it is a member as well, and the lowest of the
+    others sends it its own state at the beginning of that step. So it makes the same steps as
+    they do from then on, with its own gradients. The others wait for it in the first exchange with
+    it, for as long as the bytes take; none of them goes back, or makes a step again.
+
+    Args:
+        model: The model, or the wrapper of it, whose state dict is sent.
+        optimizer: The optimizer whose state goes along; None where there is none, or where the
+            wrapper of the model holds it.
+        scheduler: A scheduler, likewise.
+        parts: Further objects with ``state_dict()`` and ``load_state_dict()`` by name, such as a
+            data loader's sampler.
+
+    Attributes:
+        step: Number of the step that is under way, or the first one.
+        joined: True on a rank that has taken its state over from another one.
+
+    Raises:
+        NotInitializedError: ``init()`` was not called.
+        ArgumentError: The others train another model, or with another optimizer; raised on the
+            replacement alone, and the others go on.
+        PeerLeftError: The rank that sends the state has died; end this process, and start it anew.
+        WaitTimeoutError: The others have not let this rank in by the deadline.
+
+    Example:
+        >>> import asyncddp as bf, torch
+        >>> def train():
+        ...     model = torch.nn.Linear(2, 1)
+        ...     optimizer = bf.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+        ...     state = bf.ElasticState(model, optimizer)
+        ...     for step in state.steps(3):
+        ...         optimizer.zero_grad()
+        ...         model(torch.ones(1, 2)).sum().backward()
+        ...         optimizer.step()
+        ...     return state.step
+        >>> with bf.local_world(2, elastic=True) as world:
+        ...     world.run(train)
+        [3, 3]
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: HasState | None = None,
+        **parts: HasState,
+    ) -> None:
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._parts, self._context, self.step = parts, current(), 0
+        self._sends: list[Handle[None]] = []
+        joining = self._context.transport.joining
+        self.joined = joining is not None
+        if joining is not None:
+            self._join()
+            joining.finish()
+            self._context.transport.joining = None
+        else:
+            self._context.engine.begin_step(0)
+
+    def steps(self, stop: int) -> Iterator[int]:
+        """Yield the numbers of the steps from :attr:`step` to ``stop``, as ``range`` does.
+
+        Ranks that join begin between two of them. All ranks make steps of the same numbers.
+        """
+        while self.step < stop:
+            if not self.joined or self._context.engine.step != self.step:
+                self._begin()
+            yield self.step
+            self.step += 1
+
+    def _begin(self) -> None:
+        """Begin a step, and send the state to ranks that join with it, if it is this one's turn."""
+        engine = self._context.engine
+        view = engine.begin_step(self.step)
+        self._forget_sent()
+        if view is None or self._context.rank != _sponsor(view):
+            return
+        numbers = {"counts": dict(view.starts), "collectives": engine.collective_numbers()}
+        found = {**self._state(), "step": self.step, **numbers}
+        file = io.BytesIO()
+        torch.save(compact(found), file)
+        data = from_bytes(file.getvalue(), torch.uint8, (file.tell(),))
+        self._sends += [send_state(data, peer, _name(peer, self.step)) for peer in view.joined]
+
+    def _forget_sent(self) -> None:
+        for handle in [one for one in self._sends if one.poll()]:
+            self._sends.remove(handle)
+            with suppress(AsyncDDPError):  # the rank has died, which is no news
+                handle.wait()
+
+    def _state(self) -> dict[str, Any]:
+        found = own_state(self._model, self._optimizer, self._scheduler)
+        return {**found, "parts": {name: one.state_dict() for name, one in self._parts.items()}}
+
+    def _join(self) -> None:
+        context = self._context
+        view, rank = self._await_view(), context.rank
+        first = context.engine.first_step()
+        data = receive_state(_sponsor(view), _name(rank, first))
+        found = torch.load(io.BytesIO(to_bytes(data)), map_location="cpu", weights_only=True)
+        check_fit(_VERB, found, self._model, self._optimizer, self._scheduler)
+        for name, part in self._parts.items():
+            part.load_state_dict(found["parts"][name])
+        load_state(found, self._model, self._optimizer, self._scheduler)
+        keep_replica(self._model)
+        self.step = found["step"]
+        context.engine.adopt(self.step, found["counts"], found["collectives"])
+
+    def _await_view(self) -> View:
+        """Ask to be let in until there is a view with this rank; return it."""
+        engine, joining = self._context.engine, self._context.transport.joining
+        assert joining is not None
+        deadline = time.monotonic() + self._context.config.timeout
+        asked = -_ASK_SECONDS
+        while (view := engine.view_to_join()) is None:
+            if (now := time.monotonic()) > deadline:
+                why = joining.refusal() or "they do not agree on it"
+                raise WaitTimeoutError(
+                    f"rank {self._context.rank}: {_VERB}: the others have not let this rank in "
+                    f"after {self._context.config.timeout:g} s: {why}"
+                )
+            if now - asked > _ASK_SECONDS:
+                joining.ask_to_be_let_in()
+                asked = now
+            self._context.transport.backoff(0 if engine.progress() else 100)
+        return view
+
+
+def _sponsor(view: View) -> int:
+    """Return the rank that sends its state to those that join."""
+    return min(set(view.members).difference(view.joined))
+
+
+def _name(peer: int, step: int) -> str:
+    return f"<state of step {step} for rank {peer}>"
