@@ -19,7 +19,7 @@ from asyncddp.checkpoint.training_state import (
 )
 from asyncddp.context import current
 from asyncddp.engine import Handle
-from asyncddp.errors import AsyncDDPError, WaitTimeoutError
+from asyncddp.errors import AsyncDDPError, EnvironmentProblem, WaitTimeoutError
 from asyncddp.membership import View
 from asyncddp.ops.state_transfer import receive_state, send_state
 from asyncddp.optim.parameter_sync import keep_replica
@@ -56,6 +56,8 @@ class ElasticState:
         ArgumentError: The others train another model, or with another optimizer; raised on the
             replacement alone, and the others go on.
         PeerLeftError: The rank that sends the state has died; end this process, and start it anew.
+        EnvironmentProblem: No rank can join, since the others use windows: those of the user, or of
+            an asynchronous method.
         WaitTimeoutError: The others have not let this rank in by the deadline.
 
     Example:
@@ -91,7 +93,7 @@ class ElasticState:
             joining.finish()
             self._context.transport.joining = None
         else:
-            self._context.engine.begin_step(0)
+            self._begin()
 
     def steps(self, stop: int) -> Iterator[int]:
         """Yield the numbers of the steps from :attr:`step` to ``stop``, as ``range`` does.
@@ -99,7 +101,7 @@ class ElasticState:
         Ranks that join begin between two of them. All ranks make steps of the same numbers.
         """
         while self.step < stop:
-            if not self.joined or self._context.engine.step != self.step:
+            if self._context.engine.step != self.step:
                 self._begin()
             yield self.step
             self.step += 1
@@ -107,6 +109,7 @@ class ElasticState:
     def _begin(self) -> None:
         """Begin a step, and send the state to ranks that join with it, if it is this one's turn."""
         engine = self._context.engine
+        engine.refusal = self._refusal()
         view = engine.begin_step(self.step)
         self._forget_sent()
         if view is None or self._context.rank != _sponsor(view):
@@ -117,6 +120,21 @@ class ElasticState:
         torch.save(compact(found), file)
         data = from_bytes(file.getvalue(), torch.uint8, (file.tell(),))
         self._sends += [send_state(data, peer, _name(peer, self.step)) for peer in view.joined]
+
+    def _refusal(self) -> str:
+        """Return why no rank can join; empty if ranks can."""
+        pinned = sorted(self._context.topologies.pinned)
+        if pinned:
+            return f"no rank can join while there are windows: {', '.join(map(repr, pinned))}"
+        for one in (self._model, self._optimizer, *self._parts.values()):
+            averager = getattr(one, "_averager", None)
+            if averager is not None and averager.communication.asynchronous:
+                return (
+                    f"no rank can join while {averager.label} averages by "
+                    f"{averager.algorithm.name}, whose windows lie between the ranks of before; "
+                    "take a method whose ranks wait for each other, such as adapt_then_combine"
+                )
+        return ""
 
     def _forget_sent(self) -> None:
         for handle in [one for one in self._sends if one.poll()]:
@@ -150,11 +168,13 @@ class ElasticState:
         asked = -_ASK_SECONDS
         while (view := engine.view_to_join()) is None:
             if (now := time.monotonic()) > deadline:
-                why = joining.refusal() or "they do not agree on it"
                 raise WaitTimeoutError(
                     f"rank {self._context.rank}: {_VERB}: the others have not let this rank in "
-                    f"after {self._context.config.timeout:g} s: {why}"
+                    f"after {self._context.config.timeout:g} s; do they loop over the steps of an "
+                    "asyncddp.ElasticState?"
                 )
+            if why := joining.refusal():
+                raise EnvironmentProblem(f"rank {self._context.rank}: {_VERB}: {why}")
             if now - asked > _ASK_SECONDS:
                 joining.ask_to_be_let_in()
                 asked = now

@@ -22,8 +22,6 @@ from asyncddp.transport.base import Transport
 
 R = TypeVar("R")
 
-_NO_STEPS = "they have made no asyncddp.ElasticState, whose steps ranks begin together"
-
 
 class ElasticProgress(ProgressLoop):
     """Progress loop that agrees with other ranks on who takes part, if the run is elastic.
@@ -33,6 +31,7 @@ class ElasticProgress(ProgressLoop):
             get it while ranks agree on a view.
         on_view: Called with each view that begins.
         step: The training step that this rank has begun; None where steps are not counted.
+        refusal: Why no rank can join; empty if ranks can.
         membership: The views of an elastic run; None in other runs.
     """
 
@@ -42,6 +41,7 @@ class ElasticProgress(ProgressLoop):
         self.submit_lock: AbstractContextManager[object] = self._count_lock
         self.on_view: list[Callable[[View], object]] = []
         self.step: int | None = None
+        self.refusal = ""
         self.membership: MembershipChanges | None = None
         self._collective, self._ended_before_view = COLLECTIVE, 0
         super().__init__(transport, config, tracing)
@@ -93,11 +93,10 @@ class ElasticProgress(ProgressLoop):
     def _admit_newcomers(self, membership: MembershipChanges) -> None:
         """Ask for a view with ranks that have asked to join."""
         for peer, ready in self.transport.newcomers():
-            if ready and self.step is not None and not membership.awaits_part:
+            if ready and self.step is not None and not (self.refusal or membership.awaits_part):
                 membership.admit(peer)
             else:
-                refusal = _NO_STEPS if ready else ""
-                self.transport.answer_newcomer(peer, membership.agreed, refusal)
+                self.transport.answer_newcomer(peer, membership.agreed, self.refusal)
 
     def _tell_of_view(self, view: View) -> None:
         for callback in self.on_view:

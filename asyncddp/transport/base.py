@@ -111,7 +111,7 @@ class Joining(Protocol):
         ...
 
     def refusal(self) -> str:
-        """Return why the others have not let this rank in; empty if they have not said so."""
+        """Return why the others do not let this rank in; empty if they have not said so."""
         ...
 
     def finish(self) -> None:

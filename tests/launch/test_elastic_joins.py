@@ -111,3 +111,12 @@ def test_two_ranks_are_replaced_one_after_the_other(run):
     assert [one["joined"] for one in records] == [False, True, False, True]
     assert len({one["steps"][-1] for one in records}) == 1
     assert len({json.dumps(one["weights"][0][-1]) for one in records}) == 1
+
+
+def test_a_method_of_windows_lets_nobody_join(run):
+    """The replacement ends at once and says why, and the others train on."""
+    words = "--elastic", "--restarts", "1", "-np", "3", *run.warm(JOINS)
+    ended = run(*words, json.dumps(["adapt_then_combine", "win_put"]), "[1]", "-1000000")
+    assert "no rank can join while DistributedOptimizer1 averages by win_put" in ended.stderr
+    assert "2 of 3 ranks ended with exit code 0; rank 1 ended with exit code 1" in ended.stderr
+    assert ended.code == 0

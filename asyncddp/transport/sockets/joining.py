@@ -122,7 +122,7 @@ class JoiningRun:
             self.mesh.ask(peer, JoinQuestion(self._mine, ready=True))
 
     def refusal(self) -> str:
-        """Return why the others have not let this rank in; empty if they have not said so."""
+        """Return why the others do not let this rank in; empty if they have not said so."""
         return next((a.refusal for a in self.mesh.answers.values() if a.refusal), "")
 
     def finish(self) -> None:
