@@ -64,7 +64,7 @@ class FastPath:
         """Return the weights of a round in the topology in use; by default of the next round."""
         schedule, membership = topologies.ranks, self._engine.membership
         if membership is not None:
-            self._view = membership.view
+            self._view = membership.view_at(self.name, self._engine.use_count(self.name))
             schedule = topologies.of_view(self._view)
         if number is None:
             number = self._engine.round_count(self.verb, self.name)

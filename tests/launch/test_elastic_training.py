@@ -45,3 +45,30 @@ def test_the_others_train_on_and_average_their_models(run, method, dead):
     assert said.pop().startswith(f"{len(living)} {living} "), lines
     for rank in dead:
         assert f"rank {rank} (pid " in ended.stderr
+
+
+LAGS = """
+import os, signal, sys, threading, time
+import asyncddp as bf
+import torch
+
+bf.init(topology="one_peer_exponential")
+rank, x = bf.rank(), torch.ones(1 << 18)
+for use in range(20):
+    bf.neighbor_allreduce(x, name="x")
+bf.barrier()
+if rank == 2:
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+while rank == 3 and bf.view().number == 0:
+    time.sleep(0.01)
+for use in range(20):
+    bf.neighbor_allreduce(x, name="x")
+sys.stdout.write(f"{rank} {list(bf.view().members)}\\n")
+"""
+
+
+def test_a_rank_that_is_behind_ends_its_rounds_along_the_former_edges(run):
+    """Rank 3 makes rounds in which others were at the death, after it has learned of the view."""
+    ended = run("--elastic", "-np", "4", *run.warm(LAGS))
+    assert ended.code == 0, ended
+    assert sorted(ended.stdout.splitlines()) == [f"{rank} [0, 1, 3]" for rank in (0, 1, 3)]
