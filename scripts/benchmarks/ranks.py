@@ -77,28 +77,35 @@ def run_for_json(
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as words,
     ):
         out = Path(folder) / "found.json"
-        with _started([*command, "--out", str(out)], given, words) as child:
+        with started([*command, "--out", str(out)], given, words) as child:
             for line in child.stdout or ():
                 advance(line.rstrip("\n"))
             code = child.wait()
         if code != 0:
-            words.seek(0)
-            last = words.read()[-_OUTPUT:].strip()
-            raise RunFailedError(f"{' '.join(command)}\nended with {code}:\n{last}")
+            raise RunFailedError(f"{' '.join(command)}\nended with {code}:\n{last_words(words)}")
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found
 
 
+def last_words(words: IO[str]) -> str:
+    """Return the end of what a run has written on stderr."""
+    words.seek(0)
+    return words.read()[-_OUTPUT:].strip()
+
+
 @contextlib.contextmanager
-def _started(
-    command: Sequence[str], environ: Mapping[str, str], words: IO[str]
+def started(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    words: IO[str],
+    output: IO[str] | int = subprocess.PIPE,
 ) -> Iterator[subprocess.Popen[str]]:
     """A child in a session of its own: Ctrl-C reaches it through us, once and in order."""
     child = subprocess.Popen(
         command,
         env=dict(environ),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=words,
         text=True,
         start_new_session=True,

@@ -1,0 +1,1 @@
+"""Bench ``elastic``: what a killed rank costs the others, beside torch elastic and torchft."""
