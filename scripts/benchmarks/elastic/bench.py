@@ -58,15 +58,10 @@ _KILLS_COLUMNS = (
 )
 _KILLS_NOTE = (
     "kill -9 at a random moment; time until the last of those that go on has ended a step in a "
-    "membership without the dead rank. In ours ranks die one after another, rank 0 in each run "
-    "among them. At the end the others must have made as many steps as each other, and the run "
-    "must end with 0; else it has failed, and a kill after which it stood still has no time. Torch "
-    "elastic restarts all ranks, which is counted until all of them have ended a step; with a "
-    "store of its own for each start, as TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 says, since gloo "
-    "read addresses of the dead otherwise, and starts failed. torchft drops the step in hand; its "
-    "lighthouse has the options of its README, and takes a replica for dead after the given "
-    "silence, by default 5 s. Theirs train by DistributedDataParallel on gloo, a model of 1 MB as "
-    "ours do."
+    "membership without the dead rank. Ours die one after another, rank 0 in each run among them; "
+    "a run fails if it stands still, does not end with 0, or ranks make fewer steps than others. "
+    "Torch elastic restarts all ranks; torchft drops the step in hand, and its lighthouse takes a "
+    "replica for dead after the given silence, by default 5 s. All train a model of 1 MB."
 )
 _KEPT_COLUMNS = (
     *("survivors", "kills", "steps per CPU second, undisturbed", "with kills", "with ÷ without"),
@@ -264,22 +259,11 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
         "median": ([median(one.seconds) for one in drawn], "#0072B2"),
         "most": ([max(one.seconds) for one in drawn], "#D55E00"),
     }
+    costs, held = list(overhead.overhead_lines(rows)), [one for one in kept if one]
     tables = [
         FigureTable("elastic_kills", "kill → a step of all", _KILLS_COLUMNS, lines, _KILLS_NOTE),
-        FigureTable(
-            "elastic_overhead",
-            overhead.TITLE,
-            overhead.COLUMNS,
-            list(overhead.overhead_lines(rows)),
-            overhead.NOTE,
-        ),
-        FigureTable(
-            "elastic_kept",
-            "work of survivors",
-            _KEPT_COLUMNS,
-            [one for one in kept if one],
-            _KEPT_NOTE,
-        ),
+        FigureTable("elastic_overhead", overhead.TITLE, overhead.COLUMNS, costs, overhead.NOTE),
+        FigureTable("elastic_kept", "work of survivors", _KEPT_COLUMNS, held, _KEPT_NOTE),
     ]
     return BenchFigures(
         {**facts, "load_after": round(os.getloadavg()[0], 2), "rounds": rounds},
