@@ -299,6 +299,18 @@ def noloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9, kappa=0.7):
         yield x
 
 
+def gasloc(x, w, gradient, rates, every=3, eta=0.7, gamma=0.5, alpha=0.6):
+    start, before = x, x
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            v = start + eta * (x - start)
+            laplacian = np.eye(len(x)) - w(k // every - 1)
+            x = start = v - alpha * laplacian @ v + gamma * (v - before)
+            before = v
+        yield x
+
+
 def sparse_loco(x, w, gradient, rates, every=3, eta=0.8, beta=0.9):
     outer, e = x, np.zeros_like(x)
     for k in iter_steps(1):
@@ -473,6 +485,10 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     ),
     "demo": ({"beta": 0.9, "compression": "bf16"}, demo),
     "noloco": ({"communication_interval": 3}, noloco),
+    "gasloc": (
+        {"communication_interval": 3, "outer_momentum": 0.5, "consensus_rate": 0.6},
+        gasloc,
+    ),
     "sparse_loco": (
         {
             "communication_interval": 3,

@@ -1,8 +1,5 @@
 """``diloco``: many local steps, then one step of an outer Nesterov optimizer."""
 
-from typing_extensions import override
-
-from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
 from asyncddp.algorithms.outer_nesterov import OuterNesterov
 
 
@@ -41,7 +38,3 @@ class DiLoCo(OuterNesterov):
         outer_momentum: float = 0.9,
     ) -> None:
         super().__init__(communication_interval, outer_lr, outer_momentum)
-
-    @override
-    def incoming(self, bucket: AveragedBucket, received: Received) -> None:
-        bucket.flat.copy_(self.step_outer(bucket, received.mixed))

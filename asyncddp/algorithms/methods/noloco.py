@@ -3,17 +3,15 @@
 import torch
 from typing_extensions import override
 
-from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.method_traits import CommunicationPattern, CommunicationTiming
+from asyncddp.algorithms.method_traits import CommunicationPattern
+from asyncddp.algorithms.outer_nesterov import MOMENTUM, OUTER, OuterStep
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
-from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
+from asyncddp.algorithms.wrapper_setup import checked_share
 from asyncddp.topology import random_matching
 
-_OUTER, _MOMENTUM = "outer parameters", "outer momentum"
 
-
-class NoLoCo(Algorithm):
+class NoLoCo(OuterStep):
     r"""NoLoCo: DiLoCo with averages over random pairs of ranks in place of a collective.
 
     .. math:: \delta_i \leftarrow \mu \delta_i + \eta \sum_j w_{ij} (\theta_j - \phi_j)
@@ -41,17 +39,11 @@ class NoLoCo(Algorithm):
     """
 
     name = "noloco"
-    when = CommunicationTiming.AFTER_STEP
     how = (CommunicationPattern.NEIGHBORS,)
     default_graph = random_matching
     needs = TopologyRequirements(doubly_stochastic=True, symmetric=True)
-    averages_first_step = False
-    averaged_state = (_OUTER,)
-    changes_alone = True
-    rounds_momentum = "outer_momentum"
-    parameter_state = (_OUTER,)
-    zero_state = (_MOMENTUM,)
-    state_copies = messages = 2
+    averaged_state = (OUTER,)
+    messages = 2
 
     def __init__(
         self,
@@ -61,19 +53,17 @@ class NoLoCo(Algorithm):
         outer_momentum: float = 0.9,
         consensus_rate: float = 0.7,
     ) -> None:
-        self.communication_interval = checked_interval(communication_interval)
-        self.outer_lr = checked_positive("argument outer_lr", outer_lr)
-        self.outer_momentum = checked_share("argument outer_momentum", outer_momentum)
+        super().__init__(communication_interval, outer_lr, outer_momentum)
         self.consensus_rate = checked_share("argument consensus_rate", consensus_rate, closed=True)
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:
-        return bucket.flat - bucket.state[_OUTER]
+        return bucket.flat - bucket.state[OUTER]
 
     @override
     def incoming(self, bucket: AveragedBucket, received: Received) -> None:
-        outer, momentum = bucket.state[_OUTER], bucket.state[_MOMENTUM]
+        outer, momentum = bucket.state[OUTER], bucket.state[MOMENTUM]
         momentum.mul_(self.outer_momentum).add_(received.mixed, alpha=self.outer_lr)
-        momentum.add_(received.states[_OUTER] - outer, alpha=self.consensus_rate)
+        momentum.add_(received.states[OUTER] - outer, alpha=self.consensus_rate)
         outer.add_(momentum)
         bucket.flat.copy_(outer)

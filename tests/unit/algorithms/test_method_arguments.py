@@ -16,30 +16,32 @@ from tests.support import LoopbackWorld
 ABOVE_0 = "expected a number above 0"
 BELOW_1 = "expected a number from 0 to below 1"
 WHOLE = "expected a whole number of at least 1"
-LOCAL = ("diloco", "noloco", "sparse_loco", "slowmo", "local_sgd", "post_local_sgd", "des_loc")
-OUTER = (*LOCAL[:3], "streaming_diloco")
+NESTEROV = ("diloco", "noloco", "gasloc", "streaming_diloco")
+OUTER = (*NESTEROV, "sparse_loco")
+LOCAL = (*OUTER, "slowmo", "local_sgd", "post_local_sgd", "des_loc")
 WITH_MOMENTUM = ("slowmo", "demo", "decentlam", "edm", "momentum_tracking")
 TABLE = [
     (OUTER, "outer_lr", (0, -1.0, "0.7", True, math.inf, math.nan), ABOVE_0),
     (("slowmo",), "alpha", (0, "1", math.nan), ABOVE_0),
-    ((*LOCAL[:2], OUTER[-1]), "outer_momentum", (1.0,), BELOW_1),
+    (NESTEROV, "outer_momentum", (1.0,), BELOW_1),
     (
         ("slowmo",),
         "base",
         ("choco_sgd", None),
         "expected 'local_sgd', 'adapt_then_combine' or 'push_sum'",
     ),
+    (("gasloc",), "consensus_rate", (0, -1.0, "1", math.inf), ABOVE_0),
     (("moniqua",), "theta", (0, -1.0, math.inf, "2"), ABOVE_0),
-    (OUTER[-1:], "mixing", (1.0, -0.1), BELOW_1),
-    (OUTER[-1:], "fragments", (0, 1.5), WHOLE),
-    (OUTER[-1:], "delay", (-1, 0.5), "expected a whole number of at least 0"),
-    (OUTER[-1:], "delay", (25, 30), "expected less than communication_interval=25, so that"),
+    (NESTEROV[-1:], "mixing", (1.0, -0.1), BELOW_1),
+    (NESTEROV[-1:], "fragments", (0, 1.5), WHOLE),
+    (NESTEROV[-1:], "delay", (-1, 0.5), "expected a whole number of at least 0"),
+    (NESTEROV[-1:], "delay", (25, 30), "expected less than communication_interval=25, so that"),
     (WITH_MOMENTUM, "beta", (1, -0.1, "0.9"), BELOW_1),
     (("a2cid2",), "rate", (-0.1, "1", math.nan), "expected a number of at least 0"),
     (("a2cid2",), "pair_step", (-0.1, True), "expected a number of at least 0"),
     (("overlap_sgp",), "staleness", (-1, 1.5), "expected a whole number of at least 0"),
     (("des_loc",), "state_intervals", (3, ["exp_avg"]), "expected a mapping such as"),
-    ((*LOCAL, OUTER[-1]), "communication_interval", (0, 1.5, None), WHOLE),
+    (LOCAL, "communication_interval", (0, 1.5, None), WHOLE),
 ]
 CASES = [
     (method, argument, value, words)

@@ -76,6 +76,7 @@ STRONG = {
     "diloco": ("outer_momentum", {}),
     "streaming_diloco": ("outer_momentum", {"fragments": 1, "delay": 0}),
     "noloco": ("outer_momentum", {"topology": topology.complete(2)}),
+    "gasloc": ("outer_momentum", {"topology": topology.complete(2)}),
     "slowmo": ("beta", {"beta": 0.9}),
 }
 
