@@ -69,6 +69,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "edm": f"{_METHODS}.edm:ExactDiffusionMomentum",
         "exact_diffusion": f"{_METHODS}.exact_diffusion:ExactDiffusion",
         "extra": f"{_METHODS}.extra:Extra",
+        "factored_gossip_diloco": f"{_METHODS}.factored_gossip_diloco:FactoredGossipDiLoCo",
         "gasloc": f"{_METHODS}.gasloc:GASLoC",
         "gradient_allreduce": f"{_METHODS}.gradient_allreduce:GradientAllreduce",
         "gradient_tracking": f"{_METHODS}.gradient_tracking:GradientTracking",

@@ -92,6 +92,10 @@ class Algorithm:
             the end of so many steps after that in which it began, or before, if the state is to be
             saved. So it leaves the parameters alone, and :meth:`after_step` changes them where
             ``bucket.steps`` says that it is time; and :meth:`outgoing` gives a new tensor.
+        hidden_rounds: Whether each round is followed by another one that lasts until the next round
+            begins, with ``AFTER_STEP``: what it sends travels during the steps in between. Rounds
+            of even index then block, and odd ones are hidden; :meth:`incoming` of these leaves the
+            parameters alone, and :meth:`outgoing` gives what does not change meanwhile.
         averages_first_step: Whether, with such an interval, the first step averages, or the last
             one of the interval.
         max_staleness: How many steps a neighbour may lag before a rank waits for it, unless the
@@ -139,6 +143,7 @@ class Algorithm:
     communication_interval: int | None = None
     fragments: int = 1
     delay: int = 0
+    hidden_rounds: ClassVar[bool] = False
     averages_first_step: ClassVar[bool] = True
     max_staleness: int | None = None
     average: bool = True

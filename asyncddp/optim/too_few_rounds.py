@@ -28,7 +28,8 @@ class RoundsWarning:
         averages = averager.communication.how is not None and not averager.single_rank
         self._watched = averages and config.passes_per_round > 1 and averager.context.rank == 0
         self._since, self._steps = since, 0
-        self._rounds, self._fragments = averager.round, method.fragments
+        self._rounds, self._hidden = averager.round, int(method.hidden_rounds)
+        self._rounds_of_each = method.fragments * (1 + self._hidden)
         self._who = f"{averager.label}: {method.name}"
         unit = "communication_interval" if config.counts_steps else "num_steps_per_communication"
         self._interval = f"{unit}={config.passes_per_round}"
@@ -43,7 +44,8 @@ class RoundsWarning:
 
     def tell(self) -> None:
         """Warn if there were too few rounds, unless already warned."""
-        averages = self._rounds // self._fragments if self._watched and self._steps else _FEW
+        watched = self._watched and self._steps
+        averages = (self._rounds + self._hidden) // self._rounds_of_each if watched else _FEW
         if averages >= _FEW or (averages and self._momentum < _STRONG):
             return
         self._watched = False

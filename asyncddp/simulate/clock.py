@@ -54,8 +54,7 @@ class RankClocks:
         ready = self.now + np.where(active, self._compute, 0.0)  # those that have left may relay
         sent = self.now if hidden else ready
         if traffic is not None:
-            traffic.nbytes *= self._scale
-            self.bytes_sent += traffic.bytes_sent
+            self.count(traffic)
         if traffic is None:
             after = ready
         elif traffic.mixing is None:
@@ -73,6 +72,11 @@ class RankClocks:
             after = ready.copy()
             np.maximum.at(after, mixing.targets, arrived)
         self.now = after
+
+    def count(self, traffic: Traffic) -> None:
+        """Count the bytes of messages, which travel behind the steps that follow unless waited."""
+        traffic.nbytes *= self._scale
+        self.bytes_sent += traffic.bytes_sent
 
     def _message_seconds(self, mixing: MixingRound, nbytes: float) -> Numbers:
         key = id(mixing), nbytes

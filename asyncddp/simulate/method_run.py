@@ -75,6 +75,7 @@ class MethodRun:
         self._active: Mask = np.ones(model.ranks, dtype=bool)
         self._averaged = self._active  # which ranks took part in the last round
         self._traffic: Traffic | None = None
+        self._behind: Traffic | None = None  # of a hidden round
 
     def _places(self) -> list[tuple[int, NamedFlatBucket, torch.Tensor]]:
         """Return number, layout and stacked tensor of each averaged bucket."""
@@ -120,6 +121,9 @@ class MethodRun:
         self.optimizer.end_step()
         self._counter.end(averaged=self._due)
         ranks.clocks.advance(self._traffic, active, hidden=self._hidden)
+        if self._behind is not None:
+            ranks.clocks.count(self._behind)
+            self._behind = None
         ranks.recorder.add_losses(self._losses[np.flatnonzero(active).tolist()])
 
     def record(self, step: int) -> None:
@@ -153,6 +157,10 @@ class MethodRun:
         if self._due and not self._idle:
             with self._copies.averaged():
                 self._average()
+                if self.method.hidden_rounds:
+                    blocking = self._traffic
+                    self._average()
+                    self._behind, self._traffic = self._traffic, blocking
             self._copied = False
 
     def _average(self) -> None:

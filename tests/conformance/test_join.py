@@ -461,4 +461,5 @@ def uneven_epochs(method):
 )
 def test_every_method_goes_on_without_those_who_are_done(method):
     """Two epochs of 3, 5 and 7 steps: as many rounds as the last rank makes, on all ranks."""
-    assert LoopbackWorld(3).run(uneven_epochs, method) == [(15, True)] * 3
+    rounds = 30 if ALGORITHMS[method].hidden_rounds else 15
+    assert LoopbackWorld(3).run(uneven_epochs, method) == [(rounds, True)] * 3

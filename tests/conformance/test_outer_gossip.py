@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from functools import partial
 
 import numpy as np
@@ -52,6 +53,15 @@ def test_without_momentum_on_the_complete_graph_it_is_diloco():
     same(run("gasloc", **options, **given), run("diloco", **options))
 
 
+def test_where_the_second_round_is_exact_it_is_diloco():
+    """With its momentum, and whatever the hidden round does: on ranks that differ, and on pairs."""
+    options = {"outer_momentum": 0.9, "outer_lr": 0.6}
+    name, expected = "factored_gossip_diloco", run("diloco", **options)
+    same(run(name, topology=topology.complete(4), **options), expected)
+    pairs = {"topology": topology.random_matching}
+    same(run(name, n=2, **pairs, **options), run("diloco", n=2, **options))
+
+
 GRAPHS = {
     "ring": {"topology": topology.ring, "consensus_rate": 1.2},
     "complete": {"topology": topology.complete},
@@ -61,20 +71,29 @@ GRAPHS = {
 """Options of gossip that keeps the mean."""
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_the_mean_is_that_of_diloco_where_hessians_are_equal(graph):
+METHODS = [
+    *(("gasloc", graph, options) for graph, options in GRAPHS.items()),
+    ("factored_gossip_diloco", "ring", {"topology": topology.ring}),
+    ("factored_gossip_diloco", "random pairs", {}),
+    ("factored_gossip_diloco", "one-peer", {"topology": topology.one_peer_exponential}),
+]
+"""Methods whose mean is DiLoCo's, name of a graph, and options."""
+
+
+@pytest.mark.parametrize(("name", "graph", "options"), METHODS)
+def test_the_mean_is_that_of_diloco_where_hessians_are_equal(name, graph, options):
     """With momentum too: η is DiLoCo's outer_lr, γ its outer_momentum, from equal starts."""
-    found = run("gasloc", alike=True, outer_momentum=0.8, **GRAPHS[graph])
+    found = run(name, alike=True, outer_momentum=0.8, **options)
     expected = run("diloco", alike=True, outer_momentum=0.8)
     same(found[:, EVERY - 1 :: EVERY].mean(0), expected[:, EVERY - 1 :: EVERY].mean(0))
     assert np.ptp(found[:, -1], 0).max() > 1e-3  # ranks are apart, as their optima are
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_the_mean_makes_the_nesterov_step_of_the_mean_change(graph):
+@pytest.mark.parametrize(("name", "graph", "options"), METHODS)
+def test_the_mean_makes_the_nesterov_step_of_the_mean_change(name, graph, options):
     """On ranks that differ in all: m⁺ = γ m + Δ, θ⁺ = θ - η (Δ + γ m⁺), Δ the mean change."""
     eta, gamma, problem = 0.7, 0.8, LeastSquares(4)
-    found = run("gasloc", outer_momentum=gamma, **GRAPHS[graph])
+    found = run(name, outer_momentum=gamma, **options)
     mean, m = np.full(10, 0.3), 0.0
     start = np.full((4, 10), 0.3)
     for last in range(EVERY - 1, found.shape[1], EVERY):
@@ -158,3 +177,48 @@ def test_random_pairs_come_together_by_default(momentum):
     end = made[:, -1]
     fixed = run("gasloc", 8, alike=True, outer_momentum=momentum, steps=900)[:, -1]
     assert np.abs(end - fixed).max() < 1e-3
+
+
+def test_distances_are_contracted_by_both_rounds():
+    """Without a gradient: W₀, then W₂ W₁ and so on, where W₁ is hidden; two bits of four ranks."""
+    graph = topology.one_peer_hypercube(4)
+    hidden, blocking = (topology.mixing_matrix(graph, k) for k in (1, 0))
+    assert np.linalg.norm(blocking @ hidden - 0.25) < 1e-12
+    options = {"alike": True, "topology": graph, "outer_lr": 1e-9, "steps": 2 * EVERY}
+    apart = run("factored_gossip_diloco", apart=1.0, **options)
+    alone = run("factored_gossip_diloco", **options)
+    moved = (apart - alone)[:, [0, EVERY - 1, -1], 0]
+    starts = np.arange(4.0)
+    assert moved[:, 1] == pytest.approx(blocking @ starts, abs=1e-6)
+    assert moved[:, 2] == pytest.approx(np.full(4, starts.mean()), abs=1e-6)
+
+
+def test_steps_go_on_while_the_hidden_round_travels():
+    """A rank waits for another one where both have made their H steps, and not before."""
+    ahead = threading.Event()
+
+    def case():
+        model = torch.nn.Linear(2, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"communication_interval": 4, "topology": topology.ring(2)}
+        with pytest.raises(bf.ArgumentError, match="lasts 4 steps more, in which buckets change"):
+            bf.DistributedOptimizer(
+                plain, model, "factored_gossip_diloco", update_in_backward=True, **options
+            )
+        optimizer = bf.DistributedOptimizer(plain, model, "factored_gossip_diloco", **options)
+        rounds, sent = [], []
+        for step in range(8):
+            if bf.rank() == 0 and step == 4:
+                assert ahead.wait(60)
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            if bf.rank() == 1 and step == 7:
+                ahead.set()
+            optimizer.step()
+            rounds.append(optimizer.round)
+            sent.append(optimizer.bytes_sent)
+        optimizer.switch_to("local_sgd")
+        return rounds, [one // sent[3] for one in sent]
+
+    steps = [0, 0, 0, 1, 1, 1, 1, 3], [0, 0, 0, 1, 1, 1, 1, 2]
+    assert LoopbackWorld(2).run(case) == [steps] * 2

@@ -35,7 +35,8 @@ def one_of_each_kind(names: Iterable[str]) -> list[str]:
         method = ALGORITHMS[name]
         at_intervals = method().communication_interval is not None
         kind = (method.when, method.what, method.compression, method.how[0])
-        kinds.setdefault((*kind, at_intervals, method.owns_momentum), name)
+        kind = (*kind, at_intervals, method.owns_momentum, method.hidden_rounds)
+        kinds.setdefault(kind, name)
     return list(kinds.values())
 
 
@@ -299,6 +300,18 @@ def noloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9, kappa=0.7):
         yield x
 
 
+def factored_gossip_diloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9):
+    theta, psi, m = x, x, np.zeros_like(x)
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            number, change = 2 * (k // every - 1), theta - x
+            m = mu * m + change
+            x = theta = w(number) @ (psi - eta * (change + mu * m))
+            psi = w(number + 1) @ theta
+        yield x
+
+
 def gasloc(x, w, gradient, rates, every=3, eta=0.7, gamma=0.5, alpha=0.6):
     start, before = x, x
     for k in iter_steps(1):
@@ -485,6 +498,7 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     ),
     "demo": ({"beta": 0.9, "compression": "bf16"}, demo),
     "noloco": ({"communication_interval": 3}, noloco),
+    "factored_gossip_diloco": ({"communication_interval": 3}, factored_gossip_diloco),
     "gasloc": (
         {"communication_interval": 3, "outer_momentum": 0.5, "consensus_rate": 0.6},
         gasloc,

@@ -55,10 +55,12 @@ def check_update_in_backward(method: Algorithm, *, update_in_backward: bool) -> 
             f"argument update_in_backward: {method.name} averages {method.when.value}; only a "
             "method that averages after_step, such as adapt_then_combine, can update in backward"
         )
-    if update_in_backward and method.delay:
+    if update_in_backward and (method.delay or method.hidden_rounds):
+        remedy = "expected False, or delay=0" if method.delay else "expected False"
+        steps = method.delay or method.communication_interval
         raise ArgumentError(
-            f"argument update_in_backward: a round of {method.name} lasts {method.delay} steps "
-            "more, in which buckets change; expected False, or delay=0"
+            f"argument update_in_backward: a round of {method.name} lasts {steps} steps "
+            f"more, in which buckets change; {remedy}"
         )
     if update_in_backward and method.replaces_gradients:
         raise ArgumentError(

@@ -22,7 +22,8 @@ class AfterStepPhase(ParameterAveragingPhase):
 
     The optimizer steps as without the wrapper, so that clipping, scaling, accumulation and closures
     work unchanged; then all buckets are sent at once. They are averaged at the end of this step, or
-    ``delay`` steps later, as the method declares.
+    ``delay`` steps later, as the method declares. A hidden round then begins, if it has any; in
+    elastic runs it blocks, too, since a neighbour may die before its message is waited for.
     """
 
     def __init__(self, config: PhaseConfig) -> None:
@@ -31,13 +32,19 @@ class AfterStepPhase(ParameterAveragingPhase):
 
     @override
     def _run_step(self, update: Update, closure: Closure | None, *, averaged: bool) -> Any:
-        loss, delay = update(closure), self.config.averager.algorithm.delay
+        loss, method = update(closure), self.config.averager.algorithm
+        delay, context = method.delay, self.config.averager.context
         if averaged:
+            self.conclude()
             self._start_round()
-            if delay and self._round is not None:
-                self.config.averager.context.exit_callbacks.append(self._wait_at_exit)
+            if method.hidden_rounds:
+                self.conclude()
+                self._start_round()
+            if self._round is not None and (delay or method.hidden_rounds):
+                context.exit_callbacks.append(self._wait_at_exit)
         steps = 0 if averaged else self.accumulation.carried_passes + 1
-        if steps == delay:
+        hidden = method.hidden_rounds and context.engine.membership is None
+        if steps == delay and not hidden:
             self.conclude()
             if delay:
                 self.rebuild_if_changed()
