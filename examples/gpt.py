@@ -4,6 +4,7 @@
     asyncddp run -np 4 examples/gpt.py           four ranks share each batch and average models
     asyncddp run -np 4 examples/gpt.py --method choco_sgd --compression sign
     asyncddp run -np 4 examples/gpt.py --method diloco --every 10
+    asyncddp run -np 4 examples/gpt.py --method muloco --optimizer muon --every 10
     asyncddp run -np 4 examples/gpt.py --method win_put --seconds 30 --straggler 10
     asyncddp run -np 2 examples/gpt.py --steps 300 --resume   go on, on another number of ranks
 
@@ -85,6 +86,25 @@ class GPT(nn.Module):
         """Bytes ``(batch, time)`` to logits of the next byte, ``(batch, time, 256)``."""
         places = self.places(torch.arange(x.shape[1], device=x.device))
         return self.head(self.norm(self.blocks(self.tokens(x) + places)))
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon for matrices of hidden layers, AdamW for all other parameters, as one optimizer."""
+
+    def __init__(self, hidden: list[nn.Parameter], others: list[dict[str, Any]], lr: float) -> None:
+        muon = torch.optim.Muon(hidden, lr=lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        self.parts = muon, torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95))
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Update all parameters; of the closure, if there is one, return the loss."""
+        loss = None if closure is None else closure()
+        muon, adamw = self.parts
+        muon.state = adamw.state = self.state  # which may have been loaded
+        muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
+        muon.step()
+        adamw.step()
+        return loss
 
 
 class Stopwatch:
@@ -172,10 +192,7 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def distributed(options: argparse.Namespace, model: GPT) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return what is called and what steps: the lines that make a training script distributed."""
-    matrices = [one for one in model.parameters() if one.dim() > 1]
-    vectors = [one for one in model.parameters() if one.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95))
+    optimizer = inner_optimizer(options, model)
     if options.method == "alone":
         return model, optimizer
     if options.method == "ddp":
@@ -191,6 +208,19 @@ def distributed(options: argparse.Namespace, model: GPT) -> tuple[nn.Module, tor
     if options.compression:
         settings["compression"] = options.compression
     return model, bf.DistributedOptimizer(optimizer, model, **settings)
+
+
+def inner_optimizer(options: argparse.Namespace, model: GPT) -> torch.optim.Optimizer:
+    """Return the optimizer of a rank's own steps: AdamW, or Muon where there are matrices."""
+    matrices = [one for one in model.parameters() if one.dim() > 1]
+    vectors = [one for one in model.parameters() if one.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    if options.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95))
+    hidden = [one for one in model.blocks.parameters() if one.dim() > 1]
+    embeddings = [model.tokens.weight, model.places.weight]
+    groups[0] = {"params": embeddings, "weight_decay": 0.1}
+    return MuonAdamW(hidden, groups, options.lr)
 
 
 def start_gloo() -> None:
@@ -364,6 +394,12 @@ def parse_options(words: list[str] | None = None) -> argparse.Namespace:
         default=[],
         metavar="NAME=VALUE",
         help="another argument of the method, such as outer_lr=0.7; may be repeated",
+    )
+    add(
+        "--optimizer",
+        choices=("adamw", "muon"),
+        default="adamw",
+        help="of a rank's steps; torch.optim.Muon is in torch 2.9 or later (%(default)s)",
     )
     add("--steps", type=int, default=200, help="optimizer steps of each rank (%(default)s)")
     add("--seconds", type=float, help="train by the clock in place of --steps")

@@ -79,6 +79,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         ),
         "momentum_tracking": f"{_METHODS}.momentum_tracking:MomentumTracking",
         "moniqua": f"{_METHODS}.moniqua:Moniqua",
+        "muloco": f"{_METHODS}.muloco:MuLoCo",
         "noloco": f"{_METHODS}.noloco:NoLoCo",
         "overlap_sgp": f"{_METHODS}.overlap_sgp:OverlapSGP",
         "post_local_sgd": f"{_METHODS}.post_local_sgd:PostLocalSGD",

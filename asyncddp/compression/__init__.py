@@ -20,6 +20,7 @@ COMPRESSORS: PluginRegistry[type[Compressor]] = PluginRegistry(
         "bf16": "asyncddp.compression.bf16:BF16",
         "dct_top_k": "asyncddp.compression.dct_top_k:DCTTopK",
         "fp16": "asyncddp.compression.fp16:FP16",
+        "lloyd_max_int2": "asyncddp.compression.lloyd_max_int2:LloydMaxInt2",
         "minmax_uint8": "asyncddp.compression.minmax_uint8:MinMaxUInt8",
         "power_sgd": "asyncddp.compression.power_sgd:PowerSGD",
         "qsgd_int4": "asyncddp.compression.qsgd:QSGDInt4",

@@ -260,12 +260,14 @@ def slowmo_over_push_sum(x, w, gradient, rates, every=3, beta=0.5, alpha=1.0):
         yield x
 
 
-def diloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9):
+def diloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9, q=None):
+    """``q`` is what a compressor does."""
     outer, m = x, np.zeros_like(x)
     for k in iter_steps(1):
         x = x - rates(k - 1) * gradient(x)
         if k % every == 0:
-            change = (outer - x).mean(0)
+            own = outer - x
+            change = own.mean(0) if q is None else q(q(own).mean(0))
             m = mu * m + change
             x = outer = outer - eta * (change + mu * m)
         yield x
@@ -471,6 +473,10 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
         slowmo_over_push_sum,
     ),
     "diloco": ({"communication_interval": 3}, diloco),
+    "muloco": (
+        {"communication_interval": 3, "outer_momentum": 0.9, "compression": "bf16"},
+        partial(diloco, q=bfloat16),
+    ),
     "streaming_diloco": (
         {"communication_interval": 3, "fragments": 1, "delay": 2},
         streaming_diloco,

@@ -16,7 +16,10 @@ from tests.support import LoopbackWorld
 ABOVE_0 = "expected a number above 0"
 BELOW_1 = "expected a number from 0 to below 1"
 WHOLE = "expected a whole number of at least 1"
-NESTEROV = ("diloco", "noloco", "gasloc", "factored_gossip_diloco", "streaming_diloco")
+NESTEROV = (
+    *("diloco", "noloco", "gasloc", "factored_gossip_diloco", "muloco"),
+    "streaming_diloco",
+)
 OUTER = (*NESTEROV, "sparse_loco")
 LOCAL = (*OUTER, "slowmo", "local_sgd", "post_local_sgd", "des_loc")
 WITH_MOMENTUM = ("slowmo", "demo", "decentlam", "edm", "momentum_tracking")

@@ -77,6 +77,7 @@ STRONG = {
     "streaming_diloco": ("outer_momentum", {"fragments": 1, "delay": 0}),
     "noloco": ("outer_momentum", {"topology": topology.complete(2)}),
     "gasloc": ("outer_momentum", {"topology": topology.complete(2)}),
+    "muloco": ("outer_momentum", {"outer_momentum": 0.9}),
     "factored_gossip_diloco": ("outer_momentum", {}),
     "slowmo": ("beta", {"beta": 0.9}),
 }
