@@ -31,7 +31,15 @@ def test_a_quick_run_trains_for_every_table(tmp_path):
     """Each table has a line with a perplexity that a model of 256 bytes can have."""
     sheets = run_bench("one-to-n", tmp_path)
     assert (tmp_path / "out-resumed.png").read_bytes().startswith(PNG)
-    found = {"equal_tokens", "different_data", "resumed", "averages", "rarely", "outer"}
+    found = {
+        "equal_tokens",
+        "different_data",
+        "resumed",
+        "averages",
+        "rarely",
+        "outer",
+        "by_gossip",
+    }
     assert found <= set(sheets)
     for lines in sheets.values():
         (line,) = lines

@@ -36,6 +36,7 @@ def records_of(folder: Path) -> list[dict[str, float]]:
         "alone",
         pytest.param("ddp", marks=pytest.mark.nightly),
         pytest.param("diloco --every 2", marks=pytest.mark.nightly),
+        pytest.param("muloco --every 2 --optimizer muon", marks=pytest.mark.nightly),
     ],
 )
 def test_methods_run_and_tell_what_they_sent(tmp_path, words):

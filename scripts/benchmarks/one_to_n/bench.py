@@ -74,6 +74,19 @@ _RARELY = tuple(
         "noloco, H = 20": _diloco("noloco", 20),
     }.items()
 )
+_BY_GOSSIP = tuple(
+    _of(label, f"--steps {_LONG} --evaluate-every 50 {words}")
+    for label, words in {
+        "gradient_allreduce": "--method gradient_allreduce",
+        "local_sgd, H = 20": "--method local_sgd --every 20",
+        "diloco, H = 20": _diloco("diloco", 20),
+        "noloco, H = 20": _diloco("noloco", 20),
+        "gasloc, H = 20": _diloco("gasloc", 20),
+        "factored_gossip_diloco, H = 20": _diloco("factored_gossip_diloco", 20),
+        "muloco, AdamW, H = 20": _diloco("muloco", 20),
+        "muloco, Muon, H = 20": f"{_diloco('muloco', 20)} --optimizer muon",
+    }.items()
+)
 _AVERAGES = tuple(
     _of(f"every {steps} steps", f"--set num_steps_per_communication={steps}")
     for steps in (1, 2, 5, 10, 20, 50)
@@ -106,6 +119,16 @@ def _learnt(key: str, title: str, results: Sequence[Result], note: str = "") -> 
         for one in results
     ]
     return FigureTable(key, title, _LEARNT, lines, note)
+
+
+def _at_equal_bytes(key: str, title: str, results: Sequence[Result]) -> FigureTable:
+    """Return a line for each training: perplexity when it has sent what the thriftiest one has."""
+    least = min(mean(one.last("bytes")) for one in results)
+    lines = [
+        FigureRow((one.training.label, *one.told_after(least), f"{least / 1e6:.1f}"))
+        for one in results
+    ]
+    return FigureTable(key, title, ("method", "perplexity", "steps", "MB sent at most"), lines)
 
 
 def _resumed(folder: str) -> tuple[Training, ...]:
@@ -176,6 +199,9 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
     columns = ("H", *(f"η = {rate}, μ = {momentum}" for rate, momentum in _OUTER))
     tables.append(FigureTable("outer", title, columns, [*grid(_outer, _INTERVALS, _OUTER)]))
     tables.append(_learnt("rarely", f"{_LONG} steps", all_of(_RARELY)))
+    by_gossip, title = all_of(_BY_GOSSIP), f"outer steps by gossip and in two bits, {_LONG} steps"
+    tables.append(_learnt("by_gossip", title, by_gossip))
+    tables.append(_at_equal_bytes("by_gossip_bytes", "the same at equal bytes", by_gossip))
     panels = [
         ("200 steps", equal, "step", False),
         ("the same over bytes", equal, "bytes", True),

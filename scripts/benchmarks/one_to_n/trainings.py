@@ -42,6 +42,14 @@ class Result(NamedTuple):
         pairs = zip(self.last(key), first, strict=True)
         return _told([mine / other for mine, other in pairs], ".3f")
 
+    def told_after(self, nbytes: float) -> tuple[str, str]:
+        """Return perplexity and steps at the last evaluation with so many bytes sent at most."""
+        within = [[one for one in run if one["bytes"] <= nbytes] for run in self.runs]
+        if not all(within):
+            return "-", "0"
+        found = [float(run[-1]["perplexity"]) for run in within]
+        return _told(found, ".2f"), f"{mean(run[-1]['step'] for run in within):.0f}"
+
     def curve(self, key: str) -> tuple[list[float], list[float], list[float], list[float]]:
         """Return ``key``, and the seeds' lowest, mean and highest perplexity, point by point."""
         points = list(zip(*self.runs, strict=False))
