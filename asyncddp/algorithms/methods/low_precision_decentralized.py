@@ -108,7 +108,7 @@ class LowPrecisionDecentralized(Algorithm):
     @override
     def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
         for rank, replica in neighbors(bucket.state[_OWN]).items():
-            bucket.state[_of(rank)] = detached_copy(replica)
+            bucket.state[_of(rank)] = detached_copy(replica)  # perhaps of a new neighbour
 
 
 def _of(rank: int) -> str:

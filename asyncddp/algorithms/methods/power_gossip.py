@@ -15,6 +15,7 @@ from asyncddp.algorithms.method_traits import (
     CommunicationTiming,
     CompressionUse,
 )
+from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 from asyncddp.compression import Compressor
 from asyncddp.compression.counter_random import normal, random_words
@@ -87,6 +88,10 @@ class PowerGossip(Algorithm):
             f"argument compression: {self.name} compresses by itself, to a row or column of each "
             f"matrix; expected None, or algorithm='choco_sgd', got {compressor!r}"
         )
+
+    @override
+    def restart(self, bucket: AveragedBucket, neighbors: NeighborTensors) -> None:
+        bucket.vectors.clear()  # a new neighbour knows none, and both ends need the same
 
     @override
     def outgoing(self, bucket: AveragedBucket) -> torch.Tensor:

@@ -107,6 +107,8 @@ class AveragerState:
             self._training = training
             with torch.no_grad():
                 for bucket in self.buckets:
+                    if changed and self.view is not None:
+                        bucket.nodes = len(self.view.members)
                     bucket.row = row or WeightRow(1.0, {}, {})
                     exchange = partial(self.tensors_of_neighbors, bucket)
                     self.algorithm.restart(bucket, NeighborTensors(bucket, exchange))
