@@ -60,7 +60,7 @@ class AsynchronousRun:
         self._batches, self._recorder = simulated.batches, simulated.recorder
         ranks = model.ranks
         self._compute = scenario.compute_seconds(ranks).tolist()
-        self._departures = scenario.departures
+        self._departures = {**scenario.departures, **scenario.crashes}
         self._bound = checked_staleness(settings.max_staleness, method)
         self._counters = [round_counter(settings, method) for _ in range(ranks)]
         scaled = checked_scale_steps(settings.scale_steps, method)
@@ -85,7 +85,7 @@ class AsynchronousRun:
         self.steps, self._rounds = simulated.steps_made(begun), [0] * ranks
         self._published = [False] * ranks
         self._waiting: set[int] = set()
-        self._limit = sum(min(steps, scenario.departures.get(rank, steps)) for rank in range(ranks))
+        self._limit = sum(min(steps, self._departures.get(rank, steps)) for rank in range(ranks))
         self._losses: list[float] = []
         self._ranks = [self._steps_of(rank) for rank in range(ranks)]
         for rank in range(ranks):

@@ -59,20 +59,38 @@ class AveragingScheme(ABC):
         method: The method.
         ranks: Number of ranks.
         schedule: The graph of each round; None where there is none.
-        scenario: Which messages are lost and which ranks leave.
+        scenario: Which messages are lost.
+
+    Attributes:
+        planned: Messages of the round, and their weights; None if not with neighbours.
+        mixing: The same without those that are lost.
+        active: The ranks whose tensors are averaged in the round.
+        alive: Those that answer in it: all that live.
     """
 
     def __init__(
         self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
     ) -> None:
         self._method, self._schedule, self._scenario = method, schedule, scenario
+        self.planned: MixingRound | None = None
         self.mixing: MixingRound | None = None
         self.active: Mask = np.ones(ranks, dtype=bool)
+        self.alive = self.active
         self._number = 0
 
-    def begin(self, number: int, active: Mask) -> None:
-        """Begin round ``number`` among the active ranks."""
-        self._number, self.active = number, active
+    def enter(self, schedule: Schedule | None) -> None:
+        """Enter another view, with its graph of each round."""
+        self._schedule = schedule
+
+    def begin(self, number: int, stays: Mask, alive: Mask) -> None:
+        """Begin round ``number``.
+
+        Args:
+            number: Its index.
+            stays: For each rank, whether it has not departed, as the others know.
+            alive: For each rank, whether it lives; who has died is missed in the round.
+        """
+        self._number, self.active, self.alive = number, stays & alive, alive
 
     @property
     def biases(self) -> torch.Tensor | None:
@@ -106,6 +124,11 @@ class NeighborAveraging(AveragingScheme):
         self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
     ) -> None:
         super().__init__(method, ranks, schedule, scenario)
+        self.enter(schedule)
+
+    @override
+    def enter(self, schedule: Schedule | None) -> None:
+        super().enter(schedule)
         self._round_of = lru_cache(maxsize=_ROUNDS)(self._make_round)
         self._round_among = lru_cache(maxsize=_ROUNDS)(self._make_round_among)
 
@@ -114,7 +137,7 @@ class NeighborAveraging(AveragingScheme):
         return MixingRound.of(self._schedule, number)
 
     def _make_round_among(self, number: int, there: bytes) -> MixingRound:
-        """Return a round among the active ranks, as within ``join`` on real ranks."""
+        """Return a round among the ranks that have not departed, as within ``join``."""
         planned, active = self._round_of(number), np.frombuffer(there, dtype=bool)
         if active.all() or self._method.joined_ranks is JoinedRanks.RELAY:
             return planned
@@ -139,11 +162,13 @@ class NeighborAveraging(AveragingScheme):
         return self._round_of(self._place(number))
 
     @override
-    def begin(self, number: int, active: Mask) -> None:
-        super().begin(number, active)
-        self._sent = self._round_among(self._place(number), active.tobytes())
-        lost = self._scenario.lost_messages(number, self._sent.sources)
-        self.mixing = self._sent.without(lost)
+    def begin(self, number: int, stays: Mask, alive: Mask) -> None:
+        super().begin(number, stays, alive)
+        sent = self.planned = self._round_among(self._place(number), stays.tobytes())
+        lost = self._scenario.lost_messages(number, sent.sources)
+        if not alive.all():
+            lost |= ~(alive[sent.sources] & alive[sent.targets])
+        self.mixing = sent.without(lost)
 
     @override
     def average(self, bucket: SimulatedBucket) -> float:
@@ -151,7 +176,7 @@ class NeighborAveraging(AveragingScheme):
         assert mixing is not None
         if codecs is not None:
             bucket.clear_padding()
-        sent = bucket.outgoing(mixing)
+        sent = bucket.outgoing(self.planned)
         nbytes = bucket.bucket.message_bytes(1, sent[0], sent.dtype)
         exact, decoded = (sent, sent) if codecs is None else self._encode(codecs, sent)
         mixed = mixing.mix(decoded)
@@ -160,7 +185,7 @@ class NeighborAveraging(AveragingScheme):
             mixed += own * (exact - decoded)  # a rank has its own tensor as it is
         states = bucket.travelling_states
         mixed_states = {name: mixing.mix(one) for name, one in states.items()}
-        bucket.incoming(StackedExchangeResult(decoded, mixed, mixed_states))
+        bucket.incoming(StackedExchangeResult(decoded, mixed, mixed_states), mixing)
         return nbytes + _row_bytes(states)
 
     def _encode(self, codecs: RankCodecs, sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,7 +199,8 @@ class NeighborAveraging(AveragingScheme):
     @override
     def traffic(self, nbytes: float) -> Traffic:
         assert self.mixing is not None
-        return self._traffic_of(self.mixing, self._sent.messages_sent, nbytes)
+        assert self.planned is not None
+        return self._traffic_of(self.mixing, self.planned.messages_sent, nbytes)
 
     def _traffic_of(
         self, arriving: MixingRound, sent: npt.NDArray[np.intp], nbytes: float
@@ -193,8 +219,13 @@ class PushSumAveraging(NeighborAveraging):
     def __init__(
         self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
     ) -> None:
+        self._ranks = ranks
         super().__init__(method, ranks, schedule, scenario)
-        self._weights = make_tensor([[1.0]] * ranks, torch.float64)
+
+    @override
+    def enter(self, schedule: Schedule | None) -> None:
+        super().enter(schedule)
+        self._weights = make_tensor([[1.0]] * self._ranks, torch.float64)
 
     @override
     def _make_round(self, number: int) -> MixingRound:
@@ -219,7 +250,7 @@ class PushSumAveraging(NeighborAveraging):
 class GlobalAveraging(AveragingScheme):
     """Average or sum over all ranks that are still in the run.
 
-    Ranks that have left contribute zeros, as within ``join`` on real ranks.
+    Ranks that have departed contribute zeros, as within ``join`` on real ranks; dead ones nothing.
     """
 
     @override
@@ -240,7 +271,7 @@ class GlobalAveraging(AveragingScheme):
 
     @override
     def traffic(self, nbytes: float) -> Traffic:
-        return self._traffic_among(np.ones_like(self.active), nbytes)
+        return self._traffic_among(self.alive, nbytes)
 
     def _traffic_among(self, senders: Mask, nbytes: float, *, by_leaders: bool = False) -> Traffic:
         """Return the traffic of an allreduce among some ranks, with expected retransmissions."""
@@ -251,11 +282,12 @@ class GlobalAveraging(AveragingScheme):
     @property
     def _parts(self) -> int:
         """Return the number of separately compressed parts of a bucket."""
-        return len(self.active)
+        return int(self.alive.sum())
 
     def _decoded_average(self, codecs: RankCodecs, sent: torch.Tensor) -> torch.Tensor:
         """Return the average as decoded by all ranks, ``(d,)``."""
-        return codecs.averaged(sent, self.divisor)
+        there = np.flatnonzero(self.alive).tolist()
+        return codecs.averaged(sent[there], self.divisor, there)
 
     @property
     def divisor(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -42,6 +43,15 @@ class RankClocks:
         self.now: Numbers = np.zeros(ranks)
         self._allreduce = lru_cache(maxsize=None)(self._allreduce_cost)
         self._times: dict[tuple[int, float], tuple[MixingRound, Numbers]] = {}
+
+    def admit(self, sponsors: Mapping[int, int], nbytes: float) -> None:
+        """Let each rank that arrives begin when it has got ``nbytes`` from its sponsor."""
+        links = self._scenario.network
+        for rank, sponsor in sponsors.items():
+            ends = np.array([sponsor]), np.array([rank])
+            seconds = links.latencies(*ends) + links.transfers(*ends, nbytes * self._scale)
+            self.now[rank] = self.now[sponsor] + seconds[0]
+            self.bytes_sent[sponsor] += nbytes * self._scale
 
     def advance(self, traffic: Traffic | None, active: Mask, *, hidden: bool) -> None:
         """Advance the clocks of all active ranks by one step.

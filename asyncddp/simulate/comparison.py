@@ -93,7 +93,7 @@ def compare(
     for name, own in named:
         MethodSettings.of(name, own).create_method()
     if settings.get("scenario") is not None:
-        settings["scenario"].check(problem.ranks)
+        settings["scenario"].check(problem.ranks, steps)
     for name, own in named:
         told = None if progress is None else partial(progress, name)
         try:

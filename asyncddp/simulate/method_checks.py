@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.method_traits import (
-    CommunicationPattern,
     CommunicationTiming,
     CompressionUse,
 )
@@ -24,9 +25,17 @@ from asyncddp.simulate.machine_averaging import (
     LeaderAveraging,
     MachineAveraging,
 )
-from asyncddp.simulate.scenario import Scenario
-from asyncddp.topology import GraphOrSchedule, TopologyError, as_schedule, describe, exponential_two
-from asyncddp.topology.builders import TopologyLike, topology_for
+from asyncddp.simulate.scenario import Mask, Scenario
+from asyncddp.topology import (
+    GraphOrSchedule,
+    Schedule,
+    TopologyError,
+    as_schedule,
+    describe,
+    exponential_two,
+)
+from asyncddp.topology.builders import topology_for
+from asyncddp.topology.schedule import between_ranks, without_ranks
 
 _AVERAGINGS: dict[str, type[AveragingScheme]] = {
     "allreduce": GlobalAveraging,
@@ -43,21 +52,47 @@ _AVERAGINGS: dict[str, type[AveragingScheme]] = {
 _AGAIN = "retransmit_after=0.2, after which what is lost is sent again"
 
 
-def built_topology(
-    settings: MethodSettings,
-    given: TopologyLike,
-    scenario: Scenario,
-    ranks: int,
-) -> GraphOrSchedule | None:
-    """Build the topology given as a function or a name, for the nodes of a method's graph.
+def drawn_topology(settings: MethodSettings, method: Algorithm, nodes: int) -> GraphOrSchedule:
+    """Return the topology for a number of nodes: as given, by name or function, or the default."""
+    given = settings.topology
+    chosen = method.default_topology(nodes) if given is None else topology_for(given, nodes)
+    return exponential_two(nodes) if chosen is None else chosen
 
-    Nodes are ranks, or machines where the method averages between them.
+
+class ViewSchedules:
+    """Schedule of each view of the ranks: drawn for its members, or without the other ranks.
+
+    Args:
+        settings: The topology, and settings of the method.
+        method: The method.
+        scenario: Which ranks die or come, and whether a topology is drawn anew.
+        ranks: Number of ranks.
+        machines: Number of machines, if the topology is one of machines.
     """
-    how = communication_for(settings.create_method(), settings.communication).how
-    if how is None or how is CommunicationPattern.GLOBAL:
-        return None
-    machines = how is CommunicationPattern.MACHINES
-    return topology_for(given, _machine_count(scenario, ranks) if machines else ranks)
+
+    def __init__(
+        self,
+        settings: MethodSettings,
+        method: Algorithm,
+        scenario: Scenario,
+        ranks: int,
+        machines: int | None = None,
+    ) -> None:
+        self._settings, self._method = settings, method
+        self._whole = method.schedule_along(checked_topology(settings, method, ranks, machines))
+        given = settings.topology
+        fixed = not (given is None or callable(given) or isinstance(given, str))
+        self._redraw = scenario.redraw and not fixed
+
+    def among(self, members: Mask) -> Schedule:
+        """Return the schedule of a view."""
+        here, n = np.flatnonzero(members).tolist(), len(members)
+        if len(here) == n:
+            return self._whole
+        if not self._redraw:
+            return without_ranks(self._whole, np.flatnonzero(~members).tolist())
+        drawn = drawn_topology(self._settings, self._method, len(here))
+        return between_ranks(self._method.schedule_along(drawn), here, n)
 
 
 def checked_topology(
@@ -71,9 +106,7 @@ def checked_topology(
         TopologyError: It does not, or it has another number of nodes.
     """
     wanted = ranks if machines is None else machines
-    chosen = None if settings.topology is None else topology_for(settings.topology, wanted)
-    chosen = method.default_topology(wanted) if chosen is None else chosen
-    chosen = exponential_two(wanted) if chosen is None else chosen
+    chosen = drawn_topology(settings, method, wanted)
     nodes = as_schedule(chosen).n
     if nodes != wanted:
         on = "" if machines is None else f" on {machines} machines"
@@ -113,10 +146,10 @@ def averaging_of(
             kind = LeaderAveraging
     if scenario.loses_messages:
         _check_loss(method, kind, compressed=settings.compressor_for(method) is not None)
-    if scenario.departures and kind is HierarchicalAveraging:
+    if scenario.loses_ranks and kind is HierarchicalAveraging:
         raise ArgumentError(
-            f"Scenario: argument departures: {communication} needs all ranks of each machine, "
-            "within join on real ranks too; expected communication='allreduce', and no "
+            f"Scenario: argument {scenario.loses_ranks}: {communication} needs all ranks of each "
+            "machine, within join on real ranks too; expected communication='allreduce', and no "
             "hierarchical=True"
         )
     return kind
@@ -134,8 +167,8 @@ def _machine_count(scenario: Scenario, ranks: int) -> int:
 
 def _check_machines(scenario: Scenario, ranks: int) -> None:
     _machine_count(scenario, ranks)
-    if scenario.loses_messages or scenario.departures:
-        name, joins, again = "departures", ", within join on real ranks too", ""
+    if scenario.loses_messages or scenario.loses_ranks:
+        name, joins, again = scenario.loses_ranks, ", within join on real ranks too", ""
         if scenario.loses_messages:
             name, joins, again = "loss", "", f", or {_AGAIN}"
         raise ArgumentError(
@@ -162,6 +195,11 @@ def check_asynchronous(
     _refuse_timing(settings, "update_in_backward", "window_prefix", "autotune")
     settings.compressor_for(method)  # which refuses any
     bound = checked_staleness(settings.max_staleness, method)
+    if scenario.arrivals:
+        raise ArgumentError(
+            "Scenario: argument arrivals: expected none with asynchronous=True, where windows of "
+            f"{method.name} keep the edges of the start; expected asynchronous=False"
+        )
     if scenario.loses_messages and (bound is not None or communication == "pair_average"):
         raise ArgumentError(
             f"Scenario: argument loss: {method.name} waits for what is lost, or keeps a sum by it; "

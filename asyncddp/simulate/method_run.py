@@ -5,7 +5,7 @@ Each communication timing is an order of the same parts of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -26,9 +26,9 @@ from asyncddp.simulate.averaging import (
     Traffic,
 )
 from asyncddp.simulate.machine_averaging import LeaderAveraging
-from asyncddp.simulate.method_checks import averaging_of, checked_topology
+from asyncddp.simulate.method_checks import ViewSchedules, averaging_of
 from asyncddp.simulate.record import SimulatedRanks
-from asyncddp.simulate.scenario import Mask
+from asyncddp.simulate.scenario import Lives, Mask
 from asyncddp.simulate.simulated_bucket import SimulatedBucket
 from asyncddp.simulate.stacked_model import ParameterCopies, Scale, StackedModel
 from asyncddp.tensors.allocation import zeros
@@ -42,13 +42,16 @@ class MethodRun:
         ranks: The ranks.
         settings: The method, and what is averaged with whom.
         method: What ``settings.create_method()`` gave.
+        begun: Steps that the ranks have made before.
 
     Raises:
         ArgumentError: The method, or an argument of it, is none that can be simulated.
         TopologyError: The method does not work on the graph, or it has another number of ranks.
     """
 
-    def __init__(self, ranks: SimulatedRanks, settings: MethodSettings, method: Algorithm) -> None:
+    def __init__(
+        self, ranks: SimulatedRanks, settings: MethodSettings, method: Algorithm, begun: int
+    ) -> None:
         model, scenario = ranks.model, ranks.scenario
         self._ranks, self.method, self.model, self.optimizer = ranks, method, model, ranks.optimizer
         kind = averaging_of(settings, method, scenario, model.ranks)
@@ -59,12 +62,12 @@ class MethodRun:
         self._bucket_bytes = checked_bucket_bytes(settings.bucket_size_in_mb)
         self._local = scenario.ranks_per_machine
         self._counter = round_counter(settings, method)
-        schedule = None
+        self._views: ViewSchedules | None = None
+        self._view = self._last = scenario.view(model.ranks, begun)
         if issubclass(kind, NeighborAveraging):
-            local = self._local
-            machines = model.ranks // local if kind.of_machines else None
-            chosen = checked_topology(settings, method, model.ranks, machines)
-            schedule = method.schedule_along(chosen)
+            machines = model.ranks // self._local if kind.of_machines else None
+            self._views = ViewSchedules(settings, method, scenario, model.ranks, machines)
+        schedule = None if self._views is None else self._views.among(self._view > 0)
         self.averaging: AveragingScheme = kind(method, model.ranks, schedule, scenario)
         self._over_all = GlobalAveraging(method, model.ranks, None, scenario)
         compressor = settings.compressor_for(method)
@@ -72,8 +75,7 @@ class MethodRun:
         places = [] if self._idle else self._places()
         self.buckets = [self._bucket(place, compressor) for place in places]
         self._rounds = 0
-        self._active: Mask = np.ones(model.ranks, dtype=bool)
-        self._averaged = self._active  # which ranks took part in the last round
+        self._active: Mask = scenario.active(model.ranks, begun)
         self._traffic: Traffic | None = None
         self._behind: Traffic | None = None  # of a hidden round
 
@@ -105,7 +107,9 @@ class MethodRun:
         Ranks that have left keep their parameters, and send nothing.
         """
         ranks, count, self._traffic = self._ranks, self.model.ranks, None
+        self._step = step - 1
         active = self._active = ranks.scenario.active(count, step - 1)
+        self._admit(ranks.scenario.arriving(count, step - 1))
         self._batch = ranks.batches.of(range(count), [step - 1] * count)
         gone = np.flatnonzero(~active).tolist()
         before = [flat[gone] for flat in self.model.flats] if gone else []
@@ -125,6 +129,17 @@ class MethodRun:
             ranks.clocks.count(self._behind)
             self._behind = None
         ranks.recorder.add_losses(self._losses[np.flatnonzero(active).tolist()])
+
+    def _admit(self, sponsors: Mapping[int, int]) -> None:
+        """Give ranks that arrive the model and state of their sponsors."""
+        if not sponsors:
+            return
+        with torch.no_grad():
+            self.model.admit(sponsors, self._copies)
+            self.optimizer.admit(sponsors)
+            for bucket in self.buckets:
+                bucket.admit(sponsors)
+        self._ranks.clocks.admit(sponsors, self.model.nbytes)
 
     def record(self, step: int) -> None:
         """Record the current measurements of the ranks that are still in the run."""
@@ -168,12 +183,11 @@ class MethodRun:
         averaging = self.averaging
         if isinstance(averaging, NeighborAveraging) and self.method.averages_all(self._rounds):
             averaging = self._over_all
-        averaging.begin(self._rounds, self._active)
-        if (self._active != self._averaged).any() and not isinstance(averaging, NoAveraging):
-            with torch.no_grad():
-                for bucket in self.buckets:
-                    bucket.restart(averaging.mixing)  # others take part than in the last round
-            self._averaged = self._active
+        scenario, count = self._ranks.scenario, self.model.ranks
+        stays = scenario.stays(count, self._step)
+        self._enter(scenario.view(count, self._step))
+        averaging.begin(self._rounds, stays, scenario.alive(count, self._step))
+        self._restart(np.where(stays, self._view, 0), averaging)
         for bucket in self.buckets:
             bucket.begin_round(self._rounds, self._active)
         taking_part = [one for one in self.buckets if self.method.takes_part(one.each[0])]
@@ -183,6 +197,23 @@ class MethodRun:
         self._rounds += 1
         if not isinstance(averaging, NoAveraging):
             self._traffic = averaging.traffic(nbytes)
+
+    def _enter(self, view: Lives) -> None:
+        """Enter the view of a round, if it is another one; push-sum weights begin anew."""
+        if (view != self._view).any():
+            self._view = view
+            self.scale_by_bias(torch.Tensor.div_)
+            self.averaging.enter(None if self._views is None else self._views.among(view > 0))
+
+    def _restart(self, taking_part: Lives, averaging: AveragingScheme) -> None:
+        """Restart the method's state if others take part than in the last round."""
+        if isinstance(averaging, NoAveraging) or (taking_part == self._last).all():
+            return
+        new, nodes = np.flatnonzero(taking_part > self._last), int((self._view > 0).sum())
+        with torch.no_grad():
+            for bucket in self.buckets:
+                bucket.restart(averaging.planned, averaging.mixing, new.tolist(), nodes)
+        self._last = taking_part
 
     def average_gradients(self) -> None:
         """Average the gradients, or the tensors that the method sends instead."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -23,8 +23,14 @@ class RankCodecs:
     """
 
     def __init__(self, compressor: Compressor, index: int, ranks: int, every: int = 1) -> None:
-        seeds = (every * (rank + index * ranks) for rank in range(ranks))
-        self.each = [TensorCompressor(compressor, seed) for seed in seeds]
+        self._seeds = [every * (rank + index * ranks) for rank in range(ranks)]
+        self._compressor = compressor
+        self.each = [TensorCompressor(compressor, seed) for seed in self._seeds]
+
+    def reset(self, ranks: Iterable[int]) -> None:
+        """Make the compressors of some ranks anew, which then owe nothing."""
+        for rank in ranks:
+            self.each[rank] = TensorCompressor(self._compressor, self._seeds[rank])
 
     def decoded(self, sent: torch.Tensor) -> torch.Tensor:
         """Return each rank's tensor as decoded by receivers, ``(n, d)`` or ``(n, k, d)``."""

@@ -158,5 +158,4 @@ class SimulatedRanks:
 
     def steps_made(self, step: int) -> list[int]:
         """Return each rank's number of steps after ``step`` steps of the remaining ranks."""
-        last = self.scenario.departures
-        return [min(step, last.get(rank, step)) for rank in range(self.model.ranks)]
+        return self.scenario.steps_made(self.model.ranks, step)

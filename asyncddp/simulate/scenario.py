@@ -1,4 +1,4 @@
-"""Scenarios: ranks of different speed, slow links, late and lost messages, departing ranks."""
+"""Scenarios: ranks of different speed, slow links, late and lost messages, and churn."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from asyncddp.topology import Link, Links
 
 Numbers = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+Lives = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,23 @@ class Scenario:
             a :func:`asyncddp.join` block: its weight is its neighbours' own from then on, or what
             they would give it is, where columns of W sum to one. In an average over all ranks it
             counts no more, and answers; with ``relay_sgd`` it relays.
+        crashes: The step after which a rank dies, ``{5: 100}``, as in an elastic run: in the round
+            of the next step its weight goes to its neighbours' own, and the round after it is of a
+            new view, in which trackers, corrections and push-sum weights begin anew. Who dies after
+            0 steps is not there from the start.
+        arrivals: The step after which a rank that has died comes back, ``{5: 120}``, as a new one:
+            it takes the model and the states of optimizer and method from its sponsor, the next
+            rank below it that trains. What neighbours know of each other begins anew.
+        redraw: Whether the topology is drawn anew for the members of each view, if it was given by
+            name, as a function, or not at all; else its edges stay, without the dead ranks' ones.
+            Where ranks are asynchronous, edges stay, as those of real windows do.
         model_bytes: Size of the model for which bytes and times are given, in bytes, as if this
             small one had it; None for its own.
         seed: Seed of the message losses.
 
     Raises:
-        ArgumentError: A negative time, a probability outside of [0, 1), or a slowdown that is not
-            above 0.
+        ArgumentError: A negative time, a probability outside of [0, 1), a slowdown that is not
+            above 0, or an arrival of a rank that lives.
 
     Example:
         >>> from asyncddp import simulate
@@ -64,6 +75,9 @@ class Scenario:
     retransmit_after: float | None = None
     asynchronous: bool = False
     departures: Mapping[int, int] = field(default_factory=dict)
+    crashes: Mapping[int, int] = field(default_factory=dict)
+    arrivals: Mapping[int, int] = field(default_factory=dict)
+    redraw: bool = True
     model_bytes: float | None = None
     seed: int = 0
 
@@ -86,22 +100,50 @@ class Scenario:
             _check(f"slowdown of rank {rank}", factor, "a factor above 0", zero=False)
         for rank, seconds in self.delay.items():
             _check(f"delay of rank {rank}", seconds, "seconds of at least 0", zero=True)
-        for rank, step in self.departures.items():
-            _check(f"departures of rank {rank}", step, "a number of steps of at least 0", zero=True)
+        for name in ("departures", "crashes", "arrivals"):
+            for rank, step in getattr(self, name).items():
+                _check(f"{name} of rank {rank}", step, "a number of steps of at least 0", zero=True)
+        self._check_lives()
 
-    def check(self, ranks: int) -> None:
-        """Raise an ArgumentError for a rank that does not exist, or if all ranks leave."""
-        for name in ("slowdown", "delay", "departures"):
+    def _check_lives(self) -> None:
+        for rank, step in self.arrivals.items():
+            if not self.crashes.get(rank, step) < step:
+                died = f"dies after {self.crashes[rank]}" if rank in self.crashes else "lives"
+                raise ArgumentError(
+                    f"Scenario: argument arrivals: rank {rank} comes after {step} steps, but "
+                    f"{died}; expected a rank that has died before, by crashes={{{rank}: "
+                    f"{max(step - 1, 0)}}} at the latest"
+                )
+        both = sorted({*self.departures} & {*self.crashes})
+        if both:
+            raise ArgumentError(
+                f"Scenario: arguments departures, crashes: rank {both[0]} is in both; expected one"
+            )
+
+    def check(self, ranks: int, steps: int) -> None:
+        """Raise an ArgumentError for a rank or step that does not exist, or if nobody trains."""
+        for name in ("slowdown", "delay", "departures", "crashes", "arrivals"):
             for rank in getattr(self, name):
                 if not 0 <= rank < ranks:
                     raise ArgumentError(
                         f"Scenario: argument {name}: there is no rank {rank} among {ranks}; "
                         f"expected 0 to {ranks - 1}"
                     )
-        if len(self.departures) >= ranks:
-            raise ArgumentError(
-                f"Scenario: argument departures: all {ranks} ranks leave; expected one to stay"
-            )
+        for name in ("crashes", "arrivals"):
+            for rank, step in getattr(self, name).items():
+                if step >= steps:
+                    raise ArgumentError(
+                        f"Scenario: argument {name}: the run has {steps} steps, and rank {rank} "
+                        f"would {'die' if name == 'crashes' else 'come'} after {step}; expected "
+                        "fewer"
+                    )
+        changes = self.departures, self.crashes, self.arrivals
+        for step in sorted({step for one in changes for step in one.values()}):
+            if not (self.active(ranks, step) & self.active(ranks, max(step - 1, 0))).any():
+                raise ArgumentError(
+                    f"Scenario: arguments departures, crashes: all {ranks} ranks leave; expected "
+                    f"one to stay, but after {step} steps none is left"
+                )
         self.network.check_size(ranks)
 
     @property
@@ -127,12 +169,46 @@ class Scenario:
         """Return the delay of each rank's messages in seconds, ``(n,)``."""
         return _by_rank(self.delay, ranks, 0.0)
 
+    def stays(self, ranks: int, step: int) -> Mask:
+        """Return which ranks have not departed before step number ``step``; the first is 0."""
+        return step < _by_rank(self.departures, ranks, math.inf)
+
+    def alive(self, ranks: int, step: int) -> Mask:
+        """Return which ranks live in a step."""
+        died, comes = (_by_rank(one, ranks, math.inf) for one in (self.crashes, self.arrivals))
+        return (step < died) | (step >= comes)
+
     def active(self, ranks: int, step: int) -> Mask:
-        """Return which ranks take part in step number ``step``; the first step is 0."""
-        there = np.ones(ranks, dtype=bool)
-        for rank, last in self.departures.items():
-            there[rank] = step < last
-        return there
+        """Return which ranks take part in a step."""
+        return self.stays(ranks, step) & self.alive(ranks, step)
+
+    def view(self, ranks: int, step: int) -> Lives:
+        """Return the view to which a round of a step belongs: the lives of each member, else 0.
+
+        A rank that has died in this very step is a member.
+        """
+        came = step >= _by_rank(self.arrivals, ranks, math.inf)
+        before = self.alive(ranks, max(step - 1, 0))
+        return (before | came) * (1 + came.astype(np.int64))
+
+    def arriving(self, ranks: int, step: int) -> dict[int, int]:
+        """Return the ranks that come before a step, and the sponsor of each."""
+        new = sorted(rank for rank, comes in self.arrivals.items() if comes == step)
+        trains = np.flatnonzero(self.active(ranks, step) & self.active(ranks, max(step - 1, 0)))
+        return {rank: int(trains[np.searchsorted(trains, rank) - 1]) for rank in new}
+
+    def steps_made(self, ranks: int, step: int) -> list[int]:
+        """Return each rank's number of steps after ``step`` steps of the remaining ranks."""
+        ends = np.minimum(
+            _by_rank(self.departures, ranks, step), _by_rank(self.crashes, ranks, step)
+        )
+        again = np.maximum(step - _by_rank(self.arrivals, ranks, step), 0)
+        return [int(made) for made in np.minimum(ends, step) + again]
+
+    @property
+    def loses_ranks(self) -> str:
+        """Name of the argument by which ranks leave the run; empty if none does."""
+        return "departures" if self.departures else "crashes" if self.crashes else ""
 
     @property
     def loses_messages(self) -> bool:

@@ -20,7 +20,7 @@ A compressor encodes each rank's row by itself, in both cases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.method_traits import CompressionUse
+from asyncddp.algorithms.method_traits import CompressionUse, JoinedRanks
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.compression import Compressor
 from asyncddp.simulate.mixing_round import MixingRound
@@ -112,18 +112,39 @@ class SimulatedBucket:
         """Return the neighbours' tensors: for single ranks, ``kept(place, tensor)``."""
         if not self.method.by_neighbor:
             return _StackedNeighborTensors(one, mixing)
-        sources = () if one.row is None else one.row.sources
+        sources, every = () if one.row is None else one.row.sources, self._every
+        there = () if mixing is None else mixing.weight_rows[one.rank // every].sources
         return NeighborTensors(
-            one, lambda tensor: {rank: kept(rank // self._every, tensor) for rank in sources}
+            one,
+            lambda tensor: {
+                rank: kept(rank // every, tensor) if rank // every in there else tensor
+                for rank in sources
+            },
         )
 
-    def restart(self, mixing: MixingRound | None) -> None:
+    def restart(
+        self,
+        planned: MixingRound | None,
+        mixing: MixingRound | None,
+        new: Collection[int],
+        nodes: int,
+    ) -> None:
         """Restart the method's state, because the set of participating ranks has changed.
 
         Args:
-            mixing: Who averages with whom from now on; None if not with neighbours.
+            planned: Who averages with whom from now on; None if not with neighbours.
+            mixing: The same without ranks that have died meanwhile.
+            new: Ranks that have arrived since the last round.
+            nodes: Number of members.
         """
-        self._set_weights(mixing)
+        self._set_weights(planned)
+        for one in self.each:
+            one.nodes = nodes
+        flat = self.bucket.flat
+        for row in (self.each[rank] for rank in (new if self._by_rank else ())):
+            row.vectors.clear()
+            near = self._neighbors_of(row, mixing, lambda place, tensor: flat[place])
+            row.state = dict(self.method.initial_state(row, near))
         before = [
             {name: kept.clone() for name, kept in _tensors_of(one).items()}
             for one in (self.each if self.method.by_neighbor else ())
@@ -131,6 +152,23 @@ class SimulatedBucket:
         for one in self.each:
             kept = partial(_counterpart, _tensors_of(one), before)
             self.method.restart(one, self._neighbors_of(one, mixing, kept))
+
+    def admit(self, sponsors: Mapping[int, int]) -> None:
+        """Give each rank that arrives the state of its sponsor, or of a rank that begins.
+
+        What neighbours know of each other, and what is owed by error feedback, begins anew.
+        """
+        method, bucket, new = self.method, self.bucket, list(sponsors)
+        follows = method.joined_ranks is JoinedRanks.FOLLOW
+        if not self._by_rank and method.compression is CompressionUse.DIFFERENCES and not follows:
+            near = self._neighbors_of(bucket, None, lambda place, tensor: tensor)
+            for key, kept in method.initial_state(bucket, near).items():
+                bucket.state[key][new] = kept[new]
+        elif not self._by_rank:
+            for kept in bucket.state.values():
+                kept[new] = kept[list(sponsors.values())]
+        if self.codecs is not None:
+            self.codecs.reset(new)
 
     def begin_round(self, number: int, active: Mask) -> None:
         """Pass the round's number and the ranks that have left to the buckets."""
@@ -161,11 +199,12 @@ class SimulatedBucket:
             return every[0]
         return {name: torch.stack([one[name] for one in every]) for name in every[0]}
 
-    def incoming(self, arrived: StackedExchangeResult) -> None:
-        """Update all ranks from the received tensors."""
+    def incoming(self, arrived: StackedExchangeResult, mixing: MixingRound | None = None) -> None:
+        """Update all ranks from the received tensors; give ``mixing`` if from neighbours."""
         if not self._by_rank:
             self.method.incoming(self.bucket, _SimulatedReceived(arrived, slice(None)))
             return
+        self._set_weights(mixing)  # without ranks that have died meanwhile
         for place, row in enumerate(self.each):
             terms = {}
             for rank in () if row.row is None else row.row.sources:

@@ -152,6 +152,12 @@ class StackedModel:
         found, loss = self._gradients_of_some(slice(rank, rank + 1), batch)
         return found, float(loss)
 
+    def admit(self, sponsors: Mapping[int, int], copies: ParameterCopies) -> None:
+        """Give each rank that arrives the model of its sponsor."""
+        new, given = list(sponsors), list(sponsors.values())
+        for stacked in (*self.flats, *copies.averaged_flats, *self.buffers.values()):
+            stacked[new] = stacked[given]
+
     def scale(
         self, by: Scale, weights: torch.Tensor | float, ranks: int | slice = EVERY_RANK
     ) -> None:

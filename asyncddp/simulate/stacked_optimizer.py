@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
@@ -119,6 +120,19 @@ class StackedOptimizer:
         """Set the gradients of one rank, by parameter name."""
         for name, row in zip(self._names, self._rank_rows[rank], strict=True):
             row.grad = gradients[name]
+
+    def admit(self, sponsors: Mapping[int, int]) -> None:
+        """Give each rank that arrives the state of its sponsor."""
+        if not self.elementwise:
+            for kept in (self.each, self.schedulers):
+                for rank, sponsor in sponsors.items() if kept else ():
+                    kept[rank].load_state_dict(copy.deepcopy(kept[sponsor].state_dict()))
+            return
+        new, given = list(sponsors), list(sponsors.values())
+        for parameter, state in self.each[0].state.items():
+            for kept in state.values():
+                if isinstance(kept, torch.Tensor) and kept.shape == parameter.shape:
+                    kept[new] = kept[given]
 
     def end_step(self) -> None:
         """Step the learning rate schedulers."""

@@ -11,7 +11,6 @@ from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, checked_inte
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
 from asyncddp.simulate.asynchronous_run import AsynchronousRun, runs_asynchronously
 from asyncddp.simulate.clock import RankClocks
-from asyncddp.simulate.method_checks import built_topology
 from asyncddp.simulate.method_run import MethodRun
 from asyncddp.simulate.problem import Problem, StackedBatches
 from asyncddp.simulate.record import MetricsRecorder, Run, SimulatedRanks
@@ -60,7 +59,7 @@ def train(
         topology: Who averages with whom; or a function that builds it for a number of nodes, such
             as ``topology.ring``, or its name: ranks, or machines where the method averages between
             them. None for the method's own.
-        scenario: Speeds, links, delays, losses and departures; None for equal ranks.
+        scenario: Speeds, links, losses, and ranks that come and go; None for equal ranks.
         schedule: Makes a scheduler of the learning rate for an optimizer; it goes on each step.
         record_every: Steps from one record to the next.
         seed: Seed of the batches.
@@ -90,12 +89,10 @@ def train(
         1.000 0.205
     """
     scenario = Scenario() if scenario is None else scenario
-    scenario.check(problem.ranks)
     checked_integer("argument steps", steps, 0)
+    scenario.check(problem.ranks, steps)
     checked_integer("argument record_every", record_every, 1)
     method_settings = MethodSettings.of(algorithm, settings)
-    if topology is not None and (callable(topology) or isinstance(topology, str)):
-        topology = built_topology(method_settings, topology, scenario, problem.ranks)
     method_settings = replace(method_settings, topology=topology)
     bucket_bytes = checked_bucket_bytes(method_settings.bucket_size_in_mb)
     fragments = method_settings.create_method().fragments
@@ -115,10 +112,10 @@ def train(
         """Begin with the method, or its warm-up, after ``made`` steps."""
         if warming:
             before = method_settings.before(method)
-            return MethodRun(ranks, before, before.create_method())
+            return MethodRun(ranks, before, before.create_method(), made)
         if asynchronous:
             return AsynchronousRun(ranks, method_settings, steps, made)
-        return MethodRun(ranks, method_settings, method)
+        return MethodRun(ranks, method_settings, method, made)
 
     run = begin(0)
     for step in range(steps + 1):
