@@ -35,8 +35,9 @@ class RankCodecs:
     def decoded(self, sent: torch.Tensor) -> torch.Tensor:
         """Return each rank's tensor as decoded by receivers, ``(n, d)`` or ``(n, k, d)``."""
         found, width = empty(sent.shape, sent.dtype, sent.device), sent.shape[-1]
-        for codec, own, decoded in zip(self.each, sent, found, strict=True):
-            codec.decode(codec.encode(own.reshape(-1, width)), decoded.view(-1, width))
+        pairs = zip(self.each, sent, strict=True)
+        encoded = torch.cat([codec.encode(own.reshape(-1, width)) for codec, own in pairs])
+        self.each[0].decode(encoded, found.view(-1, width))  # which needs no state of a rank
         return found
 
     def decoded_shares(self, means: torch.Tensor, local: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ def test_quick_run_prints_tables_and_writes_json_and_a_picture_for_each_problem(
     done = run_to_end(command, cwd=tmp_path, timeout=300, environ=environ)
     assert done.code == 0, done
     found = json.loads((tmp_path / "out.json").read_text())
-    squares, logistic, quadratics, *digits = (
+    squares, logistic, quadratics, *digits, errors, distances = (
         {line["cells"][0]: line["cells"][1:] for line in sheet["lines"]}
         for sheet in found["sheets"]
     )
@@ -43,8 +43,11 @@ def test_quick_run_prints_tables_and_writes_json_and_a_picture_for_each_problem(
     assert min(map(float, logistic["adapt_then_combine"])) > 1e-2
     assert all(0 < int(cell) < 100 for cell in quadratics["RelaySGD, chain"][:3])
     assert all(10 < float(row[0]) < 100 for sheet in digits for row in sheet.values())
+    _, drawn_anew, old_graph = map(float, distances["adapt_then_combine"])
+    assert 0 < drawn_anew < old_graph
+    assert all(0 < float(cell) < 1.5 for row in errors.values() for cell in row)
     assert "All 5 aims are met." in done.stdout
-    for problem in ("least-squares", "logistic", "quadratics", "digits"):
+    for problem in ("least-squares", "logistic", "quadratics", "digits", "churn"):
         assert (tmp_path / f"out-{problem}.png").read_bytes().startswith(PNG)
 
 

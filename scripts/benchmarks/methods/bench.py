@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine_info import machine_facts
-from benchmarks.methods import digits, least_squares, logistic, relayed_sums
+from benchmarks.methods import churn, digits, least_squares, logistic, relayed_sums
 from benchmarks.methods.grid import Grid
 from benchmarks.methods.grid_plot import draw
 from benchmarks.ranks import Advance
@@ -19,6 +19,7 @@ _PROBLEMS: Mapping[str, Callable[[bool, Advance], list[Grid]]] = {
     "logistic": logistic.grids,
     "quadratics": relayed_sums.grids,
     "digits": digits.grids,
+    "churn": churn.grids,
 }
 
 

@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from asyncddp import simulate
 from asyncddp.algorithms import ALGORITHMS, CommunicationPattern
 from asyncddp.errors import ArgumentError
-from asyncddp.topology import GraphOrSchedule, TopologyError
+from asyncddp.topology import TopologyError
+from asyncddp.topology.builders import TopologyLike
 
 _RARELY = 5  # steps between averages, of methods that communicate rarely
 _ASYNCHRONOUS = (CommunicationPattern.PUT, CommunicationPattern.GET, CommunicationPattern.PAIR)
@@ -50,7 +51,7 @@ class Contender:
         self,
         problem: simulate.Problem,
         lr: float,
-        graph: GraphOrSchedule | None,
+        graph: TopologyLike | None,
         *,
         steps: int,
         record_every: int | None = None,
