@@ -277,7 +277,13 @@ class ModelAverager(AveragerState):
             if given is not None and given is not self._checked_topology:
                 self._check_topology(given)
         self.schedule = None if self.topology is None else self._schedule
-        self.source = type(self.algorithm).default_graph if self._given is None else self._given
+        self.source = self._draw_default if self._given is None else self._given
+
+    def _draw_default(self, nodes: int) -> GraphOrSchedule:
+        """Return the method's own topology for a number of nodes."""
+        chosen = self.algorithm.default_topology(nodes)
+        assert chosen is not None  # else there is no schedule that needs a source
+        return chosen
 
     def _check_topology(self, given: GraphOrSchedule) -> None:
         """Check a topology against ranks and algorithm, and compute its schedule of rounds."""

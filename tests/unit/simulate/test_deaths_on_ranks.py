@@ -153,6 +153,11 @@ def test_graphs_keep_their_edges(name, graph, monkeypatch):
     compare_deaths(monkeypatch, name, {2: 5, 4: 9}, 6, topology=graph)
 
 
+def test_a_method_s_own_topology_is_drawn_anew(monkeypatch):
+    """Also where it is no plain function of the number of ranks."""
+    compare_deaths(monkeypatch, "low_precision_decentralized", {2: 5})
+
+
 @pytest.mark.parametrize("name", ["gradient_tracking", "exact_diffusion", "choco_sgd", "diloco"])
 def test_two_deaths(name, monkeypatch):
     """One after the other, and two at once."""
