@@ -151,6 +151,18 @@ def test_corrections_sum_to_zero(name):
             assert float(state[key][there].sum(dim=0).abs().max()) < 1e-11, step
 
 
+def test_replicas_of_neighbours_are_those_of_a_view():
+    """What a rank of choco_sgd knows is W of the public copies, at every round of a view."""
+    seen = []
+    train("choco_sgd", seen, 24, ARRIVALS.items(), topology="ring")
+    own, mixed = (next(key for key in seen[0] if key.startswith(k)) for k in ("public", "mixed"))
+    for step, state in enumerate(seen):
+        there = members_at(step, ARRIVALS.items())
+        if step not in CRASHES.values():
+            known = matrix("ring", 0, RANKS, there) @ state[own].numpy()
+            np.testing.assert_allclose(state[mixed].numpy()[there], known[there], atol=1e-12)
+
+
 @pytest.mark.parametrize("graph", ["exponential_two", "star"])
 def test_push_sum_weights_sum_to_the_number_of_members(graph, monkeypatch):
     """T4: sum p = n' at every round of a view, and z is still a mean of all."""
