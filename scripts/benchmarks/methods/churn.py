@@ -12,7 +12,7 @@ from benchmarks.methods.contender import Contender
 from benchmarks.methods.grid import Grid, Values
 from benchmarks.ranks import Advance
 
-_RANKS, _STEPS, _BACK = 1000, 100, 10
+_RANKS, _STEPS = 1000, 100
 _LR, _SEED = 0.05, 0
 _CHURN = (1, 10, 30)
 _ONE_PEER = "one_peer_exponential"
@@ -22,7 +22,6 @@ _FAMILIES: Mapping[str, tuple[TopologyLike | None, Mapping[str, int]]] = {
     "decentlam": (None, {}),
     "noloco": (None, _RARELY),
     "gradient_tracking": (_ONE_PEER, {}),
-    "push_diging": (_ONE_PEER, {}),
     "exact_diffusion": (None, {}),
     "choco_sgd": ("ring", {}),
     "power_gossip": ("ring", {}),
@@ -37,7 +36,7 @@ _FAMILIES: Mapping[str, tuple[TopologyLike | None, Mapping[str, int]]] = {
 _QUICK = ("adapt_then_combine", "gradient_tracking", "diloco")
 _NOTE = (
     "Whole batches in float64, {steps} steps of {lr:g} from 0 on {ranks} ranks. p %: so many of "
-    f"the ranks die at random steps, and come back {_BACK} steps later with the model of another. "
+    "the ranks die at random steps, and come back {away} steps later with the model of another. "
     "The topology is drawn anew for each view; 'old graph': its edges stay, and weights of the "
     "dead go to their neighbours' own. '-': refused. Errors are ||X - 1 x*'|| / (sqrt(n) ||x*||) "
     "over the living, with x* the optimum of all ranks' data."
@@ -49,7 +48,8 @@ def lives(percent: int, ranks: int, steps: int, seed: int) -> simulate.Scenario:
     chance = Random(seed)
     dead = chance.sample(range(ranks), ranks * percent // 100)
     crashes = {rank: chance.randrange(1, steps) for rank in sorted(dead)}
-    arrivals = {rank: died + _BACK for rank, died in crashes.items() if died + _BACK < steps}
+    away = steps // 2
+    arrivals = {rank: died + away for rank, died in crashes.items() if died + away < steps}
     return simulate.Scenario(crashes=crashes, arrivals=arrivals)
 
 
@@ -92,7 +92,10 @@ def grids_of(
             key: (float(getattr(run, measure)[-1]),) for key, run in runs.items() if run is not None
         }
         title = f"{words} under churn, {ranks} ranks"
-        key, note = f"churn_{measure}", _NOTE.format(ranks=ranks, steps=steps, lr=_LR)
+        key, note = (
+            f"churn_{measure}",
+            _NOTE.format(ranks=ranks, steps=steps, away=steps // 2, lr=_LR),
+        )
         axis = f"{words} after the last step"
         found.append(Grid(key, title, rows, columns, values, _text, axis, log=True, note=note))
     return found

@@ -292,6 +292,19 @@ def test_every_method_lives_through_churn(name):
     assert run.error[-1] < 0.7 * run.error[0]
 
 
+@pytest.mark.parametrize("name", ["gradient_tracking", "relay_sgd", "ad_psgd", "bytegrad"])
+def test_all_but_one_may_die(name):
+    """The last one goes on alone, by its own data, until others come."""
+    problem, sgd = simulate.least_squares(4), sgd_for(name, 0.05, 0.0)
+    scenario = simulate.Scenario(crashes={0: 2, 1: 3, 3: 5})
+    run = simulate.train(problem, sgd, name, steps=400, scenario=scenario)
+    best = optimum_of(problem, [2])
+    assert float((run.parameters["weight"][2].flatten() - best).norm() / best.norm()) < 1e-3
+    back = simulate.Scenario(crashes={0: 2, 1: 3, 3: 5}, arrivals={0: 6, 1: 60, 3: 61})
+    run = simulate.train(problem, sgd, name, steps=80, scenario=back)
+    assert run.consensus_distance[-1] < 0.5
+
+
 @pytest.mark.parametrize("name", ["win_put", "push_sum", "pull_get", "ad_psgd"])
 def test_ranks_at_their_own_pace_go_on_without_the_dead(name):
     """What it has given last is left out at once, as where it departs."""
