@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from statistics import fmean
 
 from asyncddp import simulate, topology
 from asyncddp.topology.builders import TopologyLike
@@ -17,14 +18,13 @@ _LR, _SEED = 0.05, 0
 _CHURN = (1, 10, 30)
 _ONE_PEER = "one_peer_exponential"
 _RARELY = {"communication_interval": 5}
-_FAMILIES: Mapping[str, tuple[TopologyLike | None, Mapping[str, int]]] = {
+_FAMILIES: Mapping[str, tuple[TopologyLike | None, Mapping[str, int | str]]] = {
     "adapt_then_combine": (_ONE_PEER, {}),
     "decentlam": (None, {}),
     "noloco": (None, _RARELY),
     "gradient_tracking": (_ONE_PEER, {}),
     "exact_diffusion": (None, {}),
-    "choco_sgd": ("ring", {}),
-    "power_gossip": ("ring", {}),
+    "choco_sgd": (None, {"compression": "bf16"}),
     "relay_sgd": (None, {}),
     "push_sum": (_ONE_PEER, {}),
     "win_put": (_ONE_PEER, {}),
@@ -35,11 +35,11 @@ _FAMILIES: Mapping[str, tuple[TopologyLike | None, Mapping[str, int]]] = {
 """A method of each family: its topology, which can be drawn anew, or None for its own; settings."""
 _QUICK = ("adapt_then_combine", "gradient_tracking", "diloco")
 _NOTE = (
-    "Whole batches in float64, {steps} steps of {lr:g} from 0 on {ranks} ranks. p %: so many of "
-    "the ranks die at random steps, and come back {away} steps later with the model of another. "
-    "The topology is drawn anew for each view; 'old graph': its edges stay, and weights of the "
-    "dead go to their neighbours' own. '-': refused. Errors are ||X - 1 x*'|| / (sqrt(n) ||x*||) "
-    "over the living, with x* the optimum of all ranks' data."
+    "Means over records in the last half of {steps} steps of {lr:g} from 0 on {ranks} ranks; whole "
+    "batches in float64. p %: so many of the ranks die at random steps, and come back {away} steps "
+    "later with the model of another. The topology is drawn anew for each view; 'old graph': its "
+    "edges stay, and weights of the dead go to their neighbours' own. '-': refused. Errors are "
+    "||X - 1 x*'|| / (sqrt(n) ||x*||) over the living, with x* the optimum of all ranks' data."
 )
 
 
@@ -73,7 +73,8 @@ def grids(quick: bool, advance: Advance) -> list[Grid]:
         for column, scenario in columns.items():
             advance(f"churn: {name}, {column}")
             one = Contender(name, name, {**settings, "scenario": scenario})
-            runs[name, column] = one.train(problem, _LR, graph, steps=steps)
+            every = steps // 20
+            runs[name, column] = one.train(problem, _LR, graph, steps=steps, record_every=every)
     return grids_of(rows, list(columns), runs, ranks, steps)
 
 
@@ -84,19 +85,21 @@ def grids_of(
     ranks: int,
     steps: int,
 ) -> list[Grid]:
-    """Return the errors and the consensus distances in the end of all runs."""
+    """Return the errors and the consensus distances of all runs, in the last half of the steps."""
     measures = {"error": "error", "consensus_distance": "consensus distance"}
     found = []
     for measure, words in measures.items():
         values: dict[tuple[str, str], Values] = {
-            key: (float(getattr(run, measure)[-1]),) for key, run in runs.items() if run is not None
+            key: (fmean(getattr(run, measure)[-10:].tolist()),)
+            for key, run in runs.items()
+            if run is not None
         }
         title = f"{words} under churn, {ranks} ranks"
         key, note = (
             f"churn_{measure}",
             _NOTE.format(ranks=ranks, steps=steps, away=steps // 2, lr=_LR),
         )
-        axis = f"{words} after the last step"
+        axis = f"mean {words} in the last half of the steps"
         found.append(Grid(key, title, rows, columns, values, _text, axis, log=True, note=note))
     return found
 
