@@ -12,6 +12,7 @@ from .context import current as current
 from .context import init as init
 from .context import is_initialized as is_initialized
 from .context import shutdown as shutdown
+from .context.mesh_context import replicas as replicas
 from .context.ranks_and_topology import in_neighbor_machine_ranks as in_neighbor_machine_ranks
 from .context.ranks_and_topology import in_neighbor_ranks as in_neighbor_ranks
 from .context.ranks_and_topology import is_homogeneous as is_homogeneous

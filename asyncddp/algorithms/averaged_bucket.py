@@ -16,6 +16,7 @@ from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.tensors.allocation import zeros_like
 from asyncddp.tensors.buckets import NamedFlatBucket
 from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.tensors.local_parts import fitted, is_distributed, local_grad, shard
 
 _VECTOR = "vector: "
 """Prefix of the names of vectors in checkpoints."""
@@ -106,8 +107,9 @@ class AveragedBucket:
                     "a dense one. Build the embedding with sparse=False, or use "
                     "algorithm='adapt_with_combine', which averages parameters alone"
                 )
-            if parameter.grad is not None:
-                view.copy_(parameter.grad)
+            gradient = local_grad(parameter)
+            if gradient is not None:
+                fitted(view, gradient).copy_(gradient)
         return flat
 
     def set_gradient(self, flat: torch.Tensor) -> None:
@@ -115,7 +117,8 @@ class AveragedBucket:
         for parameter, view in zip(self.parameters, self.views_of(flat), strict=True):
             if parameter.grad is None:
                 parameter.grad = zeros_like(parameter)
-            parameter.grad.copy_(view)
+            gradient = shard(parameter.grad)
+            gradient.copy_(fitted(view, gradient))
 
     def optimizer_state(self, key: str) -> torch.Tensor:
         """Return the optimizer's state tensors of one name as a tensor like :meth:`new_state`.
@@ -145,13 +148,15 @@ class AveragedBucket:
         ):
             kept = state[parameter].get(key) if parameter in state else None
             if kept is not None:
-                if not isinstance(kept, torch.Tensor) or kept.shape != view.shape:
+                expected = parameter.shape if is_distributed(parameter) else view.shape
+                if not isinstance(kept, torch.Tensor) or kept.shape != expected:
                     raise ArgumentError(
                         f"optimizer: what it keeps of {name} as {key!r} cannot be averaged with "
-                        f"the parameters; expected a tensor of shape {tuple(view.shape)}, got "
+                        f"the parameters; expected a tensor of shape {tuple(expected)}, got "
                         f"{kept!r}"
                     )
-                yield view, kept
+                part = shard(kept)
+                yield (fitted(view, part) if is_distributed(kept) else view), part
 
     def step_sizes(self) -> float | torch.Tensor:
         """Return the current learning rates: one number, or a flat tensor if they differ.
@@ -207,6 +212,10 @@ class AveragedBucket:
             if not bool(torch.isfinite(view).all())
         ]
         return f"NaN or infinities in {', '.join(found)}"
+
+    def state_views(self) -> list[list[torch.Tensor]]:
+        """Return views in the state's tensors, for each tensor one per parameter."""
+        return [self._state_views(kept) for kept in self.state.values()]
 
     def _state_views(self, kept: torch.Tensor) -> list[torch.Tensor]:
         """Return views in a state tensor, one per parameter; all parameters share a scalar."""

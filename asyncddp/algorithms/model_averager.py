@@ -21,6 +21,7 @@ from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
+from asyncddp.ops.inner_mesh import InnerMesh
 from asyncddp.tensors.allocation import detached_copy, make_tensor
 from asyncddp.tensors.buckets import ALIGNMENT, TensorFactory
 from asyncddp.topology import GraphOrSchedule, Schedule, TopologyError, as_schedule, describe
@@ -43,6 +44,7 @@ class ModelAverager(AveragerState):
     Attributes:
         communication_buffer: Limit in bytes for messages in flight and ring buffers; None for the
             default.
+        inner: The ranks of this replica, where replicas are sharded; else None.
         used: Names of parameters that have had a gradient, where buckets are compressed.
         agreed_used: Those that have had one on any rank, as all ranks have agreed.
         lent: Number of active blocks that show other values in the parameters; no round may average
@@ -75,6 +77,7 @@ class ModelAverager(AveragerState):
         """The method's state for parameters that are in no bucket for now."""
         self._loaded_compressors: list[tuple[list[str], dict[str, Any]]] = []
         self._given = topology
+        self.inner = InnerMesh.of(context)
         self.set_communication(communication)
 
     @property
@@ -118,7 +121,9 @@ class ModelAverager(AveragerState):
     def step_scale(self) -> float:
         """Factor for the optimizer's updates that gives ranks of different speed equal weight."""
         rates = self.windows.step_rates
-        return 1.0 if rates is None or self.force_barrier else rates.scale
+        if rates is None or self.force_barrier:
+            return 1.0
+        return rates.scale if self.inner is None else self.inner.mean(rates.scale)
 
     def average_scalar(self, value: Any) -> Any:
         """Average a scalar over all ranks, if the communication is global."""
@@ -133,6 +138,8 @@ class ModelAverager(AveragerState):
                 mean = allreduce(tensor)
             else:
                 mean = coordinator.average_loss(self.label, tensor)
+        if self.inner is not None:
+            mean = mean.new_tensor(self.inner.mean(float(mean)))
         return mean if isinstance(value, torch.Tensor) else float(mean)
 
     def set_communication(self, name: str | None) -> None:

@@ -15,6 +15,7 @@ from asyncddp.errors import PeerLeftError
 from asyncddp.kernels.cpu_weighted_sum import weighted_sum
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.tensors.allocation import empty_like
+from asyncddp.tensors.local_parts import local
 from asyncddp.windows.departure_detector import CONCLUDED
 from asyncddp.windows.edge import PublishedSnapshot
 from asyncddp.windows.nonblocking_handle import PendingGet
@@ -119,10 +120,10 @@ def write_average(averagers: Sequence[ModelAverager], replicas: Sequence[Publish
     for bucket, others in zip(buckets if replicas else (), by_bucket, strict=True):
         flat, share = empty_like(bucket.flat), 1.0 / (len(others) + 1)
         for view, parameter in zip(bucket.views_of(flat), bucket.parameters, strict=True):
-            view.copy_(parameter.data)
+            view.copy_(local(parameter))
         mean = as_real(flat).to("cpu")
         terms = [(other.tensor, other.weight * share) for other in others]
         weighted_sum(mean, [(mean, share), *terms], shares=len(others) + 1)
         as_real(flat).copy_(mean)
         for view, parameter in zip(bucket.views_of(flat), bucket.parameters, strict=True):
-            parameter.data.copy_(view)
+            local(parameter).copy_(view)

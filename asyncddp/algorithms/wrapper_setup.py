@@ -11,10 +11,13 @@ import torch
 
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.context import Context
+from asyncddp.context.mesh_context import inner_context, world_of
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
+from asyncddp.tensors.local_parts import is_distributed, shard
 from asyncddp.tensors.ordinary import require_ordinary
-from asyncddp.topology import as_schedule
+from asyncddp.topology import as_schedule, describe
+from asyncddp.topology.builders import topology_for
 
 _CLAIM = "{} needs the same model and settings on all ranks"
 _ROUNDS = 8  # rounds of a time-varying topology that are compared in check mode
@@ -77,6 +80,33 @@ def checked_interval(steps: Any) -> int:
     return checked_integer("argument communication_interval", steps, 1)
 
 
+def require_trainable(context: Context, name: str, parameter: torch.Tensor) -> None:
+    """Raise an error unless a parameter, or this rank's part of it, is dense and in memory.
+
+    Parts are averaged in the context of a column of replicas, and nowhere else.
+    """
+    inner = inner_context(context)
+    if is_distributed(parameter) and inner is None:
+        raise ArgumentError(
+            f"argument model: parameter {name} is a DTensor, of which this rank has a part; give "
+            "mesh=mesh['replica'], the dimension of the mesh along which it is not sharded"
+        )
+    if is_distributed(parameter) and inner is not None:
+        require_within(inner.size, name, parameter)
+    require_dense(name, shard(parameter))
+
+
+def require_within(ranks: int, name: str, parameter: torch.Tensor) -> None:
+    """Raise an error if a parameter is sharded over more ranks than a replica has."""
+    mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+    if mesh.size() > ranks:
+        raise ArgumentError(
+            f"argument mesh: parameter {name} is sharded over {mesh.size()} ranks, but one replica "
+            f"has {ranks}; shard the model over the other dimensions alone, as by "
+            "fully_shard(model, mesh=mesh['shard'])"
+        )
+
+
 def require_dense(name: str, parameter: torch.Tensor) -> None:
     """Raise an error unless a parameter is a dense tensor in memory."""
     require_ordinary("argument model", parameter, f"parameter {name}")
@@ -122,6 +152,17 @@ def require_equal_settings(
         for name, one in sent.items()
     ]
     require_equal_on_all_ranks(context, _CLAIM.format(wrapper), [*settings, *facts])
+
+
+def require_equal_replicas(context: Context, settings: str, topology: Any) -> None:
+    """Raise an error on all ranks unless all columns of sharded replicas agree; collective.
+
+    They average with the same weights, though no message goes from one to another.
+    """
+    if inner_context(context) is not None:
+        given = None if topology is None else describe(topology_for(topology, context.size))
+        facts = [settings, f"topology {given}", f"{context.size} replicas"]
+        require_equal_on_all_ranks(world_of(context), _CLAIM.format("argument mesh"), facts)
 
 
 def check_weights(averager: ModelAverager, wrapper: str) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from asyncddp.context.context import Context, use
+from asyncddp.transport import Transport
 from asyncddp.transport.loopback import LoopbackTransport
 
 
@@ -39,6 +40,22 @@ def split_context(context: Context, ranks: Sequence[int]) -> Context | None:
     if not member:
         context.exit_callbacks.append(transport.close)
         return None
+    return _part(context, transport, ranks)
+
+
+def split_disjoint(context: Context, groups: Sequence[Sequence[int]]) -> Context:
+    """Create the context of the group to which this rank belongs; collective.
+
+    As :func:`split_context`, for groups of which each rank is in exactly one, at once.
+    """
+    mine = next(number for number, ranks in enumerate(groups) if context.rank in ranks)
+    with context.engine.lock:
+        transport = context.transport.split(mine, context.rank)
+    return _part(context, transport, groups[mine])
+
+
+def _part(context: Context, transport: Transport, ranks: Sequence[int]) -> Context:
+    """Create the context of a group, which is closed with ``context``, from its transport."""
     config = replace(context.config, timeline=None)
     part = Context(transport, config, context.machines.restricted_to(ranks))
     context.exit_callbacks.append(lambda: part.close("its world has ended"))

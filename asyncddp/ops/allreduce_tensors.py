@@ -16,6 +16,7 @@ from asyncddp.ops.process_group import ProcessGroup
 from asyncddp.ops.settings_agreement import tensors_of
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.buckets import partition
+from asyncddp.tensors.local_parts import reshard, shard
 
 AVERAGED_BYTES = 32 << 20
 """Most bytes of tensors that are averaged at a time."""
@@ -32,7 +33,7 @@ def average_tensors(
     through their ``data``, which autograd does not record. ``average`` starts the in-place average
     of a list of tensors.
     """
-    _in_pieces([tensor.data for tensor in tensors], average)
+    _in_pieces([shard(tensor).data for tensor in tensors], average)
 
 
 def broadcast_tensors(
@@ -43,13 +44,14 @@ def broadcast_tensors(
     The tensors are equal on all ranks in number, shapes and dtypes.
     """
     start = partial(broadcast_nonblocking_, root_rank=root_rank, group=group)
-    _in_pieces([tensor.detach() for tensor in tensors], start)
+    _in_pieces([shard(tensor).detach() for tensor in tensors], start)
 
 
 def _in_pieces(
     tensors: Sequence[torch.Tensor], start: Callable[[list[torch.Tensor]], Handle[Any]]
 ) -> None:
     """Run a non-blocking operation on all tensors, list by list, and wait for the results."""
+    tensors = [tensor for tensor in tensors if tensor.numel()]  # a shard may be empty
     under_way: deque[Handle[Any]] = deque()
     for indices in partition(tensors, AVERAGED_BYTES):
         if len(under_way) == _UNDER_WAY:
@@ -77,6 +79,7 @@ def average_module(model: torch.nn.Module, *, buffers: bool, parameters: bool = 
     .. math:: m \leftarrow \frac{1}{n} \sum_j m_j, \qquad
               v \leftarrow \frac{1}{n} \sum_j \big(v_j + (m_j - m)^2\big)
     """
+    reshard([model])
     pairs = _statistics(model) if buffers else []
     own = [detached_copy(mean) for mean, _ in pairs]
     variances = {id(variance): variance for _, variance in pairs}

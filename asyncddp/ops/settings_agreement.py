@@ -9,7 +9,10 @@ import torch
 from asyncddp.agreement import Facts, T, agree
 from asyncddp.context import Context
 from asyncddp.context.context import use
+from asyncddp.context.mesh_context import inner_context
+from asyncddp.errors import ArgumentError
 from asyncddp.ops.object_collectives import gather_records
+from asyncddp.tensors.local_parts import is_distributed
 
 
 def require_equal_on_all_ranks(context: Context, claim: str, facts: Sequence[str]) -> None:
@@ -48,7 +51,17 @@ def require_equal_tensors(context: Context, who: str, named: Mapping[str, torch.
     """Raise MismatchError on all ranks unless their tensors agree in names, shapes and dtypes.
 
     The message names ``who`` as the caller that needs it, and the tensors that differ.
+
+    Raises:
+        ArgumentError: One is a DTensor, and ``context`` is not that of a column of replicas.
     """
+    sharded = next((name for name, one in named.items() if is_distributed(one)), None)
+    if sharded is not None and inner_context(context) is None:
+        raise ArgumentError(
+            f"{who}: {sharded} is a DTensor, of which this rank has a part; give "
+            "mesh=mesh['replica'], the dimension of the mesh along which it is not sharded, or "
+            "call it within bf.replicas(mesh['replica'])"
+        )
     forms = {
         name: f"{str(named[name].dtype).removeprefix('torch.')} of shape {tuple(named[name].shape)}"
         for name in sorted(named)

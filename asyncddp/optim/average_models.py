@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from asyncddp.algorithms.gradient_hooks import averagers_of, wait_for_reads
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.published_models import ReplicaAge, published_models, write_average
+from asyncddp.algorithms.replicated_parts import holders_of
 from asyncddp.algorithms.wrapper_setup import checked_positive
-from asyncddp.context import current
+from asyncddp.context import Context
+from asyncddp.context.context import use
+from asyncddp.context.mesh_context import replica_context
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce
 from asyncddp.ops.allreduce_tensors import AVERAGED_BYTES, average_module
+from asyncddp.ops.inner_mesh import InnerMesh
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.tensors.allocation import TensorBackup, make_tensor, zeros
 from asyncddp.tensors.buckets import partition
+from asyncddp.tensors.local_parts import reshard, shard
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float:
+def consensus_distance(
+    model: torch.nn.Module | Iterable[torch.Tensor], *, mesh: DeviceMesh | None = None
+) -> float:
     r"""Compute the root mean square distance of the ranks' parameters from their average.
 
     .. math:: \Xi = \sqrt{\frac{1}{n} \sum_i \lVert x_i - \bar x \rVert_2^2}
@@ -34,6 +44,9 @@ def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float
     Args:
         model: A module, all of whose parameters count, or tensors. Ranks match parameters by name,
             and tensors by their place.
+        mesh: Where the model is sharded: the dimension of the mesh whose ranks are replicas. The
+            distance is that of whole models; a part that several ranks of a replica hold counts
+            once.
 
     Returns:
         :math:`\Xi`, the same on all ranks; 0 where they agree.
@@ -52,15 +65,31 @@ def consensus_distance(model: torch.nn.Module | Iterable[torch.Tensor]) -> float
     References:
         Kong et al., "Consensus control for decentralized deep learning", ICML 2021.
     """
-    named = _tensors_of(model)
-    require_equal_tensors(current(), "consensus_distance", named)
-    square = make_tensor(squared_deviation(list(named.values())), torch.float64)
-    return math.sqrt(float(allreduce(square)))
+    context = replica_context(mesh)
+    with use(context):
+        named = _tensors_of(model)
+        require_equal_tensors(context, "consensus_distance", named)
+        parts = _own_parts(InnerMesh.of(context), named)
+        square = make_tensor(squared_deviation(parts), torch.float64)
+        total = float(allreduce(square))
+    inner = InnerMesh.of(context)
+    return math.sqrt(total if inner is None else inner.sum([total])[0])
+
+
+def _own_parts(inner: InnerMesh | None, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return this rank's parts of tensors, but those that lower ranks of its replica have too."""
+    if inner is None:
+        return list(named.values())
+    with use(inner.context):
+        copies = holders_of(named)
+    own = inner.context.rank
+    return [shard(one) for name, one in named.items() if copies.get(name, (own,))[0] == own]
 
 
 def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:
     r"""Compute this rank's squared distance :math:`\lVert x_i - \bar x \rVert_2^2`; collective."""
     square = zeros((), torch.float64)
+    tensors = [tensor for tensor in tensors if tensor.numel()]
     for indices in partition(tensors, AVERAGED_BYTES):
         parts = [tensors[index].detach().to("cpu").reshape(-1) for index in indices]
         wide = torch.complex128 if parts[0].is_complex() else torch.float64
@@ -78,21 +107,26 @@ class ModelAverage(AbstractContextManager[M]):
         missing: Ranks that are not in the average, ascending.
     """
 
-    def __init__(self, model: M, *, buffers: bool, wait: bool, timeout: float | None) -> None:
+    def __init__(
+        self, model: M, *, buffers: bool, wait: bool, timeout: float | None, context: Context
+    ) -> None:
         self._model, self._buffers, self._wait, self._timeout = model, buffers, wait, timeout
+        self._context = context
         self.ages: dict[int, ReplicaAge] = {}
         self.missing: tuple[int, ...] = ()
 
     def __enter__(self) -> M:
         self._lent = self._lend_all() if self._wait else self._lend_published()
-        return self._lent.__enter__()
+        with use(self._context):
+            return self._lent.__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._lent.__exit__(*error)
 
     @contextmanager
     def _lend_all(self) -> Iterator[M]:
-        context, named = current(), tensors_of(self._model, buffers=self._buffers)
+        reshard([self._model])
+        context, named = self._context, tensors_of(self._model, buffers=self._buffers)
         require_equal_tensors(context, "average_model", named)
         with lend_average(self._model, buffers=self._buffers):
             self.ages = dict.fromkeys(range(context.size), ReplicaAge(0, 0.0))
@@ -113,7 +147,12 @@ class ModelAverage(AbstractContextManager[M]):
 
 
 def average_model(
-    model: M, *, buffers: bool = True, wait: bool = True, timeout: float | None = None
+    model: M,
+    *,
+    buffers: bool = True,
+    wait: bool = True,
+    timeout: float | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> ModelAverage[M]:
     r"""Replace a model's parameters and buffers by their average over ranks, in a ``with`` block.
 
@@ -149,6 +188,7 @@ def average_model(
         timeout: With ``wait=False``: seconds for all answers; None for
             ``ASYNCDDP_NETWORK_TIMEOUT``, which is 30. From other machines whole models come, for
             which this rank needs time and memory.
+        mesh: Where the model is sharded: the dimension of the mesh whose ranks are replicas.
 
     Returns:
         A context manager that gives the model. Its ``ages`` tell by rank how many averagings
@@ -192,7 +232,8 @@ def average_model(
             f"average_model: argument model: expected a torch.nn.Module, got {type(model).__name__}"
         )
     check_timeout("average_model", timeout, wait=wait)
-    return ModelAverage(model, buffers=buffers, wait=wait, timeout=timeout)
+    context = replica_context(mesh)
+    return ModelAverage(model, buffers=buffers, wait=wait, timeout=timeout, context=context)
 
 
 def check_timeout(verb: str, timeout: Any, *, wait: bool) -> None:
@@ -239,15 +280,17 @@ def _restored(model: torch.nn.Module) -> Iterator[None]:
 
     Forward passes inside start no round.
     """
+    reshard([model])
     every = list(model.parameters())
     kept = [b for b in model.buffers() if b.layout == torch.strided]
     wait_for_reads(every)
-    own, averagers = TensorBackup([*every, *kept]), averagers_of(every)
+    own, averagers = TensorBackup([*map(shard, every), *kept]), averagers_of(every)
     for averager in averagers:
         averager.lent += 1
     try:
         yield
     finally:
+        reshard([model])  # what was gathered has the averages
         own.restore()
         for averager in averagers:
             averager.lent -= 1
@@ -256,6 +299,7 @@ def _restored(model: torch.nn.Module) -> Iterator[None]:
 def _tensors_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     named: dict[str, torch.Tensor] = {}
     if isinstance(model, torch.nn.Module):
+        reshard([model])
         named = tensors_of(model, buffers=False)
     elif isinstance(model, Iterable):
         named = {f"tensor {position}": tensor for position, tensor in enumerate(model)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
@@ -13,9 +13,10 @@ from asyncddp.algorithms.gradient_hooks import claim_parameters
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import Closure
 from asyncddp.algorithms.training_tracer import tracer_for
+from asyncddp.algorithms.wrapper_setup import require_equal_replicas
 from asyncddp.compression import Compressor
-from asyncddp.context import current
 from asyncddp.context.context import use
+from asyncddp.context.mesh_context import replica_context
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.optim.algorithm_switch import AlgorithmSwitcher, SwitchSchedule
 from asyncddp.optim.autotune import Autotune, checked_autotune
@@ -32,6 +33,9 @@ from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.optim.switchable_optimizer import SwitchableOptimizer
 from asyncddp.topology.builders import TopologyLike
 from asyncddp.torch_modes import uncompiled
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
@@ -108,6 +112,9 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             of those that :meth:`add_param_group` adds, and of the model's dense buffers. False
             where they are to begin with models of their own. Parameters outside the optimizer
             stay, and so does what ``load_checkpoint`` has just given to each rank as its own.
+        mesh: Where the model is sharded, by FSDP2 or tensor parallelism: the dimension of the mesh
+            whose ranks average, such as ``mesh["replica"]``. Ranks, topology and averages then are
+            those of replicas, and the optimizer keeps its DTensors.
         **options: Options of the method, such as ``hierarchical=True``.
 
     Attributes:
@@ -161,10 +168,11 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         switch_at: SwitchSchedule | None = None,
         autotune: bool | Autotune | None = None,
         broadcast: bool = True,
+        mesh: DeviceMesh | None = None,
         **options: Any,
     ) -> None:
         super().__init__(checked_optimizer(optimizer, DistributedOptimizer))
-        context, models = current(), checked_models(model)
+        context, models = replica_context(mesh), checked_models(model)
         settings = MethodSettings(
             algorithm,
             communication,
@@ -183,11 +191,13 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
             checked_autotune(autotune),
             options,
         )
+        require_equal_replicas(context, settings.describe(), topology)
         tracer = self._training_tracer = tracer_for(context, models)
         self._broadcast = checked_flag("broadcast", broadcast) and context.size > 1
-        self._switcher = AlgorithmSwitcher(
-            context, optimizer, models, tracer, settings, switch_at, broadcast=self._broadcast
-        )
+        with use(context):
+            self._switcher = AlgorithmSwitcher(
+                context, optimizer, models, tracer, settings, switch_at, broadcast=self._broadcast
+            )
         if settings.autotune is not None:
             self._autotuner = Autotuner(context, self._switcher, settings.autotune)
         self._initialized = True
@@ -197,6 +207,11 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
     @override
     def _averager(self) -> ModelAverager:
         return self._switcher.averager
+
+    @override
+    def _agreed(self, flag: bool) -> bool:
+        inner = self._averager.inner
+        return flag if inner is None else inner.agree(flag)
 
     self_weight = WeightOverrideDescriptor("self_weight")
     src_weights = WeightOverrideDescriptor("src_weights")

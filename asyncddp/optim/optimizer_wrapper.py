@@ -70,7 +70,7 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
     def _step_wrapped(self, closure: Callable[[], Any] | None) -> Any:
         """Run the wrapped optimizer's step, unless a GradScaler has found infinities."""
         found = getattr(self, "found_inf", None)
-        if found is not None and bool(found):
+        if found is not None and self._agreed(bool(found)):
             return None
         scale = getattr(self, "grad_scale", None)
         if scale is not None:  # set by a GradScaler that leaves unscaling to the step
@@ -91,6 +91,10 @@ class TransparentOptimizerWrapper(torch.optim.Optimizer):
             return loss
 
         return update(evaluate)
+
+    def _agreed(self, flag: bool) -> bool:
+        """Return whether a flag is set, which ranks that must decide alike agree on."""
+        return flag
 
     def _before_update(self) -> None:
         """Hook: the wrapped optimizer is about to use the gradients."""

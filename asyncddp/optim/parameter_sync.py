@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -11,11 +11,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from asyncddp.algorithms.gradient_hooks import wait_for_reads
 from asyncddp.context import current
+from asyncddp.context.context import use
+from asyncddp.context.mesh_context import replica_context
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.allreduce import allreduce_nonblocking_
 from asyncddp.ops.allreduce_tensors import broadcast_tensors
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.tensors.dtypes import DTYPES
+from asyncddp.tensors.local_parts import reshard, shard
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Parameters: TypeAlias = (
     torch.nn.Module
@@ -25,7 +31,9 @@ Parameters: TypeAlias = (
 )
 
 
-def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
+def broadcast_parameters(
+    params: Parameters, root_rank: int = 0, *, mesh: DeviceMesh | None = None
+) -> None:
     r"""Copy the root's parameters to all ranks, in place.
 
     .. math:: x_i \leftarrow x_\mathrm{root}
@@ -35,6 +43,8 @@ def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
             names with tensors such as ``model.named_parameters()``. Ranks match by name, in
             whatever order they list them; tensors without names match by their place.
         root_rank: The root.
+        mesh: Where parameters are sharded: the dimension of the mesh whose ranks are replicas, of
+            which the root is one.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
@@ -51,11 +61,12 @@ def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
         ...     world.run(start)
         [[1.0, 1.0], [1.0, 1.0]]
     """
-    named = _named("broadcast_parameters", params)
-    require_equal_tensors(current(), "broadcast_parameters", named)
-    tensors = list(named.values())
-    wait_for_reads(tensors)
-    broadcast_tensors(tensors, root_rank)
+    with use(replica_context(mesh)):
+        named = _named("broadcast_parameters", params)
+        require_equal_tensors(current(), "broadcast_parameters", named)
+        tensors = list(named.values())
+        wait_for_reads(tensors)
+        broadcast_tensors(tensors, root_rank)
 
 
 def allreduce_parameters(params: Parameters, *, round_integers: bool = False) -> None:
@@ -89,7 +100,8 @@ def allreduce_parameters(params: Parameters, *, round_integers: bool = False) ->
     if round_integers:
         tensors = [one for one in named.values() if one.dtype != torch.bool]
     wait_for_reads(tensors)
-    for handle in [allreduce_nonblocking_(t, round_integers=round_integers) for t in tensors]:
+    parts = [shard(one).detach() for one in tensors]
+    for handle in [allreduce_nonblocking_(t, round_integers=round_integers) for t in parts]:
         handle.wait()
 
 
@@ -138,7 +150,7 @@ def broadcast_start(tensors: Iterable[torch.Tensor]) -> None:
     every = list(tensors)
     if every:
         wait_for_reads(every)
-        broadcast_tensors([_sent(one.detach()) for one in every])
+        broadcast_tensors([_sent(shard(one).detach()) for one in every])
 
 
 def _sent(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,6 +164,7 @@ def _sent(tensor: torch.Tensor) -> torch.Tensor:
 def _named(caller: str, params: Any) -> dict[str, torch.Tensor]:
     """Return the tensors by name, without duplicates, in the same order on all ranks."""
     if isinstance(params, torch.nn.Module):
+        reshard([params])
         return tensors_of(params)
     entries = params.items() if isinstance(params, Mapping) else params
     if not isinstance(entries, Iterable) or isinstance(entries, torch.Tensor):

@@ -15,10 +15,12 @@ from asyncddp.ops.allreduce_tensors import (
     broadcast_tensors,
     dense_floats,
 )
+from asyncddp.ops.inner_mesh import InnerMesh
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.parameter_sync import broadcast_parameters
 from asyncddp.tensors.byte_views import as_bytes, on_host
+from asyncddp.tensors.local_parts import reshard, shard
 
 POLICIES = ("average", "rank0", "keep")
 
@@ -36,6 +38,7 @@ def unify_replicas(models: Sequence[torch.nn.Module], policy: str) -> None:
             broadcast_parameters(model)
     if policy != "average":
         return
+    reshard(models)
     for model in models:
         every = list(tensors_of(model).values())
         wait_for_reads(every)
@@ -74,5 +77,7 @@ def tensors_differ(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether these tensors differ in any bit between ranks; collective."""
     digest = sha256()
     for tensor in tensors:
-        digest.update(as_bytes(on_host(tensor)).numpy().data)
-    return len(set(gather_records(digest.hexdigest(), str, "comparison of parameters"))) > 1
+        digest.update(as_bytes(on_host(shard(tensor))).numpy().data)
+    found = len(set(gather_records(digest.hexdigest(), str, "comparison of parameters"))) > 1
+    inner = InnerMesh.of(current())
+    return found if inner is None else inner.agree(found)

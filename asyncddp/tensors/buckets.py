@@ -9,9 +9,19 @@ from typing import TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
+from typing_extensions import override
 
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import zeros, zeros_like
+from asyncddp.tensors.local_parts import (
+    fitted,
+    held,
+    is_distributed,
+    is_movable,
+    local,
+    set_local,
+    shard,
+)
 
 TensorFactory: TypeAlias = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -19,20 +29,26 @@ ALIGNMENT = 64
 """Alignment of each tensor in a bucket, in bytes."""
 
 
-def partition(tensors: Iterable[torch.Tensor], cap: int, fragments: int = 1) -> list[list[int]]:
+def partition(
+    tensors: Iterable[torch.Tensor],
+    cap: int,
+    fragments: int = 1,
+    kinds: Sequence[int] | None = None,
+) -> list[list[int]]:
     """Assign tensors to buckets of at most ``cap`` bytes, in order, by dtype and device.
 
     A larger tensor gets a bucket of its own. Tensors of different fragments, as
-    :func:`fragments_of` gives them, are in different buckets. Each bucket is returned as a list of
-    indices into ``tensors``, buckets in order of their first tensors.
+    :func:`fragments_of` gives them, and of different ``kinds``, are in different buckets. Each
+    bucket is returned as a list of indices into ``tensors``, buckets in order of their first
+    tensors. Of DTensors the local parts count, but fragments are those of the whole model.
     """
     tensors = list(tensors)
     buckets: list[list[int]] = []
-    filling: dict[tuple[torch.dtype, torch.device, int], tuple[list[int], int]] = {}
-    for index, (tensor, part) in enumerate(
-        zip(tensors, fragments_of(tensors, fragments), strict=True)
-    ):
-        key, size = (tensor.dtype, tensor.device, part), tensor.numel() * tensor.element_size()
+    filling: dict[tuple[torch.dtype, torch.device, int, int], tuple[list[int], int]] = {}
+    of_each = zip(fragments_of(tensors, fragments), kinds or [0] * len(tensors), strict=True)
+    for index, (tensor, (part, kind)) in enumerate(zip(tensors, of_each, strict=True)):
+        key = tensor.dtype, tensor.device, part, kind
+        size = local(tensor).numel() * tensor.element_size()
         bucket, used = filling.get(key, ([], cap))
         if used + size > cap:
             bucket, used = [], 0
@@ -74,23 +90,22 @@ def require_untied(
     """
     moved = {id(tensor): (name, tensor) for name, tensor in named}
     every = {**{id(tensor): (name, tensor) for name, tensor in others}, **moved}
-    placed = [
-        (name, one) for name, one in every.values() if not is_lazy(one) and _is_in_memory(one)
-    ]
-    open_ones: list[tuple[str, torch.Tensor]] = []  # which end behind where the next one begins
-    for name, tensor in sorted(placed, key=lambda one: one[1].data_ptr()):
+    parts = [(n, local(t), key in moved) for key, (n, t) in every.items() if not is_lazy(t)]
+    placed = [one for one in parts if _is_in_memory(one[1])]
+    open_ones: list[tuple[str, torch.Tensor, bool]] = []  # which end behind where the next begins
+    for name, tensor, moves in sorted(placed, key=lambda one: one[1].data_ptr()):
         start = tensor.data_ptr()
         open_ones = [one for one in open_ones if _end_address(one[1]) > start]
-        for other, earlier in open_ones:
-            moves = id(tensor) in moved or id(earlier) in moved
-            if moves and earlier.device == tensor.device and _overlap(earlier, tensor):
+        for other, earlier, moves_too in open_ones:
+            one_device = earlier.device == tensor.device
+            if (moves or moves_too) and one_device and _overlap(earlier, tensor):
                 raise ArgumentError(
                     f"argument model: {other} and {name} share memory, which would end when "
                     "parameters move to buckets; tie them as one parameter, by layer.weight = "
                     "other.weight, or use its transpose in forward; or give them memory of their "
                     "own, or algorithm='gradient_allreduce', which moves no parameter"
                 )
-        open_ones.append((name, tensor))
+        open_ones.append((name, tensor, moves))
 
 
 def _is_in_memory(tensor: torch.Tensor) -> bool:
@@ -170,9 +185,13 @@ class FlatBucket:
     def _padding(self) -> torch.Tensor:
         """Indices of the padding: elements outside of all tensors and of the tail."""
         taken = zeros_like(self.flat, torch.bool)
-        for view in [*self.views_of(taken), taken[taken.numel() - self.tail.numel() :]]:
+        for view in [*self.used_parts(taken), taken[taken.numel() - self.tail.numel() :]]:
             view.fill_(True)
         return taken.logical_not_().nonzero().squeeze(1)
+
+    def used_parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the views in a flat tensor, without padding inside of them."""
+        return self.views_of(flat)
 
 
 class NamedFlatBucket(FlatBucket):
@@ -193,11 +212,20 @@ class NamedFlatBucket(FlatBucket):
     ) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        super().__init__([parameter.data for parameter in self.parameters], extra, make, unit)
+        super().__init__([local(parameter) for parameter in self.parameters], extra, make, unit)
+
+    @override
+    def used_parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        pairs = zip(self.views_of(flat), self.parameters, strict=True)
+        return [fitted(view, shard(one)) if is_distributed(one) else view for view, one in pairs]
 
 
 class ParameterBucket(NamedFlatBucket):
-    """Flat bucket that stores named parameters: each parameter's ``data`` is a view in it."""
+    """Flat bucket that stores named parameters: each one's local part is a view in it.
+
+    Parameters that cannot be moved, as of an unknown version of FSDP2, are copied: to the bucket by
+    :meth:`read`, and back by :meth:`write`.
+    """
 
     def __init__(
         self,
@@ -206,24 +234,38 @@ class ParameterBucket(NamedFlatBucket):
         unit: int = ALIGNMENT,
     ) -> None:
         super().__init__(named, make=make, unit=unit)
+        self._copied = [i for i, one in enumerate(self.parameters) if not is_movable(one)]
         for index in range(len(self.parameters)):
             self._attach(index)
 
     def _attach(self, index: int) -> None:
-        """Copy a parameter's value into the bucket, and make its ``data`` a view there."""
+        """Copy a parameter's value into the bucket, and let the parameter be a view there."""
         parameter, view = self.parameters[index], self.views[index]
-        view.copy_(parameter.data)
-        parameter.data = view
+        view.copy_(local(parameter))
+        if index not in self._copied:
+            set_local(parameter, view)
+
+    def read(self) -> None:
+        """Copy the parameters that are no views into the bucket."""
+        for index in self._copied:
+            self.views[index].copy_(local(self.parameters[index]))
+
+    def write(self) -> None:
+        """Copy the bucket's values to the parameters that are no views."""
+        for index in self._copied:
+            local(self.parameters[index]).copy_(self.views[index])
 
     def detached_indices(self) -> list[int]:
         """Return indices of parameters that are no longer views, because ``data`` was replaced.
 
         If the bucket's memory itself has moved, as by ``share_memory()``, all are still views.
         """
+        parts = enumerate(zip(map(held, self.parameters), self.views, strict=True))
         return [
             index
-            for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True))
-            if parameter.data_ptr() != view.data_ptr() or parameter.shape != view.shape
+            for index, (part, view) in parts
+            if part.shape != view.shape
+            or (part.data_ptr() != view.data_ptr() and index not in self._copied)
         ]
 
     def reattach(self) -> bool:
@@ -236,7 +278,7 @@ class ParameterBucket(NamedFlatBucket):
         if detached:
             require_untied(zip(self.names, self.parameters, strict=True))
         for index in detached:
-            data, view = self.parameters[index].data, self.views[index]
+            data, view = local(self.parameters[index]), self.views[index]
             found = data.dtype, data.device, data.shape, dense_strides(data)
             if found != (view.dtype, view.device, view.shape, view.stride()):
                 return False

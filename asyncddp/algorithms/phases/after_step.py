@@ -102,9 +102,16 @@ class PushSumPhase(AfterStepPhase):
         self._bias()
         at_z = closure if closure is None else self._unbiased(closure)
         try:
-            return super().step(self._scaled(update), at_z, scaled=scaled)
+            loss = super().step(self._scaled(update), at_z, scaled=scaled)
         finally:
             self._unbias()
+        self._unify_copies()
+        return loss
+
+    @override
+    def _unify_copies(self) -> None:
+        if not self._biased:  # p differs between columns
+            super()._unify_copies()
 
     def _scaled(self, update: Update) -> Update:
         """Wrap an update so that its change is multiplied by the step scale."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import is_
 from typing import Any, ClassVar, TypeAlias
 from weakref import finalize
@@ -17,10 +18,13 @@ from asyncddp.algorithms.backward_pass import BackwardPass
 from asyncddp.algorithms.gradient_hooks import WeakMethodHook, hook_gradients, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases.accumulation_counter import AccumulationCounter
+from asyncddp.algorithms.replicated_parts import ReplicatedParts
 from asyncddp.algorithms.training_tracer import NullTrainingTracer
-from asyncddp.algorithms.wrapper_setup import require_dense
+from asyncddp.algorithms.wrapper_setup import require_trainable
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.buckets import NamedFlatBucket
+from asyncddp.tensors.fsdp_params import register
+from asyncddp.tensors.local_parts import local, reshard
 from asyncddp.topology.builders import TopologyLike
 
 Closure: TypeAlias = Callable[[], Any]
@@ -51,11 +55,12 @@ class PhaseConfig:
 
     def optimizer_parameters(self) -> NamedTensors:
         """List the optimizer's parameters that require gradients, with names, in its order."""
-        names = {
-            id(parameter): f"{number}.{name}" if len(self.models) > 1 else name
-            for number, model in enumerate(self.models)
-            for name, parameter in model.named_parameters()
-        }
+        register(self.models)
+        names = self._names()
+        held = {id(one) for group in self.optimizer.param_groups for one in group["params"]}
+        if not held <= names.keys():
+            reshard(self.models)
+            names = self._names()
         named = []
         for group, options in enumerate(self.optimizer.param_groups):
             for position, parameter in enumerate(options["params"]):
@@ -65,11 +70,19 @@ class PhaseConfig:
                         f"{tuple(parameter.shape)}, belongs to none of the models given; pass the "
                         "model that owns it, or a list of models"
                     )
-                if parameter.requires_grad and parameter.numel():
+                if parameter.requires_grad and local(parameter).numel():
                     named.append((names[id(parameter)], parameter))
         for name, parameter in named:
-            require_dense(name, parameter)
+            require_trainable(self.averager.context, name, parameter)
         return named
+
+    def _names(self) -> dict[int, str]:
+        """Return the names of the models' parameters, by id."""
+        return {
+            id(parameter): f"{number}.{name}" if len(self.models) > 1 else name
+            for number, model in enumerate(self.models)
+            for name, parameter in model.named_parameters()
+        }
 
 
 class CommunicationPhase(ABC):
@@ -88,6 +101,7 @@ class CommunicationPhase(ABC):
         self.accumulation.carried_passes = config.first_carried_passes
         self.backward_pass = BackwardPass(self._on_backward_end)
         self.named_parameters: NamedTensors = []
+        self.copies = ReplicatedParts(config.averager.inner)
         self._in_step = False
         self._gradient_hooks: list[RemovableHandle] = []
         self._model_hooks: list[RemovableHandle] = []
@@ -190,10 +204,18 @@ class CommunicationPhase(ABC):
         remove_hooks(self._gradient_hooks)
         self.backward_pass.forget_counts()
         self.named_parameters = self.config.optimizer_parameters()
+        self.copies.find(self.named_parameters)
         self.build_buckets()
         if self.needs_gradient_hooks:
             parameters = (parameter for _, parameter in self.named_parameters)
             self._gradient_hooks += hook_gradients(parameters, self._on_gradient)
+
+    def _unify_copies(self) -> None:
+        """Keep equal parts of parameters inside a replica equal, with the method's state."""
+        for bucket in self.averager.buckets if self.copies.exist else ():
+            views = zip(*bucket.state_views(), strict=True) if bucket.state else repeat(())
+            parts = zip(bucket.names, bucket.parameters, views, strict=False)
+            self.copies.unify((name, [local(one), *state]) for name, one, state in parts)
 
     def _start(self) -> None:
         """Build the buckets and register hooks, unless there are no rounds."""
@@ -242,5 +264,5 @@ class CommunicationPhase(ABC):
             parameter
             for group in self.config.optimizer.param_groups
             for parameter in group["params"]
-            if parameter.requires_grad and parameter.numel()
+            if parameter.requires_grad and local(parameter).numel()
         ]

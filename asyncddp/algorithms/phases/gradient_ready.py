@@ -21,6 +21,7 @@ from asyncddp.ops.neighbor_exchange import is_finite
 from asyncddp.ops.object_collectives import gather_records
 from asyncddp.tensors.allocation import empty_like, make_tensor
 from asyncddp.tensors.buckets import NamedFlatBucket, partition
+from asyncddp.tensors.local_parts import fitted, local, local_grad
 
 _CHANGED = 4.0
 """Value of flags, over the number of ranks, if a gradient has changed after it was sent."""
@@ -59,7 +60,9 @@ class GradientReadyPhase(CommunicationPhase):
     def build_buckets(self) -> None:
         """Create the gradient buckets, in reverse order of the parameters."""
         backwards = [(index, *named) for index, named in enumerate(self.named_parameters)][::-1]
-        parts = partition([parameter for *_, parameter in backwards], self.config.bucket_bytes)
+        kinds = self.copies.kinds([name for _, name, _ in backwards])
+        every = [parameter for *_, parameter in backwards]
+        parts = partition(every, self.config.bucket_bytes, kinds=kinds)
         self._buckets = [_GradientBucket([backwards[i] for i in part]) for part in parts]
         self._bucket_of = {
             index: number for number, bucket in enumerate(self._buckets) for index in bucket.indices
@@ -147,6 +150,8 @@ class GradientReadyPhase(CommunicationPhase):
         if averaged:
             with torch.no_grad():
                 for bucket in self._buckets:
+                    pairs = zip(bucket.names, bucket.views, strict=True)
+                    self.copies.unify((name, [view]) for name, view in pairs)
                     bucket.unpack()
                 if self._compresses:
                     payloads = [bucket.payload for bucket in self.config.averager.buckets]
@@ -206,7 +211,8 @@ class GradientReadyPhase(CommunicationPhase):
 
     def _require_finite(self) -> None:
         """Raise an error on all ranks if a compressed average is not finite; it names the ranks."""
-        if self._is_finite:
+        inner = self.averager.inner if self._compresses else None
+        if self._is_finite if inner is None else not inner.agree(not self._is_finite):
             return
         context = self.config.averager.context
         with use(context):
@@ -276,7 +282,7 @@ class _GradientBucket(NamedFlatBucket):
         """Return whether the parameters still match dtype, device and shape of their views."""
         return all(
             (p.dtype, p.device, p.shape) == (view.dtype, view.device, view.shape)
-            for p, view in zip(self.parameters, self.views, strict=True)
+            for p, view in zip(map(local, self.parameters), self.views, strict=True)
         )
 
     def pack(self, changed: float = 0.0) -> None:
@@ -286,7 +292,7 @@ class _GradientBucket(NamedFlatBucket):
         """
         has_gradient = [changed or float(one.grad is not None) for one in self.parameters]
         for name, parameter, view in zip(self.names, self.parameters, self.views, strict=True):
-            gradient = parameter.grad
+            gradient = local_grad(parameter)
             if gradient is None:
                 view.zero_()
             elif gradient.layout != torch.strided:
@@ -296,7 +302,7 @@ class _GradientBucket(NamedFlatBucket):
                     "with algorithm='adapt_with_combine'"
                 )
             else:
-                view.copy_(gradient)
+                fitted(view, gradient).copy_(gradient)
         self.tail.copy_(make_tensor(has_gradient, self.tail.dtype))
 
     def unpack(self) -> None:
@@ -304,7 +310,8 @@ class _GradientBucket(NamedFlatBucket):
         absent = [position for position, p in enumerate(self.parameters) if p.grad is None]
         used = (self.tail != 0).tolist() if absent else []
         for position, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
-            if parameter.grad is not None:
-                parameter.grad.copy_(view)
-            elif used[position]:
-                parameter.grad = empty_like(parameter).copy_(view)
+            if parameter.grad is None and used[position]:
+                parameter.grad = empty_like(parameter)
+            gradient = local_grad(parameter)
+            if gradient is not None:
+                gradient.copy_(fitted(view, gradient))

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.tensors.buckets import NamedFlatBucket, ParameterBucket, TensorFactory, partition
+from asyncddp.tensors.local_parts import local
 
 NamedParameters: TypeAlias = Sequence[tuple[str, torch.nn.Parameter]]
 OptimFn: TypeAlias = Callable[[list[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
@@ -113,21 +114,25 @@ class OptimizerBucket(OptimizedParameters):
             detached = self._storage.detached_indices()
             if detached and not self._storage.reattach():
                 raise self._moved_error(self.names[detached[0]])
+            self._storage.read()
             return
-        for name, one, view in zip(self.names, self.parameters, self.layout.views, strict=True):
+        parts = map(local, self.parameters)
+        for name, one, view in zip(self.names, parts, self.layout.views, strict=True):
             if (one.dtype, one.device, one.shape) != (view.dtype, view.device, view.shape):
                 raise self._moved_error(name)
-            view.copy_(one.data)
+            view.copy_(one)
 
     def unpack(self) -> None:
         """Write the values of ``flat`` to the parameters, and increment their version counters."""
         if self._storage is not None:
+            self._storage.write()
             for parameter in self.parameters:
                 increment_version(parameter)
             return
         with torch.no_grad():
             for parameter, view in zip(self.parameters, self.layout.views, strict=True):
-                parameter.copy_(view)
+                local(parameter).copy_(view)
+                increment_version(parameter)
 
     def record_versions(self) -> None:
         """Record the parameters' version counters, for :meth:`check_unchanged`."""
@@ -177,11 +182,13 @@ def build_buckets(
     parts: Sequence[Sequence[int]],
     config: BucketUpdateConfig,
     make: TensorFactory | None,
+    kinds: Sequence[int],
 ) -> list[OptimizerBucket]:
-    """Create buckets with their optimizers, in order; no bucket mixes parameters of two parts."""
+    """Create buckets with their optimizers, in order; none mixes parts or kinds of parameters."""
     built: list[OptimizerBucket] = []
     for part in parts:
-        for positions in partition([named[index][1] for index in part], config.bucket_bytes):
+        parameters, of_part = [named[index][1] for index in part], [kinds[index] for index in part]
+        for positions in partition(parameters, config.bucket_bytes, kinds=of_part):
             members = [part[position] for position in positions]
             own = [named[index] for index in members]
             with torch.no_grad():

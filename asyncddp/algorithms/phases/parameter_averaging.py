@@ -28,6 +28,7 @@ from asyncddp.tensors.buckets import (
     partition,
     require_untied,
 )
+from asyncddp.tensors.local_parts import local, set_local
 
 
 class ParameterAveragingPhase(CommunicationPhase):
@@ -78,6 +79,7 @@ class ParameterAveragingPhase(CommunicationPhase):
             with torch.no_grad():
                 for bucket in averager.buckets:
                     method.after_step(bucket)
+        self._unify_copies()
         self._end_step(averaged=averaged)
         return loss
 
@@ -166,13 +168,14 @@ class ParameterAveragingPhase(CommunicationPhase):
         self._left_out.intersection_update(self._names)
         for name, parameter in self.named_parameters:
             if name in self._left_out:
-                parameter.data = parameter.data.clone()  # so that no old bucket is kept for it
+                set_local(parameter, local(parameter).clone())  # so that no old bucket is kept
         named = [pair for pair in self.named_parameters if pair[0] not in self._left_out]
         parameters = [parameter for _, parameter in named]
         fragments = averager.algorithm.fragments
-        parts = partition(parameters, self.config.bucket_bytes, fragments)
+        kinds = self.copies.kinds([name for name, _ in named])
+        parts = partition(parameters, self.config.bucket_bytes, fragments, kinds)
         on_host = all(parameter.is_cpu for parameter in parameters)
-        sizes = [sum(padded_nbytes(parameters[i]) for i in part) for part in parts]
+        sizes = [sum(padded_nbytes(local(parameters[i])) for i in part) for part in parts]
         unit = averager.choose_pieces(sizes, on_host=on_host)
         with torch.no_grad():
             self.buckets = [ParameterBucket([named[i] for i in part], make, unit) for part in parts]

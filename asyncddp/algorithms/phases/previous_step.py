@@ -229,6 +229,7 @@ class PreviousStepPhase(CommunicationPhase):
 
     def end_step(self) -> None:
         """End a step, after all buckets were averaged and sent."""
+        self._unify_copies()
         self.averager.end_round()
         self._rounds.current, self._rounds.following = self._rounds.following, None
         self.config.training_tracer.end_step()
@@ -254,7 +255,9 @@ class PreviousStepPhase(CommunicationPhase):
         )
         unused = [index for index in range(len(named)) if index not in self._gradient_counts]
         parts = [list(self._gradient_counts), unused]
-        buckets = build_buckets(named, parts, self._updates, averager.tensor_factory)
+        self.copies.find(named)
+        kinds = self.copies.kinds([name for name, _ in named])
+        buckets = build_buckets(named, parts, self._updates, averager.tensor_factory, kinds)
         for bucket in buckets:
             if self.restore is not None:
                 self.restore(bucket)
