@@ -9,6 +9,7 @@ import torch
 
 from asyncddp.errors import ArgumentError
 from asyncddp.tensors.allocation import zeros, zeros_like
+from asyncddp.tensors.local_parts import shard
 
 Parameters: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 MEAN, SQUARE = "exp_avg", "exp_avg_sq"
@@ -109,8 +110,9 @@ class AdamBase(torch.optim.Optimizer):
 
 
 def real_view(tensor: torch.Tensor) -> torch.Tensor:
-    """View a complex tensor as pairs of real numbers, as torch's own optimizers do."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    """View a complex tensor as pairs of real numbers, and a DTensor as its local part."""
+    part = shard(tensor)
+    return torch.view_as_real(part) if part.is_complex() else part
 
 
 def update_moments(

@@ -22,6 +22,7 @@ from asyncddp.tensors.buckets import (
     partition,
     require_untied,
 )
+from asyncddp.tensors.local_parts import is_distributed
 
 OptimizerType = TypeVar("OptimizerType", bound=torch.optim.Optimizer)
 
@@ -94,6 +95,13 @@ def fuse_optimizer(
             "itself and is not differentiable, such as SGD or Adam, got "
             f"{type(inner).__name__}{'(differentiable=True)' * differentiable}; give "
             "elementwise=True for one of your own that does"
+        )
+    every = (one for group in inner.param_groups for one in group["params"])
+    if any(map(is_distributed, every)):
+        raise ArgumentError(
+            "fuse_optimizer: argument opt: expected ordinary parameters, got DTensors, which "
+            "cannot share flat memory with their states; use the optimizer's own fused=True or "
+            "foreach=True"
         )
     opt.fuse_step = _FusedStep(  # type: ignore[attr-defined]
         opt, inner, do_flatten=do_flatten, check_flatten=check_flatten

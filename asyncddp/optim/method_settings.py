@@ -28,6 +28,7 @@ from asyncddp.algorithms.wrapper_setup import (
 )
 from asyncddp.compression import Compressor
 from asyncddp.context import Context
+from asyncddp.context.mesh_context import inner_context
 from asyncddp.errors import ArgumentError
 from asyncddp.optim.autotune import Autotune
 from asyncddp.optim.distributed_optimizer_arguments import (
@@ -157,6 +158,7 @@ class MethodSettings:
 
     def create_averager(self, context: Context, method: Algorithm, label: str) -> ModelAverager:
         """Create the averager, after checking the method's settings against each other."""
+        _check_for_parts(context, self)
         averager = ModelAverager(
             context,
             method,
@@ -312,3 +314,19 @@ def set_gradient_meaning(
     for options in (optimizer.defaults, *optimizer.param_groups):
         if "grad_holds_momentum" in options:
             options["grad_holds_momentum"] = holds
+
+
+def _check_for_parts(context: Context, settings: MethodSettings) -> None:
+    """Raise an error for settings by which the parts of one replica could decide differently."""
+    if inner_context(context) is None:
+        return
+    if settings.autotune:
+        raise ArgumentError(
+            "argument autotune: with mesh each column would choose for itself, by times of its "
+            "own; expected None, and a bucket_size_in_mb by hand"
+        )
+    if settings.options.get("sync_interval_ms"):
+        raise ArgumentError(
+            "argument sync_interval_ms: with mesh each column would average by a clock of its own; "
+            "expected None, and num_steps_per_communication, which counts steps"
+        )

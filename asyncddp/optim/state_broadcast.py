@@ -15,6 +15,7 @@ from asyncddp.ops.object_collectives import broadcast_object
 from asyncddp.ops.settings_agreement import require_equal_tensors
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.tensors.allocation import empty
+from asyncddp.tensors.local_parts import is_distributed
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             f"{type(optimizer).__name__}"
         )
     named = _named_parameters(optimizer)
+    if any(map(is_distributed, named.values())):
+        raise ArgumentError(
+            "broadcast_optimizer_state: argument optimizer: expected ordinary parameters, got "
+            "DTensors; load one state on all replicas, by torch.distributed.checkpoint and "
+            "set_optimizer_state_dict of torch.distributed.checkpoint.state_dict"
+        )
     require_equal_tensors(current(), "broadcast_optimizer_state", named)
     own_value: Any = _collect_state(optimizer, named)
     root = current().rank == root_rank

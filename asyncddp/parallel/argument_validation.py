@@ -7,8 +7,13 @@ from typing import Any
 import torch
 
 from asyncddp.algorithms.phases.optimizer_buckets import BucketUpdateConfig
-from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, require_dense
+from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, require_trainable
+from asyncddp.context import Context
+from asyncddp.context.mesh_context import inner_context
 from asyncddp.errors import ArgumentError
+from asyncddp.optim.method_settings import MethodSettings
+from asyncddp.tensors.fsdp_params import register
+from asyncddp.tensors.local_parts import local, reshard
 
 
 def checked_model(model: Any, wrapper: type) -> torch.nn.Module:
@@ -21,23 +26,37 @@ def checked_model(model: Any, wrapper: type) -> torch.nn.Module:
     return model
 
 
-def checked_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+def checked_parameters(
+    context: Context, model: torch.nn.Module
+) -> list[tuple[str, torch.nn.Parameter]]:
     """Return the names and parameters that require gradients; check that a model has some."""
     named = []
+    reshard([model])
+    register([model])
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise ArgumentError(
                 f"argument model: parameter {name} has no shape yet; make a forward pass first"
             )
-        if parameter.requires_grad and parameter.numel():
+        if parameter.requires_grad and local(parameter).numel():
             named.append((name, parameter))
-        require_dense(name, parameter)
+        require_trainable(context, name, parameter)
     if not named:
         raise ArgumentError(
             "argument model: expected one with parameters to train, got "
             f"{type(model).__name__} without any that requires a gradient"
         )
     return named
+
+
+def check_scaler(context: Context, scaler: Any, method: MethodSettings) -> None:
+    """Raise an error for a GradScaler by which parts of one replica may skip different steps."""
+    if scaler is not None and inner_context(context) and method.is_plain("adapt_with_combine"):
+        raise ArgumentError(
+            "argument scaler: with mesh the default algorithm cannot agree inside a replica on "
+            "steps that a GradScaler skips; expected None, as torch.bfloat16 needs no scaler, or "
+            "algorithm='adapt_then_combine'"
+        )
 
 
 def checked_config(

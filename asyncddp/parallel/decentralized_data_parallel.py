@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -16,17 +16,31 @@ from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
 from asyncddp.algorithms.phases.optimizer_buckets import LRSchedulerFn, OptimFn
 from asyncddp.algorithms.phases.previous_step import PreviousStepPhase
 from asyncddp.algorithms.training_tracer import tracer_for
-from asyncddp.algorithms.wrapper_setup import check_weights, next_label, require_equal_settings
-from asyncddp.context import current
+from asyncddp.algorithms.wrapper_setup import (
+    check_weights,
+    next_label,
+    require_equal_replicas,
+    require_equal_settings,
+)
+from asyncddp.context.context import use
+from asyncddp.context.mesh_context import replica_context
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.parameter_sync import broadcast_start, starting_tensors
-from asyncddp.parallel.argument_validation import checked_config, checked_model, checked_parameters
+from asyncddp.parallel.argument_validation import (
+    check_scaler,
+    checked_config,
+    checked_model,
+    checked_parameters,
+)
 from asyncddp.parallel.reducer import AlgorithmReducer, Reducer
 from asyncddp.parallel.switchable_module import SwitchableModule
 from asyncddp.tensors.buckets import require_untied
 from asyncddp.topology.builders import TopologyLike
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _NAME = "DecentralizedDataParallel"
 
@@ -91,6 +105,8 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         broadcast: Whether all ranks begin with rank 0's parameters and dense buffers, except for
             tensors that ``load_checkpoint`` has just loaded for each rank.
         init_sync: Older name of ``broadcast``.
+        mesh: Where the model is sharded: the dimension of the mesh whose ranks average, as of
+            :class:`asyncddp.DistributedOptimizer`.
         **options: Options of the algorithm, and other arguments of the optimizer wrapper, such as
             ``compression`` and ``autotune``.
 
@@ -137,9 +153,11 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         algorithm: str | type[Algorithm] = "adapt_with_combine",
         broadcast: bool = True,
         init_sync: bool = True,
+        mesh: DeviceMesh | None = None,
         **options: Any,
     ) -> None:
         super().__init__(checked_model(model, DecentralizedDataParallel))
+        self._context = context = replica_context(mesh)
         config = checked_config(
             optim_fn,
             lr_scheduler_fn,
@@ -151,8 +169,10 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         method = MethodSettings.of(
             algorithm, {"topology": topology, "bucket_size_in_mb": bucket_size_in_mb, **options}
         )
-        context, self._averages_buffers = current(), bool(sync_buffer_in_global_avg)
-        self._config, named = config, checked_parameters(model)
+        self._averages_buffers = bool(sync_buffer_in_global_avg)
+        self._config, named = config, checked_parameters(context, model)
+        require_equal_replicas(context, method.describe(), topology)
+        check_scaler(context, scaler, method)
         equal = context.size > 1 and bool(broadcast and init_sync)
         starts = starting_tensors([model]) if equal else {}
         settings = [f"sync={bool(sync)}", f"broadcast={equal}"]
@@ -160,14 +180,16 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         settings.append(f"sync_buffer_in_global_avg={self._averages_buffers}")
         require_equal_settings(context, _NAME, [*settings, method.describe()], named, starts)
         require_equal_tensors(context, _NAME, tensors_of(model))
-        broadcast_start(starts.values())
         self._tracer = tracer_for(context, [model])
-        self._reducer = self._reducer_for(method, sync=bool(sync))
+        with use(context):
+            broadcast_start(starts.values())
+            self._reducer = self._reducer_for(method, sync=bool(sync))
         self._tracer.attach_hooks([model])
 
     def _reducer_for(self, method: MethodSettings, *, sync: bool) -> Reducer:
         """Create a bucketwise reducer for the default algorithm, or one that wraps an optimizer."""
-        named, config = checked_parameters(self.module), self._config
+        context, config = self._context, self._config
+        named = checked_parameters(context, self.module)
         if method.is_plain("adapt_with_combine"):
             if method.autotune:
                 raise ArgumentError(
@@ -176,7 +198,6 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
                     "algorithm='adapt_then_combine', or autotune=False"
                 )
             require_untied(named, tensors_of(self.module).items())
-            context = current()
             settings = context, next_label(context, _NAME), method.topology
             phase = PreviousStepPhase(named, config, self._tracer, *settings, sync=sync)
             check_weights(phase.averager, _NAME)

@@ -13,6 +13,7 @@ from asyncddp.errors import UsageError
 from asyncddp.ops.allreduce_tensors import average_module, dense_floats
 from asyncddp.parallel.reducer import Reducer
 from asyncddp.tensors.allocation import TensorBackup
+from asyncddp.tensors.local_parts import reshard, shard
 
 _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
@@ -88,6 +89,7 @@ class AveragedModelAccess(TransparentModuleWrapper):
     def _restore_own(self) -> None:
         """Restore this rank's own parameters bit for bit, if averages have replaced them."""
         if self._backup is not None:
+            reshard([self.module])  # what was gathered has the averages
             self._backup.restore()
         self._backup = None
 
@@ -136,7 +138,9 @@ class AveragedModelAccess(TransparentModuleWrapper):
         if average and self._backup is None and not self._closed:
             self._reducer.end_failed_step()
             self._reducer.wait_for_reads()
-            self._backup = TensorBackup(dense_floats(self.module, buffers=self._averages_buffers))
+            reshard([self.module])
+            own = dense_floats(self.module, buffers=self._averages_buffers)
+            self._backup = TensorBackup(map(shard, own))
             self._average()
             self._reducer.averager.windows.resume()
         return self.train(False)

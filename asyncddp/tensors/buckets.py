@@ -283,6 +283,7 @@ class ParameterBucket(NamedFlatBucket):
             if found != (view.dtype, view.device, view.shape, view.stride()):
                 return False
             self._attach(index)
+        self.read()
         return True
 
     def versions(self) -> list[int]:

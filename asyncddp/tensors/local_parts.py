@@ -72,10 +72,14 @@ def is_movable(parameter: torch.Tensor) -> bool:
 def fitted(view: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """Return the part of a padded view that a tensor without padding fills.
 
+    A view of the models of several ranks, which has one dimension more, is filled whole.
+
     Example:
         >>> fitted(torch.zeros(3, 2), torch.zeros(1, 2)).shape
         torch.Size([1, 2])
     """
+    if view.shape == part.shape or view.dim() != part.dim():
+        return view
     for dimension, (padded, used) in enumerate(zip(view.shape, part.shape, strict=True)):
         if padded != used:
             view = view.narrow(dimension, 0, used)

@@ -56,11 +56,14 @@ def agrees(layout: str, name: str) -> dict[str, float]:
     }
 
 
-KINDS = one_of_each_kind(EXACT)
+KINDS = list(dict.fromkeys([*one_of_each_kind(EXACT), "local_sgd", "noloco"]))
 CASES = {f"{layout}: {name}": partial(agrees, layout, name) for layout in LAYOUTS for name in EXACT}
-OFTEN = [f"uneven: {name}" for name in EXACT]
-OFTEN += [f"{layout}: {name}" for layout in ("even", "tp") for name in KINDS[:4]]
+OFTEN = [f"uneven: {name}" for name in KINDS]
+OFTEN += ["tp: adapt_then_combine", "tp: win_put", "tp: choco_sgd", "even: diloco"]
 RARELY = [
-    f"{layout}: {name}" for layout in ("even", "tp") for name in EXACT if name not in KINDS[:4]
+    f"{layout}: {name}"
+    for layout in ("uneven", "even", "tp")
+    for name in EXACT
+    if f"{layout}: {name}" not in OFTEN
 ]
 EIGHT = [f"{layout}: {name}" for layout in ("both", "four") for name in EXACT]

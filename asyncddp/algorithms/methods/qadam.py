@@ -12,6 +12,7 @@ from asyncddp.algorithms.method_traits import (
     CompressionUse,
 )
 from asyncddp.errors import ArgumentError
+from asyncddp.tensors.local_parts import fitted, shard
 
 
 class QAdam(Algorithm):
@@ -63,5 +64,6 @@ class QAdam(Algorithm):
         views = bucket.views_of(bucket.flat)
         for parameter, view in zip(bucket.parameters, views, strict=True):
             if not bucket.optimizer.warming_up(parameter):  # type: ignore[attr-defined]
-                view.copy_(bucket.optimizer.next_momentum(parameter))  # type: ignore[attr-defined]
+                momentum = shard(bucket.optimizer.next_momentum(parameter))  # type: ignore[attr-defined]
+                fitted(view, momentum).copy_(momentum)
         return bucket.flat

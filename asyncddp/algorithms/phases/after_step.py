@@ -56,6 +56,7 @@ class AfterStepPhase(ParameterAveragingPhase):
         if pending_round is not None:
             self._forget_exit()
             pending_round.finish()
+            self._write_parts()
 
     @override
     def reset(self) -> None:
@@ -141,6 +142,7 @@ class PushSumPhase(AfterStepPhase):
         self._biased = True
         for flat, p in self._with_push_sum_weights():
             flat.mul_(p)
+        self._write_parts()
 
     def _unbias(self) -> None:
         """Convert x to z: divide the buckets by the current p."""
@@ -150,6 +152,7 @@ class PushSumPhase(AfterStepPhase):
         self._biased = False
         for flat, p in self._with_push_sum_weights():
             flat.div_(p)
+        self._write_parts()
 
     def _with_push_sum_weights(self) -> list[tuple[torch.Tensor, float]]:
         weights = self.config.averager.windows.push_sum_weights()

@@ -105,6 +105,7 @@ class OverlappedPhase(ParameterAveragingPhase):
         if pending_round is None:
             return False
         pending_round.finish(self._check_unchanged)
+        self._write_parts()
         return True
 
     def _check_unchanged(self, index: int) -> None:
@@ -202,6 +203,7 @@ class BackgroundAveragingPhase(OverlappedPhase):
         finally:
             for bucket, copy in pairs:
                 bucket.flat.add_(copy)
+            self._write_parts()
         return True
 
     wait_for_reads = ParameterAveragingPhase.wait_for_reads  # parameters are never read: may change

@@ -77,8 +77,10 @@ class ParameterAveragingPhase(CommunicationPhase):
             steps = 0 if averaged else self.accumulation.carried_passes + 1
             averager.number_buckets(averager.round - (self._round is None), steps)
             with torch.no_grad():
+                self._read_parts()
                 for bucket in averager.buckets:
                     method.after_step(bucket)
+                self._write_parts()
         self._unify_copies()
         self._end_step(averaged=averaged)
         return loss
@@ -100,6 +102,7 @@ class ParameterAveragingPhase(CommunicationPhase):
         with torch.no_grad():
             for bucket in self.config.averager.buckets:
                 method.before_update(bucket)
+            self._write_parts()
 
     def _note_used(self) -> None:
         """Record the parameters with gradients, if unused ones may be left out."""
@@ -143,6 +146,17 @@ class ParameterAveragingPhase(CommunicationPhase):
         with torch.no_grad():
             for flat, old in zip(self.flat_tensors(), before, strict=True):
                 flat.sub_(old).mul_(self.config.averager.step_scale).add_(old)
+            self._write_parts()
+
+    def _read_parts(self) -> None:
+        """Copy parameters that cannot be views of the buckets there."""
+        for bucket in self.buckets:
+            bucket.read()
+
+    def _write_parts(self) -> None:
+        """Copy what the buckets hold to parameters that cannot be views of them."""
+        for bucket in self.buckets:
+            bucket.write()
 
     def _averages_in_step(self) -> bool:
         return self.accumulation.due()

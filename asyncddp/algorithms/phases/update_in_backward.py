@@ -83,6 +83,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
         for index, (_, parameter) in enumerate(self.named_parameters):
             if self._bucket_of[index] == bucket and parameter.grad is not None:
                 self._updated_gradients[index] = parameter.grad, parameter.grad._version
+        content.read()
         if self._round is not None:
             self._round.start(bucket)
 
@@ -134,6 +135,7 @@ class UpdateInBackwardPhase(ParameterAveragingPhase):
                 if not self._round.has_started(index):
                     self._round.start(index)
             self._round.finish()
+            self._write_parts()
 
     def _check_gradients_unchanged(self) -> None:
         for index, (gradient, version) in self._updated_gradients.items():
