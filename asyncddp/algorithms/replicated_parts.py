@@ -39,11 +39,13 @@ class ReplicatedParts:
 
     def find(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Find which of these parameters have copies, if it is not known yet; collective."""
-        new = {name: parameter for name, parameter in named if name not in self._holders}
+        every_one = dict(named)
+        new = {name: one for name, one in every_one.items() if name not in self._holders}
         if self._inner is None or not self._inner.agree(bool(new)):
             return
         with use(self._inner.context):
-            self._holders.update({**dict.fromkeys(new, ()), **holders_of(new)})
+            copies = holders_of(new, _sharding_ranks(every_one))
+            self._holders.update({**dict.fromkeys(new, ()), **copies})
             mine = [list(ranks) for ranks in sorted({*self._holders.values()}) if ranks]
             every = gather_records(mine, list[list[int]], _VERB)
             wanted = {tuple(ranks) for theirs in every for ranks in theirs}
@@ -78,12 +80,20 @@ class ReplicatedParts:
                 broadcast_tensors(every, ranks[0], self._groups[ranks])
 
 
-def holders_of(named: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+def holders_of(
+    named: Mapping[str, torch.Tensor], sharding: Sequence[int] | None = None
+) -> dict[str, tuple[int, ...]]:
     """Return the ranks that hold the same part, bit by bit, where there are several; collective.
 
-    Parts have the same name, place in the parameter and shape, and equal values.
+    Parts have the same name, place in the parameter and shape, and equal values, on ranks over
+    which the same model is sharded: stages of a pipeline may have equal names and values, too.
+
+    Args:
+        named: The parameters.
+        sharding: The ranks over which the model is sharded; None for those of the parameters.
     """
-    own = {name: _place_of(one) for name, one in named.items()}
+    ranks = _sharding_ranks(named) if sharding is None else sharding
+    own = {name: f"{_place_of(one)} over {ranks}" for name, one in named.items() if ranks}
     places = gather_records(own, dict[str, str], _VERB)
     for name, place in own.items():
         if sum(theirs.get(name) == place for theirs in places) > 1:
@@ -94,6 +104,12 @@ def holders_of(named: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
         for name, fact in own.items()
     }
     return {name: ranks for name, ranks in found.items() if len(ranks) > 1}
+
+
+def _sharding_ranks(named: Mapping[str, torch.Tensor]) -> list[int]:
+    """Return the ranks of all meshes over which some parameter is sharded, ascending."""
+    meshes: list[Any] = [one.device_mesh for one in named.values() if is_distributed(one)]  # type: ignore[attr-defined]
+    return sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()})
 
 
 def _place_of(tensor: torch.Tensor) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.context import Context
-from asyncddp.context.mesh_context import inner_context, world_of
+from asyncddp.context.mesh_context import inner_context, ranks_of_replica, world_of
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.tensors.local_parts import is_distributed, shard
@@ -85,24 +85,24 @@ def require_trainable(context: Context, name: str, parameter: torch.Tensor) -> N
 
     Parts are averaged in the context of a column of replicas, and nowhere else.
     """
-    inner = inner_context(context)
-    if is_distributed(parameter) and inner is None:
+    if is_distributed(parameter) and inner_context(context) is None:
         raise ArgumentError(
             f"argument model: parameter {name} is a DTensor, of which this rank has a part; give "
             "mesh=mesh['replica'], the dimension of the mesh along which it is not sharded"
         )
-    if is_distributed(parameter) and inner is not None:
-        require_within(inner.size, name, parameter)
+    if is_distributed(parameter):
+        _require_within(ranks_of_replica(context), name, parameter)
     require_dense(name, shard(parameter))
 
 
-def require_within(ranks: int, name: str, parameter: torch.Tensor) -> None:
-    """Raise an error if a parameter is sharded over more ranks than a replica has."""
+def _require_within(ranks: frozenset[int], name: str, parameter: torch.Tensor) -> None:
+    """Raise an error if a parameter is sharded over ranks of other replicas."""
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
-    if mesh.size() > ranks:
+    found = {*mesh.mesh.flatten().tolist()}
+    if not found <= ranks:
         raise ArgumentError(
-            f"argument mesh: parameter {name} is sharded over {mesh.size()} ranks, but one replica "
-            f"has {ranks}; shard the model over the other dimensions alone, as by "
+            f"argument mesh: parameter {name} is sharded over the ranks {sorted(found)}, but this "
+            f"replica has {sorted(ranks)}; shard the model over the other dimensions alone, as by "
             "fully_shard(model, mesh=mesh['shard'])"
         )
 

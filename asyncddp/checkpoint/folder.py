@@ -19,6 +19,7 @@ from asyncddp.checkpoint.files import write_whole
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.joint_action import FILE_ERRORS
 from asyncddp.serialization import pack
+from asyncddp.tensors.local_parts import is_distributed
 
 logger = logging.getLogger("asyncddp")
 
@@ -66,6 +67,12 @@ def check_place(path: Any, model: Any, step: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(
             f"argument model: expected a torch.nn.Module, got {type(model).__name__}"
+        )
+    if any(map(is_distributed, model.parameters())):
+        raise ArgumentError(
+            "argument model: expected ordinary parameters, got DTensors, of which each rank has a "
+            "part; within average_model(model, mesh=mesh['replica']) save model.state_dict() by "
+            "torch.distributed.checkpoint, which reads it into any number of parts"
         )
     if step is not None:
         checked_integer("argument step", step, 0)

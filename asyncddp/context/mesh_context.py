@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _COLUMNS, _INNER, _WORLD = "columns of meshes", "inner mesh", "world of a column"
+_RANKS = "ranks of a replica"
 _EXAMPLE = "such as mesh['replica'] of init_device_mesh(..., mesh_dim_names=('replica', 'shard'))"
 
 
@@ -81,6 +82,12 @@ def inner_context(context: Context) -> Context | None:
     return found
 
 
+def ranks_of_replica(context: Context) -> frozenset[int]:
+    """Return the ranks of this rank's replica as torch.distributed numbers them."""
+    found: frozenset[int] = context.extensions.get(_RANKS, frozenset())
+    return found
+
+
 def world_of(context: Context) -> Context:
     """Return the context of all ranks, for that of a column or any other."""
     found: Context = context.extensions.get(_WORLD, context)
@@ -105,15 +112,17 @@ def _split(world: Context, ranks: tuple[int, ...]) -> Context:
             "argument mesh: replicas that are sharded cannot go on without a rank yet; start the "
             "run without --elastic"
         )
-    columns = _columns(world, ranks)
+    columns, numbers = _columns(world, ranks)
     across = sorted({tuple(sorted(replica)) for replica in zip(*columns, strict=True)})
     column, inner = split_disjoint(world, columns), split_disjoint(world, across)
-    column.extensions.update({_INNER: inner, _WORLD: world})
+    (own,) = (replica for replica in across if world.rank in replica)
+    known = frozenset(numbers[rank] for rank in own)
+    column.extensions.update({_INNER: inner, _WORLD: world, _RANKS: known})
     return column
 
 
-def _columns(world: Context, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Gather the columns of all ranks, in this world's numbers; collective, one verdict for all."""
+def _columns(world: Context, ranks: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Gather the columns of all ranks, and torch's number of each; one verdict for all."""
     with world.engine.lock:
         facts = make_tensor([torch.distributed.get_rank(), len(ranks)], torch.int64)
         every = world.transport.allgather(facts, [2] * world.size, world.config.timeout)
@@ -133,7 +142,7 @@ def _columns(world: Context, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
             "argument mesh: expected ranks in ascending order along it, got the columns "
             f"{_listed(columns)}; let init_device_mesh number them"
         )
-    return sorted(columns)
+    return sorted(columns), numbers
 
 
 def _listed(columns: Collection[tuple[int, ...]]) -> str:

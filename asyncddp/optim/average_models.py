@@ -24,7 +24,7 @@ from asyncddp.ops.inner_mesh import InnerMesh
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.tensors.allocation import TensorBackup, make_tensor, zeros
 from asyncddp.tensors.buckets import partition
-from asyncddp.tensors.local_parts import reshard, shard
+from asyncddp.tensors.local_parts import is_distributed, reshard, shard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,7 +73,10 @@ def consensus_distance(
         square = make_tensor(squared_deviation(parts), torch.float64)
         total = float(allreduce(square))
     inner = InnerMesh.of(context)
-    return math.sqrt(total if inner is None else inner.sum([total])[0])
+    in_parts = inner is not None and (
+        mesh is not None or inner.agree(any(map(is_distributed, named.values())))
+    )
+    return math.sqrt(inner.sum([total])[0] if inner is not None and in_parts else total)
 
 
 def _own_parts(inner: InnerMesh | None, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

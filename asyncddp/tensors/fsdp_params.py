@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _LOCAL, _FLAT, _SIZE = "_local_tensor", "_sharded_param_data", "padded_sharded_param_size"
 _GROUPS = "_fsdp_param_groups", "_fsdp_param_group"
 _holders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""What FSDP2 keeps of a parameter, weakly; None where its names are not known."""
+"""Weak references to FSDP2's own records of parameters; None where its names are not known."""
 
 
 def shard_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ import torch
 
 from asyncddp.algorithms import ALGORITHMS
 from tests.sharded.training import LAYOUTS, Run, by_optimizer, copies_apart, spread
-from tests.support.methods import fitting_graph, one_of_each_kind
+from tests.support.methods import fitting_graph
 
 OF_CHANCE = ("ad_psgd", "a2cid2")
 """Methods whose pairs are of whoever comes first, even if all wait for each other."""
@@ -56,9 +56,11 @@ def agrees(layout: str, name: str) -> dict[str, float]:
     }
 
 
-KINDS = list(dict.fromkeys([*one_of_each_kind(EXACT), "local_sgd", "noloco"]))
 CASES = {f"{layout}: {name}": partial(agrees, layout, name) for layout in LAYOUTS for name in EXACT}
-OFTEN = [f"uneven: {name}" for name in KINDS]
+FEW = ("adapt_then_combine", "local_sgd", "diloco", "noloco", "gradient_allreduce", "win_put")
+FEW += ("adapt_with_combine", "async_model_average", "choco_sgd", "des_loc", "push_sum", "edm")
+"""At least one of each phase and round."""
+OFTEN = [f"uneven: {name}" for name in FEW]
 OFTEN += ["tp: adapt_then_combine", "tp: win_put", "tp: choco_sgd", "even: diloco"]
 RARELY = [
     f"{layout}: {name}"

@@ -29,6 +29,7 @@ EQUAL = (
     "switch",
     "join",
     "state_of_a_method",
+    "checkpoint_of_the_average",
 )
 OFTEN = ["tp: win_put", "tp: choco_sgd"]
 RARELY = [name for name in tool_cases.OWN_LAWS if name not in OFTEN]
@@ -39,9 +40,11 @@ REMEDIES = {
     "two dimensions": "got a mesh of shape (2, 2)",
     "no mesh at all": "expected one dimension of a DeviceMesh",
     "sharded over replicas": "shard the model over the other dimensions alone",
+    "another dimension": "shard the model over the other dimensions alone",
     "autotune": "a bucket_size_in_mb by hand",
     "clock": "num_steps_per_communication",
     "fused": "use the optimizer's own fused=True",
+    "checkpoint": "save model.state_dict() by torch.distributed.checkpoint",
     "state": "torch.distributed.checkpoint",
     "scaler": "algorithm='adapt_then_combine'",
 }

@@ -8,13 +8,15 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import asyncddp as bf
 from tests.sharded.method_cases import run_of
 from tests.sharded.training import ADAMW, Run, by_optimizer, copies_apart, full, loss_of, spread
+from tests.sharded.world import folder_of_all
 
 CASES: dict[str, Callable[[], Any]] = {}
 
@@ -269,16 +271,42 @@ def state_of_a_method() -> float:
     return max(float((full(a) - full(b)).detach().abs().max()) for a, b in both)
 
 
+@case
+def checkpoint_of_the_average() -> list[float]:
+    """Replica 0 saves the average by torch; replicas of other parts and whole models read it."""
+    run, folder = run_of("uneven"), folder_of_all()
+    model = apart(run)[0]
+    group = run.mesh["shard"].get_group()
+    with bf.average_model(model, mesh=run.replicas):
+        expected = [full(one).detach().clone() for one in model.parameters()]
+        if run.replica == 0:
+            dcp.save(model.state_dict(), checkpoint_id=folder, process_group=group)
+    bf.barrier()
+    again, whole = run.sharded(), run.make()
+    in_four = run.make()
+    fully_shard(in_four, mesh=init_device_mesh("cpu", (4,)))
+    found = []
+    for one in (again, whole, in_four):
+        state = one.state_dict()
+        dcp.load(state, checkpoint_id=folder)
+        one.load_state_dict(state)
+        pairs = zip(expected, one.parameters(), strict=True)
+        found.append(max(float((a - full(b).detach()).abs().max()) for a, b in pairs))
+    return found
+
+
 # mistakes
 
 
 @case
 def mistakes() -> dict[str, str]:
     run = run_of("uneven")
-    model, hybrid = run.sharded(), run.make()
+    model, hybrid, crossed = run.sharded(), run.make(), run.make()
     fully_shard(hybrid, mesh=run.mesh)
+    fully_shard(crossed, mesh=run.replicas)
     make = partial(bf.DistributedOptimizer, ADAMW(model.parameters()), model)
     over_all = partial(bf.DistributedOptimizer, ADAMW(hybrid.parameters()), hybrid)
+    across = partial(bf.DistributedOptimizer, ADAMW(crossed.parameters()), crossed)
     return {
         "no mesh": refusal(make),
         "average without mesh": refusal(lambda: bf.average_model(model).__enter__()),
@@ -286,11 +314,13 @@ def mistakes() -> dict[str, str]:
         "two dimensions": refusal(lambda: make(mesh=run.mesh)),
         "no mesh at all": refusal(lambda: make(mesh="replica")),
         "sharded over replicas": refusal(lambda: over_all(mesh=run.replicas)),
+        "another dimension": refusal(lambda: across(mesh=run.replicas)),
         "autotune": refusal(lambda: make(mesh=run.replicas, autotune=True)),
         "clock": refusal(
             lambda: make("async_model_average", mesh=run.replicas, sync_interval_ms=5)
         ),
         "fused": refusal(lambda: bf.fuse_optimizer(ADAMW(model.parameters()))),
+        "checkpoint": refusal(lambda: bf.save_checkpoint("folder", model, step=1)),
         "state": refusal(lambda: bf.broadcast_optimizer_state(ADAMW(model.parameters()))),
         "scaler": refusal(
             lambda: bf.DecentralizedDataParallel(
