@@ -151,7 +151,7 @@ def test_without_elastic_a_death_is_an_error_of_all_that_need_the_dead():
 
 
 def await_view():
-    """Wait for the view of the survivors, without a verb that others would have to call as often."""
+    """Wait for the survivors' view, without a verb that others would have to call as often."""
     while bf.view().number == 0:
         bf.current().engine.progress()
         time.sleep(0.001)
