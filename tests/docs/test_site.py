@@ -28,6 +28,7 @@ TASKS = {
     "something hangs": "guides/hangs",
     "clip gradients": "guides/training-loop",
     "a rank dies": "guides/elastic",
+    "replace a rank": "guides/elastic",
 }
 
 

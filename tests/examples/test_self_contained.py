@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.processes import REPO, Finished, run_to_end, warm_script, warm_server
 
-ELSEWHERE = {"finetune_trainer.py", "ray_train.py"}  # have tests of their own with each launcher
+ELSEWHERE = {"finetune_trainer.py", "kill.py", "ray_train.py"}  # have tests of their own
 SCRIPTS = sorted({path.name for path in (REPO / "examples").glob("*.py")} - ELSEWHERE)
 OPTIONS = {
     "benchmark.py": ("--methods", "local", "ddp", "adapt_then_combine", "choco_sgd:sign"),
