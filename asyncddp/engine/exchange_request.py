@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from typing_extensions import override
@@ -19,6 +19,18 @@ from asyncddp.errors import PeerError, PeerLeftError
 from asyncddp.tensors.byte_views import has_plain_memory
 from asyncddp.transport.base import SHORT_BYTES, Request
 from asyncddp.transport.cuda.device_transport import DirectReadReceiveRequest, DirectReadSendRequest
+
+
+class ExpectedMessage(Protocol):
+    """Interface of a receive that expects one message, outside of any exchange request."""
+
+    def receive(self, peer: int, message: TensorMessage) -> bool:
+        """Receive the message of the expected key; if impossible, open a request: False."""
+        ...
+
+    def hand_over(self) -> None:
+        """Open an exchange request that replaces this receive."""
+        ...
 
 
 class ShortMessage(NamedTuple):

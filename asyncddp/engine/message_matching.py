@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 from asyncddp.engine.active_messages import ActiveMessageDispatcher
 from asyncddp.engine.announced_tensor_receiver import AnnouncedTensorReceiver
 from asyncddp.engine.exchange_request import (
     ExchangeRecord,
     ExchangeRequest,
+    ExpectedMessage,
     contradiction,
     describe_neighbors,
 )
@@ -33,24 +33,12 @@ from asyncddp.engine.messages import (
 from asyncddp.engine.persistent_channels import PersistentChannelTable
 from asyncddp.engine.send_queue import SendQueue
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
-from asyncddp.errors import MismatchError, PeerError, PeerLeftError
+from asyncddp.errors import IsolatedError, MismatchError, PeerError, PeerLeftError
 from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.transport.base import Transport
 
 _MAX_FINISHED = 4096  # exchanges remembered after their end
 _ACK_EVERY = 64  # uses of a name after which a sender waits for its receivers
-
-
-class ExpectedMessage(Protocol):
-    """Interface of a receive that expects one message, outside of any exchange request."""
-
-    def receive(self, peer: int, message: TensorMessage) -> bool:
-        """Receive the message of the expected key; if impossible, open a request: False."""
-        ...
-
-    def hand_over(self) -> None:
-        """Open an exchange request that replaces this receive."""
-        ...
 
 
 class MessageMatcher:
@@ -216,7 +204,7 @@ class MessageMatcher:
 
     def _is_quiet(self, error: PeerError) -> bool:
         """Tell whether other ranks find out by themselves, since runs go on without a lost rank."""
-        return self.elastic and isinstance(error, PeerLeftError)
+        return self.elastic and isinstance(error, PeerLeftError | IsolatedError)
 
     def has_submitted(self, key: MatchKey) -> bool:
         """Return whether this rank has submitted the operation of an exchange's key.

@@ -25,6 +25,7 @@ from asyncddp.membership import View
 from asyncddp.shm.arena import Arena
 from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.tensors.allocation import empty
+from asyncddp.transport.joining import Joining
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 
@@ -101,22 +102,6 @@ class ExitRecord(NamedTuple):
     collective_counts: Mapping[str, int]  # of each kind, before its exit
     since: float
     failed: bool = False
-
-
-class Joining(Protocol):
-    """Interface of the joining of a run by a process that takes a lost rank's place."""
-
-    def ask_to_be_let_in(self) -> None:
-        """Ask the others for a view with this rank."""
-        ...
-
-    def refusal(self) -> str:
-        """Return why the others do not let this rank in; empty if they have not said so."""
-        ...
-
-    def finish(self) -> None:
-        """Take part, and let the next process join."""
-        ...
 
 
 class Transport(ABC):

@@ -7,20 +7,20 @@ that the end of a process is known to all ranks at once, whoever waits for it.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from hmac import compare_digest
 
+from typing_extensions import override
+
 from asyncddp.errors import PeerLeftError
 from asyncddp.membership import View
 from asyncddp.serialization import unpack
 from asyncddp.transport.sockets.addresses import connect_to
-from asyncddp.transport.sockets.authentication import code_of, is_same_user, overdue
+from asyncddp.transport.sockets.authentication import code_of
 from asyncddp.transport.sockets.connection import (
     BulkReceive,
     BulkReceives,
@@ -33,17 +33,16 @@ from asyncddp.transport.sockets.connection import (
 from asyncddp.transport.sockets.frames import FrameHeader, FrameKind
 from asyncddp.transport.sockets.machine_watch import MachineWatch
 from asyncddp.transport.sockets.newcomers import JoinAnswer, JoinQuestion, Newcomers, join_frame
+from asyncddp.transport.sockets.socket_poll import SocketPoll
 from asyncddp.transport.sockets.world_records import WorldRecord
 
 _WATCHED = 16  # the first ranks, to which all others are connected
 _ENDED = "its process has ended without shutdown()"
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
 _LINGER = 0.2  # seconds in which it waits for the others to leave as well
-_PIECE = 1 << 20  # bytes of a large tensor that are sent before others have their turn
-_SOCKET_ERRORS = (OSError, EOFError, ValueError)
 
 
-class SocketMesh:
+class SocketMesh(SocketPoll):
     """Connections of one rank to the other ranks of its world.
 
     Attributes:
@@ -56,7 +55,7 @@ class SocketMesh:
     def __init__(
         self, world: WorldRecord, listeners: Sequence[socket.socket], *, joins: bool = False
     ) -> None:
-        self._watch = MachineWatch(world.network_timeout)
+        super().__init__(listeners, MachineWatch(world.network_timeout))
         self.world, self.rank, self.size = world, world.rank, len(world.records)
         self.lock = threading.RLock()
         self.failed: dict[int, str] = {}
@@ -64,27 +63,23 @@ class SocketMesh:
         self._suspected: dict[int, str] = {}  # ranks that others call failed, and why
         self.endpoints: dict[int, GroupFrameHandler] = {}
         self.bulk_receives = BulkReceives()
-        self.piece = _PIECE
         self.rounds: list[Callable[[], object]] = []  # called in every round of progress
         self._numbers = itertools.count(1)  # of large tensors that this rank sends
         self._waiting_frames: dict[int, list[tuple[int, FrameHeader, Payload]]] = {}
-        self._listeners = {listener.fileno(): listener for listener in listeners}
-        self._connections: dict[int, Connection] = {}  # by file descriptor
         self._routes: dict[int, Connection] = {}  # by rank: where this rank sends
-        self._writing: set[int] = set()
-        self._unknown: dict[Connection, float] = {}  # that have not said hello, since when
         self._came: set[int] = set()  # ranks that have connected with this one
-        self._epoll = select.epoll()
-        self.wakeup_descriptor = self._epoll.fileno()
-        self.closed = False
         self._joins = joins
         self.newcomers = Newcomers()
         self.answers: dict[int, JoinAnswer] = {}  # to this rank's questions, where it joins
-        for descriptor in self._listeners:
-            self._epoll.register(descriptor, select.EPOLLIN)
         for peer in range(self.size if joins else min(self.rank, _WATCHED)):
             if peer != self.rank:
                 self.connect(peer)
+
+    @override
+    def _drop(self, connection: Connection) -> None:
+        super()._drop(connection)
+        if connection.peer is not None and self._routes.get(connection.peer) is connection:
+            del self._routes[connection.peer]
 
     # sending
 
@@ -144,63 +139,13 @@ class SocketMesh:
         """Send and receive without blocking, and run the registered progress functions."""
         if self.closed:
             return
-        for descriptor, events in self._epoll.poll(0):
-            if descriptor in self._listeners:
-                self._accept(self._listeners[descriptor])
-                continue
-            known = self._connections.get(descriptor)
-            if known is not None and events & select.EPOLLOUT:
-                self._flush(known)
-            if known is not None and events & ~select.EPOLLOUT:
-                self._receive(known)
-        for connection in overdue(self._unknown) if self._unknown else ():
-            self._drop(connection)
+        self.move_bytes()
         for connection in self._watch.find_lost(self._connections.values()):
             self._lose(connection, TimeoutError("its machine does not answer"))
         for call in list(self.rounds):
             call()
 
-    def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            sock, _ = listener.accept()
-            if sock.family == socket.AF_UNIX and not is_same_user(sock):
-                sock.close()
-                return
-            connection = Connection(sock, None, lambda: self.piece)
-            self._add(connection)
-            self._unknown[connection] = time.monotonic()
-
-    def _add(self, connection: Connection) -> None:
-        descriptor = connection.socket.fileno()
-        self._connections[descriptor] = connection
-        self._watch.begin(connection.socket)
-        self._epoll.register(descriptor, select.EPOLLIN)
-
-    def _flush(self, connection: Connection) -> None:
-        descriptor = connection.socket.fileno()
-        if descriptor not in self._connections:
-            return
-        try:
-            connection.flush()
-        except OSError:
-            # the end is found by reading: what was said last, such as BYE, may still be there
-            connection.discard_output()
-        if connection.wants_to_write != (descriptor in self._writing):
-            wanted = select.EPOLLIN
-            if connection.wants_to_write:
-                self._writing.add(descriptor)
-                wanted |= select.EPOLLOUT
-            else:
-                self._writing.discard(descriptor)
-            self._epoll.modify(descriptor, wanted)
-
-    def _receive(self, connection: Connection) -> None:
-        try:
-            for header, payload in connection.receive(self._payload_target):
-                self._handle(connection, header, payload)
-        except _SOCKET_ERRORS as error:
-            self._lose(connection, error)
-
+    @override
     def _lose(self, connection: Connection, error: Exception) -> None:
         self._drop(connection)
         if self.newcomers.on_end(connection):
@@ -215,19 +160,9 @@ class SocketMesh:
             return _ENDED
         return self._suspected.get(peer, f"it cannot be reached: {error}")
 
-    def _drop(self, connection: Connection) -> None:
-        descriptor = connection.socket.fileno()
-        if self._connections.pop(descriptor, None) is not None:
-            self._epoll.unregister(descriptor)
-            self._writing.discard(descriptor)
-            self._unknown.pop(connection, None)
-            connection.discard_output()
-            connection.close()
-        if connection.peer is not None and self._routes.get(connection.peer) is connection:
-            del self._routes[connection.peer]
-
     # frames
 
+    @override
     def _payload_target(self, connection: Connection, header: FrameHeader) -> PayloadTarget | None:
         if connection.peer is None or not connection.proven:
             return None
@@ -238,6 +173,7 @@ class SocketMesh:
             return PayloadTarget(memoryview(memory), lambda: self._deliver(peer, header, memory))
         return None
 
+    @override
     def _handle(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
         if connection.peer is None or not connection.proven:
             self._check_hello(connection, header, payload)
@@ -367,14 +303,6 @@ class SocketMesh:
         )
         error.origin = peer
         return error
-
-    def flush_for(self, seconds: float) -> None:
-        """Wait, up to a timeout, until all is sent and new connections are identified."""
-        deadline = time.monotonic() + seconds
-        self.progress()
-        while (self._writing or self._unknown) and time.monotonic() < deadline:
-            self._epoll.poll(0.01)
-            self.progress()
 
     def close(self) -> None:
         """Send the last messages, announce the departure, and close all connections."""
