@@ -233,6 +233,7 @@ def test_a_rank_that_is_lost_before_all_have_joined_ends_the_run(run, act, code)
     ("options", "words"),
     [
         (("--min", "2"), "--min: expected beside --elastic, got --min 2 alone. Add --elastic, or"),
+        (("--restarts", "2"), "--restarts: expected beside --elastic, got --restarts 2 alone. Add"),
         (
             ("--elastic", "--min", "5"),
             "--min: expected at most the number of ranks, 4, got 5. Give a smaller number, or",

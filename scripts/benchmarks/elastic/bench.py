@@ -1,6 +1,6 @@
 """``elastic``: ranks that are killed, beside torch elastic and torchft; and what being ready costs.
 
-Joins have no rows: the launcher replaces nobody yet.
+Joins have no rows yet: ``examples/kill.py`` shows one.
 """
 
 from __future__ import annotations
