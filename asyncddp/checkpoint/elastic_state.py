@@ -96,7 +96,7 @@ class ElasticState:
             self._begin()
 
     def steps(self, stop: int) -> Iterator[int]:
-        """Yield the numbers of the steps from :attr:`step` to ``stop``, as ``range`` does.
+        """Yield the numbers of the steps from ``step`` to ``stop``, as ``range`` does.
 
         Ranks that join begin between two of them. All ranks make steps of the same numbers.
         """

@@ -141,7 +141,7 @@ class Transport(ABC):
     collective_slots: CollectiveSlots | None = None
     """Slots for collectives of its ranks, if they all share memory; None otherwise."""
     joining: Joining | None = None
-    """What a process does that takes a lost rank's place, until it takes part; else None."""
+    """Joining of a process that takes a lost rank's place, until it takes part; else None."""
     outside: View | None = None
     """View of the others, which this rank is to join; None if it has begun with them."""
     device_watches: list[Callable[[float], object]] | None = None

@@ -19,7 +19,11 @@ every_verb = pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
     ("compression", "kind", "words"),
     [
-        ("minmax", bf.UnknownNameError, "bf16, dct_top_k, fp16, minmax_uint8, .*top_k"),
+        (
+            "minmax",
+            bf.UnknownNameError,
+            "bf16, dct_top_k, fp16, lloyd_max_int2, minmax_uint8, .*top_k",
+        ),
         (7, bf.ArgumentError, "expected None, a compressor such as .* got 7"),
         (COMPRESSORS["sign"], bf.ArgumentError, "expected None, a compressor such as"),
     ],

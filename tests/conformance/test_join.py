@@ -417,6 +417,7 @@ def matrices_in_blocks():
         with bf.join(optimizer):
             for _ in range(batches[bf.rank()]):
                 optimizer.step()
+    optimizer.step()  # with directions of all ranks again
     return start, model.weight.detach().clone(), optimizer._averager.buckets[0].vectors
 
 
@@ -426,7 +427,7 @@ def test_directions_of_edges_stay_those_of_both_ends():
     starts_of, ends, directions = zip(*got, strict=True)
     mean = torch.stack(starts_of).mean(0)
     torch.testing.assert_close(torch.stack(ends).mean(0), mean, rtol=0, atol=1e-12)
-    assert torch.stack(ends).std(0).norm() < 0.4 * torch.stack(starts_of).std(0).norm()
+    assert torch.stack(ends).std(0).norm() < 0.5 * torch.stack(starts_of).std(0).norm()
     for rank in range(4):
         other = (rank + 1) % 4
         one = directions[rank][f"direction of rank {other}"]["weight"]

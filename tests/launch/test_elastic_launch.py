@@ -269,4 +269,4 @@ def test_the_command_shows_what_makes_it_elastic(run):
     ended = run("--elastic", "--min", "2", "-np", "3", "--dry-run", run.script(""))
     assert ended.code == 0
     assert "ASYNCDDP_ELASTIC=1 " in ended.stdout
-    assert "asyncddp.launch.elastic_launcher 3 2 -- " in ended.stdout
+    assert "asyncddp.launch.elastic_launcher 3 2 0 -- " in ended.stdout

@@ -13,7 +13,6 @@ import asyncddp as bf
 from asyncddp.config import Config
 from asyncddp.context.context import Context, activate
 from asyncddp.transport.selection import open_transport
-from benchmarks import baselines
 from benchmarks.elastic.rank_loops import GRADIENTS, TRAINING, WORKLOAD
 from benchmarks.harness import measure
 from benchmarks.machine_info import facts_of_run
@@ -78,6 +77,8 @@ def measure_overhead(rounds: int, sample: float) -> dict[str, Any]:
     """Measure on the ranks of this run, whose current world is MPI's: rows and facts."""
     torch.set_num_threads(1)
     bf.init()
+    from benchmarks import baselines  # here, since it joins MPI
+
     world = baselines.join()
     world.need_gloo()  # by whose store ranks meet
     contexts = {_MPI: bf.current()}
