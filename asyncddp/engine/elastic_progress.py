@@ -75,7 +75,7 @@ class ElasticProgress(ProgressLoop):
         if self.lost_peers.any:
             for peer, reason in self.lost_peers.outside():
                 membership.certify(peer, reason)
-        self._admit_newcomers(membership)
+        self._admit_replacements(membership)
         view = membership.progress()
         if view is None:
             return
@@ -90,13 +90,13 @@ class ElasticProgress(ProgressLoop):
             self._redo_interrupted()
         membership.enter()  # callers begin nothing before
 
-    def _admit_newcomers(self, membership: MembershipChanges) -> None:
+    def _admit_replacements(self, membership: MembershipChanges) -> None:
         """Ask for a view with ranks that have asked to join."""
-        for peer, ready in self.transport.newcomers():
+        for peer, ready in self.transport.pending_replacements():
             if ready and self.step is not None and not (self.refusal or membership.awaits_part):
                 membership.admit(peer)
             else:
-                self.transport.answer_newcomer(peer, membership.agreed, self.refusal)
+                self.transport.answer_replacement(peer, membership.agreed, self.refusal)
 
     def _tell_of_view(self, view: View) -> None:
         for callback in self.on_view:

@@ -25,7 +25,7 @@ from asyncddp.membership import View
 from asyncddp.shm.arena import Arena
 from asyncddp.shm.collective_slots import CollectiveSlots
 from asyncddp.tensors.allocation import empty
-from asyncddp.transport.joining import Joining
+from asyncddp.transport.join_procedure import JoinProcedure
 from asyncddp.transport.startup_deadline import StartupDeadline
 
 
@@ -140,7 +140,7 @@ class Transport(ABC):
     """Ranks that exchange tensors through shared memory, which bypasses the calls below."""
     collective_slots: CollectiveSlots | None = None
     """Slots for collectives of its ranks, if they all share memory; None otherwise."""
-    joining: Joining | None = None
+    joining: JoinProcedure | None = None
     """Joining of a process that takes a lost rank's place, until it takes part; else None."""
     outside: View | None = None
     """View of the others, which this rank is to join; None if it has begun with them."""
@@ -177,11 +177,11 @@ class Transport(ABC):
         """Return the ranks that the transport knows to have ended irregularly, with the reason."""
         return {}
 
-    def newcomers(self) -> Iterable[tuple[int, bool]]:
+    def pending_replacements(self) -> Iterable[tuple[int, bool]]:
         """Return processes that would be a lost rank, each once; True with those that are ready."""
         return ()
 
-    def answer_newcomer(self, peer: int, view: View, refusal: str = "") -> None:
+    def answer_replacement(self, peer: int, view: View, refusal: str = "") -> None:
         """Tell such a process the view, and why it cannot join."""
         raise EnvironmentProblem(f"transport {self.name} cannot go on with another process")
 

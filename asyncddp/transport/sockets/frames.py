@@ -20,7 +20,7 @@ CREDIT_BYTES = 1 << 22
 class FrameKind(IntEnum):
     """Kind of frame on a socket: handshake, control message, tensor data, failure, ..."""
 
-    HELLO = 0  # the first from each end: its rank as ``number``, a code; ``tag`` of a newcomer
+    HELLO = 0  # the first from each end: its rank as ``number``, a code; ``tag`` 1 of a replacement
     MESSAGE = 1  # control message of a group
     EAGER = 2  # a whole tensor
     RTS = 3  # announces a tensor of ``size`` bytes as ``number``; no payload

@@ -18,7 +18,7 @@ from asyncddp.transport.sockets.addresses import (
     resolve,
 )
 from asyncddp.transport.sockets.authentication import StoreAuthenticator, code_of
-from asyncddp.transport.sockets.joining import publish
+from asyncddp.transport.sockets.replacement_join import publish
 from asyncddp.transport.sockets.socket_mesh import SocketMesh
 from asyncddp.transport.sockets.store_access import StoreAccess
 from asyncddp.transport.sockets.world_records import (

@@ -32,8 +32,13 @@ from asyncddp.transport.sockets.connection import (
 )
 from asyncddp.transport.sockets.frames import FrameHeader, FrameKind
 from asyncddp.transport.sockets.machine_watch import MachineWatch
-from asyncddp.transport.sockets.newcomers import JoinAnswer, JoinQuestion, Newcomers, join_frame
-from asyncddp.transport.sockets.socket_poll import SocketPoll
+from asyncddp.transport.sockets.pending_replacements import (
+    PendingReplacements,
+    ReplacementReply,
+    ReplacementRequest,
+    replacement_frame,
+)
+from asyncddp.transport.sockets.polled_connections import PolledConnections
 from asyncddp.transport.sockets.world_records import WorldRecord
 
 _WATCHED = 16  # the first ranks, to which all others are connected
@@ -42,7 +47,7 @@ _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
 _LINGER = 0.2  # seconds in which it waits for the others to leave as well
 
 
-class SocketMesh(SocketPoll):
+class SocketMesh(PolledConnections):
     """Connections of one rank to the other ranks of its world.
 
     Attributes:
@@ -69,8 +74,8 @@ class SocketMesh(SocketPoll):
         self._routes: dict[int, Connection] = {}  # by rank: where this rank sends
         self._came: set[int] = set()  # ranks that have connected with this one
         self._joins = joins
-        self.newcomers = Newcomers()
-        self.answers: dict[int, JoinAnswer] = {}  # to this rank's questions, where it joins
+        self.pending_replacements = PendingReplacements()
+        self.answers: dict[int, ReplacementReply] = {}  # to this rank's questions, where it joins
         for peer in range(self.size if joins else min(self.rank, _WATCHED)):
             if peer != self.rank:
                 self.connect(peer)
@@ -95,12 +100,12 @@ class SocketMesh(SocketPoll):
         connection = Connection(sock, peer, lambda: self.piece)
         self._add(connection)
         self._routes[peer] = connection
-        self._say_hello(connection, peer, newcomer=self._joins)
+        self._say_hello(connection, peer, joins=self._joins)
         return connection
 
-    def _say_hello(self, connection: Connection, peer: int, *, newcomer: bool = False) -> None:
+    def _say_hello(self, connection: Connection, peer: int, *, joins: bool = False) -> None:
         code = code_of(self.world.key, self.rank, peer)
-        header = FrameHeader(FrameKind.HELLO, int(newcomer), 0, self.rank, len(code))
+        header = FrameHeader(FrameKind.HELLO, int(joins), 0, self.rank, len(code))
         connection.send_frame(header, code)
         self._flush(connection)
 
@@ -148,7 +153,7 @@ class SocketMesh(SocketPoll):
     @override
     def _lose(self, connection: Connection, error: Exception) -> None:
         self._drop(connection)
-        if self.newcomers.on_end(connection):
+        if self.pending_replacements.on_end(connection):
             return
         if connection.peer is not None and not connection.said_bye:
             self.mark_failed(connection.peer, self._reason_of_end(connection.peer, error))
@@ -177,10 +182,10 @@ class SocketMesh(SocketPoll):
     def _handle(self, connection: Connection, header: FrameHeader, payload: bytes) -> None:
         if connection.peer is None or not connection.proven:
             self._check_hello(connection, header, payload)
-        elif self.newcomers.on_frame(connection, header, payload):
+        elif self.pending_replacements.on_frame(connection, header, payload):
             return
         elif header.kind is FrameKind.JOIN:
-            self.answers[connection.peer] = unpack(payload, JoinAnswer, "the answer of a rank")
+            self.answers[connection.peer] = unpack(payload, ReplacementReply, "the reply of a rank")
         elif header.kind is FrameKind.BYE:
             connection.said_bye = True
             self.departed.add(connection.peer)
@@ -200,16 +205,16 @@ class SocketMesh(SocketPoll):
         """Check a connection's first frame, which proves the rank of the other end."""
         peer, opened_here = header.number, connection.peer is not None
         here = peer < self.size and peer != self.rank
-        newcomer = here and header.tag and not opened_here
-        free = here and (newcomer or peer not in self._came)
+        joins = here and header.tag and not opened_here
+        free = here and (joins or peer not in self._came)
         may_be = peer == connection.peer if opened_here else free
         code = code_of(self.world.key, peer, self.rank)
         if header.kind is not FrameKind.HELLO or not may_be or not compare_digest(payload, code):
             raise ValueError("a connection that is none of this run")
         connection.trust(peer)
-        if newcomer:
+        if joins:
             del self._unknown[connection]
-            replaced = self.newcomers.add(peer, connection)
+            replaced = self.pending_replacements.add(peer, connection)
             if replaced is not None:
                 self._drop(replaced.connection)
             self._say_hello(connection, peer)
@@ -230,39 +235,39 @@ class SocketMesh(SocketPoll):
 
     # processes that become a lost rank
 
-    def ask(self, peer: int, question: JoinQuestion) -> None:
+    def ask(self, peer: int, request: ReplacementRequest) -> None:
         """Ask a rank to be let in, where this process joins."""
-        self.send_frame(peer, *join_frame(self.rank, question))
+        self.send_frame(peer, *replacement_frame(self.rank, request))
 
     def answer(self, peer: int, view: View, refusal: str) -> None:
-        """Answer the newcomer that would be a rank."""
-        newcomer = self.newcomers.get(peer)
-        if newcomer is not None and not newcomer.ended:
-            answer = JoinAnswer(view, self.world.records, refusal)
-            newcomer.connection.send_frame(*join_frame(self.rank, answer))
-            self._flush(newcomer.connection)
+        """Answer the process that would be a rank."""
+        replacement = self.pending_replacements.get(peer)
+        if replacement is not None and not replacement.ended:
+            answer = ReplacementReply(view, self.world.records, refusal)
+            replacement.connection.send_frame(*replacement_frame(self.rank, answer))
+            self._flush(replacement.connection)
 
     def readmit(self, peer: int) -> None:
-        """Exchange frames with the newcomer that has become a rank."""
-        newcomer = self.newcomers.let_in(peer)
+        """Exchange frames with the process that has become a rank."""
+        replacement = self.pending_replacements.let_in(peer)
         for connection in [one for one in self._connections.values() if one.peer == peer]:
-            if newcomer is None or connection is not newcomer.connection:
+            if replacement is None or connection is not replacement.connection:
                 self._drop(connection)
         self.failed.pop(peer, None)
         self.departed.discard(peer)
         self._suspected.pop(peer, None)
         for key in [key for key in self.bulk_receives if key[0] == peer]:
             del self.bulk_receives[key]
-        if newcomer is None or newcomer.record is None:
+        if replacement is None or replacement.record is None:
             self.mark_failed(peer, "it has ended before it could join")
             return
         records = list(self.world.records)
-        records[peer] = newcomer.record
+        records[peer] = replacement.record
         self.world = self.world._replace(records=tuple(records))
         self._came.add(peer)
-        self._routes[peer] = newcomer.connection
-        for header, payload in newcomer.frames:
-            self._handle(newcomer.connection, header, payload)
+        self._routes[peer] = replacement.connection
+        for header, payload in replacement.frames:
+            self._handle(replacement.connection, header, payload)
 
     # failures, and the end
 

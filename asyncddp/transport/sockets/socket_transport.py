@@ -34,8 +34,8 @@ from asyncddp.transport.process_transport import Collectives, ProcessTransport
 from asyncddp.transport.record_gathering import gather_records
 from asyncddp.transport.shared_memory.group_formation import RecordGatherer, form_group, subgroup
 from asyncddp.transport.sockets.group_endpoint import GroupEndpoint
-from asyncddp.transport.sockets.joining import JoiningRun
 from asyncddp.transport.sockets.rendezvous import meet
+from asyncddp.transport.sockets.replacement_join import ReplacementJoin
 from asyncddp.transport.sockets.socket_mesh import SocketMesh
 from asyncddp.transport.startup_deadline import StartupDeadline
 
@@ -77,7 +77,7 @@ class SocketTransport(ProcessTransport):
         self._world, joining = group is None, None
         if group is None:
             startup = startup or StartupDeadline.for_single_process()
-            joining = JoiningRun(startup) if startup.config.replaces else None
+            joining = ReplacementJoin(startup) if startup.config.replaces else None
             mesh = meet(startup) if joining is None else joining.mesh
             group = MeshGroup(mesh, mesh.world.name, range(mesh.size))
         self._mesh, self._group, self._lock = group.mesh, group, group.mesh.lock
@@ -182,11 +182,11 @@ class SocketTransport(ProcessTransport):
         return {members.index(rank): failed[rank] for rank in list(failed) if rank in members}
 
     @override
-    def newcomers(self) -> Iterable[tuple[int, bool]]:
-        return self._mesh.newcomers.questions() if self._world else ()
+    def pending_replacements(self) -> Iterable[tuple[int, bool]]:
+        return self._mesh.pending_replacements.take_requests() if self._world else ()
 
     @override
-    def answer_newcomer(self, peer: int, view: View, refusal: str = "") -> None:
+    def answer_replacement(self, peer: int, view: View, refusal: str = "") -> None:
         with self._mesh.lock:
             self._mesh.answer(peer, view, refusal)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Joining(Protocol):
+class JoinProcedure(Protocol):
     """Interface of the joining of a run by a process that takes a lost rank's place."""
 
     def ask_to_be_let_in(self) -> None:

@@ -18,7 +18,7 @@ from asyncddp.errors import EnvironmentProblem
 from asyncddp.membership import View
 from asyncddp.serialization import pack, unpack
 from asyncddp.transport.sockets.addresses import open_listeners
-from asyncddp.transport.sockets.newcomers import JoinQuestion
+from asyncddp.transport.sockets.pending_replacements import ReplacementRequest
 from asyncddp.transport.sockets.socket_mesh import SocketMesh
 from asyncddp.transport.sockets.world_records import WorldRecord, make_record
 from asyncddp.transport.startup_deadline import StartupDeadline, check_settings, shared_settings
@@ -36,7 +36,7 @@ def publish(world: WorldRecord, config: Config) -> None:
             part.write_bytes(pack(world))
 
 
-class JoiningRun:
+class ReplacementJoin:
     """Joining of one process: it has met the others, and has yet to take part.
 
     Attributes:
@@ -94,7 +94,7 @@ class JoiningRun:
 
     def _ask(self, *, ready: bool) -> None:
         for peer in self._living():
-            self.mesh.ask(peer, JoinQuestion(self._mine, ready))
+            self.mesh.ask(peer, ReplacementRequest(self._mine, ready))
 
     def _has_answers(self) -> bool:
         with self.mesh.lock:
@@ -119,7 +119,7 @@ class JoiningRun:
             if peer is None:
                 raise EnvironmentProblem("the run to join has ended: none of its ranks is left")
             self.mesh.answers.pop(peer, None)
-            self.mesh.ask(peer, JoinQuestion(self._mine, ready=True))
+            self.mesh.ask(peer, ReplacementRequest(self._mine, ready=True))
 
     def refusal(self) -> str:
         """Return why the others do not let this rank in; empty if they have not said so."""

@@ -18,7 +18,7 @@ _PIECE = 1 << 20  # bytes of a large tensor that are sent before others have the
 _SOCKET_ERRORS = (OSError, EOFError, ValueError)
 
 
-class SocketPoll(ABC):
+class PolledConnections(ABC):
     """Connections and listening sockets of one rank, which it polls.
 
     Attributes:
