@@ -16,6 +16,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _LOCAL, _FLAT, _SIZE = "_local_tensor", "_sharded_param_data", "padded_sharded_param_size"
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _GROUPS = "_fsdp_param_groups", "_fsdp_param_group"
 _holders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """Weak references to FSDP2's own records of parameters; None where its names are not known."""
@@ -23,7 +24,8 @@ _holders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 def shard_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the local tensor of a DTensor; None for other tensors."""
-    if not hasattr(type(tensor), _LOCAL):
+    kind = type(tensor)
+    if kind in _PLAIN or not hasattr(kind, _LOCAL):  # hasattr takes longer where it finds nothing
         return None
     found: torch.Tensor = getattr(tensor, _LOCAL)
     return found
