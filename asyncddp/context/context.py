@@ -24,8 +24,8 @@ from asyncddp.transport import Transport
 from asyncddp.transport.cuda.capabilities import default_device_index
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_from_config
 
-EVERYONE = "process group of all ranks"
-"""Name of the extension of a context that is the process group of its members."""
+EVERYONE, MACHINE = "process group of all ranks", "process group of the machine"
+"""Names of a context's extensions that are process groups of its members."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +186,7 @@ class Context:
         """Go on among the members of a new view."""
         self.topologies.enter(view)
         self.extensions.pop(EVERYONE, None)
+        self.extensions.pop(MACHINE, None)
 
     def connect_neighbors(self) -> None:
         """Start connecting to the neighbours of all rounds, if GPU transports need it."""

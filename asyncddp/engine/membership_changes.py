@@ -38,6 +38,8 @@ class MembershipChanges:
     Attributes:
         view: The newest view, without ranks that do not take part yet.
         last_loss: Number of the newest view that has left members out.
+        last_join: Number of the newest view in which a process has taken a lost rank's place.
+        last_change: Number of the newest view in which each rank left or joined, if it did.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class MembershipChanges:
             self.view = View.first([rank], max(1, number))
         self._agreed = self._entered = self._agreement.view
         self._views = [self.view]
+        self.last_join = 0
+        self.last_change: dict[int, int] = {} if outside is None else {rank: self.view.number}
         self.last_loss = 0 if outside is None else -1  # what a rank does alone has another name
         self._joining: dict[int, int] = {}  # members, with the step from which they take part
 
@@ -154,6 +158,9 @@ class MembershipChanges:
         self.view = msgspec.structs.replace(
             agreed, members=taking_part, joined=tuple(sorted(joined))
         )
+        if joined:
+            self.last_join = agreed.number
+        self.last_change |= dict.fromkeys((*agreed.left, *joined), agreed.number)
         self._views = [*self._views, self.view][-_REMEMBERED:]
         return self.view
 

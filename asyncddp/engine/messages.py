@@ -30,6 +30,7 @@ from asyncddp.tensors.tensor_lists import describe_difference
 # names by which collectives of all ranks, of one machine and of a group are counted and matched
 COLLECTIVE, MACHINE_COLLECTIVE = "<collective>", "<collective of the machine>"
 GROUP_COLLECTIVE = "<collective of group {}>"
+MACHINE_OF_VIEW = "<collective of the machine since view {}>"
 
 
 class MatchKey(NamedTuple):

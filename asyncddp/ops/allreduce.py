@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -44,6 +43,7 @@ from asyncddp.ops.validation import (
     write_result,
 )
 from asyncddp.ops.variants import in_place, nonblocking, of_tensors
+from asyncddp.tensors.means import split_divisor
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 from asyncddp.transport import Transport
 
@@ -188,8 +188,7 @@ def ways_of_reduction(
 
 def sum_over_group(
     op: OperationExchanges,
-    group: Sequence[int],
-    transport: Transport,
+    group: ProcessGroup,
     tensor: torch.Tensor,
     dtype: torch.dtype,
     title: str,
@@ -197,8 +196,15 @@ def sum_over_group(
     out: torch.Tensor | None = None,
 ) -> Steps[torch.Tensor]:
     """Sum a tensor over a group in ``dtype``, and divide the sum; into ``out`` if possible."""
-    start = partial(_start_sum, transport, tensor, dtype, divisor, out)
-    return (yield from run_collective(op, group, signature_of(title, tensor), start))
+    if group.transport is not None:
+        start = partial(_start_sum, group.transport, tensor, dtype, divisor, out)
+        return (yield from run_collective(op, group.ranks, signature_of(title, tensor), start))
+    own, _ = prepare_for_transport(group.context.transport, tensor)
+    scale, rest = split_divisor(divisor)
+    own = own.to(dtype) if scale == 1 else own.to(dtype) * scale
+    summed = Reduction(ReduceOp.SUM, dtype)
+    total = yield from reduce_over_group(op, group.ranks, own, summed, title)
+    return total if rest == 1 else total.div_(rest)
 
 
 def _start_sum(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
-from asyncddp.ops.allreduce import sum_over_group, ways_of_reduction
+from asyncddp.ops.allreduce import plan_allreduce, sum_over_group, ways_of_reduction
 from asyncddp.ops.encoded_exchange import (
     Compression,
     bound_to,
     checked_compression,
     sum_encoded_over_group,
 )
-from asyncddp.ops.process_group import members_of
+from asyncddp.ops.process_group import members_of, ranks_of_machine
 from asyncddp.ops.reduce_op import ReduceOp, Reduction
 from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import (
@@ -90,14 +90,18 @@ def hierarchical_allreduce(
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers, average=average)
     title = f"{_VERB}({'average' if average else 'sum'})" + (f" {name!r}" if name else "")
 
+    reduction = Reduction(ReduceOp.AVERAGE if average else ReduceOp.SUM, dtype)
+    if members.transport is None:  # of a later view, whose ranks exchange messages
+        return plan_allreduce(_VERB, members, tensor, reduction, name, check, compression, out)
+    machine = ranks_of_machine(context)
+
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        group, local = context.local_ranks, context.local_transport
         divisor = context.size if average else None
         if len(leaders) == 1:
-            total = yield from sum_over_group(op, group, local, tensor, dtype, title, divisor, out)
+            total = yield from sum_over_group(op, machine, tensor, dtype, title, divisor, out)
             return write_result(total, tensor, out)
         first = first_divisor(max(map(len, context.machines.members))) if average else None
-        total = yield from sum_over_group(op, group, local, tensor, dtype, title, first)
+        total = yield from sum_over_group(op, machine, tensor, dtype, title, first)
         if context.rank in leaders:
             encodes = compression is not None and tensor.numel()
             codec = bound_to(op, compression) if encodes else None
@@ -106,15 +110,14 @@ def hierarchical_allreduce(
             )
         else:
             op.skip_exchanges(_SCATTER_AND_GATHER)
-        value, transport = prepare_for_transport(local, total)
+        value, transport = prepare_for_transport(context.local_transport, total)
         form = signature_of(title, tensor)
-        yield from op.collective(group, form, lambda: transport.ibroadcast(value, 0))
+        yield from op.collective(machine.ranks, form, lambda: transport.ibroadcast(value, 0))
         return write_result(value.view(tensor.shape), tensor, out)
 
     call = None
     if compression is None:  # where all ranks share memory, machines make no difference
-        op = ReduceOp.AVERAGE if average else ReduceOp.SUM
-        ways = ways_of_reduction(members, tensor, Reduction(op, dtype))
+        ways = ways_of_reduction(members, tensor, reduction)
         call = members.slot_call(signature_of(title, tensor), tensor, out, ways)
     return members.operation(_VERB, steps, name, tensor, out, check=check, slot_call=call)
 

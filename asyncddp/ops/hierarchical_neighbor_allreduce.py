@@ -9,17 +9,19 @@ import torch
 
 from asyncddp.context import Context, current
 from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps, run_collective
-from asyncddp.errors import ArgumentError
+from asyncddp.errors import ArgumentError, PeerLeftError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allgather import start_gathering
 from asyncddp.ops.allreduce import sum_over_group, ways_of_reduction
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
-from asyncddp.ops.process_group import members_of
+from asyncddp.ops.group_exchange import concatenate, exchange_all_gather
+from asyncddp.ops.process_group import members_of, ranks_of_machine, require_member
 from asyncddp.ops.reduce_op import ReduceOp, Reduction
 from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import accumulation_dtype, signature_of, single_output, write_result
 from asyncddp.ops.variants import in_place, nonblocking, of_tensors
 from asyncddp.ops.weighted_average import WeightResolver, Weights, exchange_and_average
+from asyncddp.rank_list_text import list_ranks
 from asyncddp.tensors.tensor_lists import TensorOrTensors
 from asyncddp.topology import Schedule, as_schedule, complete
 
@@ -87,7 +89,7 @@ def hierarchical_neighbor_allreduce(
     out = single_output(_VERB, out)
     codec = checked_compression(_VERB, tensor, compression, context.local_size, filled_up=False)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=round_integers)
-    _require_homogeneous(context)
+    require_whole_machines(context)
     schedule = machine_schedule(context, by_hand=dst_machine_weights is not None)
     given = {
         "self_weight": self_weight,
@@ -102,7 +104,16 @@ def hierarchical_neighbor_allreduce(
     )
 
 
-def _require_homogeneous(context: Context) -> None:
+def require_whole_machines(context: Context) -> None:
+    """Raise an error unless all ranks take part, and machines have equally many."""
+    require_member(_VERB, context)
+    if len(context.members) < context.size:
+        lost = set(range(context.size)).difference(context.members)
+        raise PeerLeftError(
+            f"rank {context.rank}: {_VERB}: expected all ranks of all machines, but those that "
+            f"have left are {list_ranks(lost)}; take neighbor_allreduce, which goes on among the "
+            "others"
+        )
     if not context.machines.homogeneous:
         sizes = [len(machine) for machine in context.machines.members]
         raise ArgumentError(
@@ -124,17 +135,22 @@ def _operation(
     check: bool = False,
     weighted: bool = True,
 ) -> OperationSpec[torch.Tensor]:
+    machine = ranks_of_machine(context)
+
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
         row = to_rank_row(context, row_at(op.round_number))
-        group, transport = context.local_ranks, context.local_transport
-        total = yield from sum_over_group(op, group, transport, tensor, dtype, _VERB, len(group))
-        shares = total.reshape(-1).tensor_split(len(group))
+        total = yield from sum_over_group(op, machine, tensor, dtype, _VERB, machine.size)
+        shares = total.reshape(-1).tensor_split(machine.size)
         share = shares[context.local_rank]
         averaged = yield from exchange_and_average(op, share, row, dtype, None, codec)
         flat, sizes = averaged.reshape(-1), [len(one) for one in shares]
-        gather = partial(start_gathering, transport, flat, sizes)
         form = signature_of(_VERB, flat, ragged=True)
-        whole = yield from run_collective(op, group, form, gather)
+        if machine.transport is None:
+            parts = yield from exchange_all_gather(op, machine.ranks, form, flat)
+            whole = concatenate(parts)
+        else:
+            gather = partial(start_gathering, machine.transport, flat, sizes)
+            whole = yield from run_collective(op, machine.ranks, form, gather)
         return write_result(whole.view(total.shape), tensor, out)
 
     members, call = members_of(_VERB, None), None
@@ -162,7 +178,7 @@ def average_by_machine_row_nonblocking(
     context = current()
     codec = checked_compression(_VERB, tensor, compression, context.local_size, filled_up=False)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=False)
-    _require_homogeneous(context)
+    require_whole_machines(context)
     operation = _operation(context, tensor, lambda number: row, dtype, codec, name, out)
     return context.engine.submit(operation, about=(tensor,))
 

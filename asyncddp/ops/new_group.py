@@ -8,7 +8,7 @@ from asyncddp.context import Context, current
 from asyncddp.engine.messages import GROUP_COLLECTIVE
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.object_collectives import gather_records
-from asyncddp.ops.process_group import ProcessGroup
+from asyncddp.ops.process_group import ProcessGroup, require_member
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.ops.validation import check_rank
 from asyncddp.shm.arena import SharedMemoryHandle
@@ -52,15 +52,20 @@ def new_group(ranks: Iterable[int] | None = None) -> ProcessGroup:
         raise ArgumentError(
             f"new_group: argument ranks: expected at least one rank, and each once, got {members}"
         )
-    number = context.extensions.get(_COUNT, 0) + 1
+    if members != [context.rank]:
+        require_member("new_group", context)
+    membership = context.engine.membership
+    joined = 0 if membership is None else membership.last_join
+    counted = f"{_COUNT} since view {joined}"
+    number = context.extensions.get(counted, 0) + 1
     claim = "new_group needs the same ranks, in calls of the same order, on all ranks"
     require_equal_on_all_ranks(context, claim, [f"ranks {members} in call {number}"])
-    context.extensions[_COUNT] = number
-    name = GROUP_COLLECTIVE.format(number)
-    slots = _open_slots(context, members)
+    context.extensions[counted] = number
+    name = GROUP_COLLECTIVE.format(f"{number} since view {joined}" if joined else number)
+    slots = None if joined else _open_slots(context, members)  # a replacement has no slots
     if slots is not None:
         context.engine.matcher.slots[name] = slots
-    return ProcessGroup(tuple(members), context, name)
+    return ProcessGroup(tuple(members), context, name, view=joined)
 
 
 def _open_slots(context: Context, members: list[int]) -> CollectiveSlots | None:

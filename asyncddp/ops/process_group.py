@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 
 from asyncddp.context import Context, current
-from asyncddp.context.context import EVERYONE
+from asyncddp.context.context import EVERYONE, MACHINE
 from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import (
     ExchangeSignature,
@@ -21,9 +21,9 @@ from asyncddp.engine import (
     Steps,
     run_collective,
 )
-from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE
+from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MACHINE_OF_VIEW
 from asyncddp.engine.slot_exchange import Combine, Start
-from asyncddp.errors import ArgumentError
+from asyncddp.errors import ArgumentError, UsageError
 from asyncddp.ops.validation import check_rank, prepare_for_transport
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.tensors.allocation import empty
@@ -35,7 +35,6 @@ R = TypeVar("R")
 Tensors: TypeAlias = Sequence[torch.Tensor]
 Output: TypeAlias = torch.Tensor | None
 """Tensor into which a result goes, or None for a new one."""
-_MACHINE = "process group of the machine"
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,14 @@ class ProcessGroup:
         context: The context of the rank that created it.
         match_name: Name that counts and matches its collectives, apart from other groups'.
         transport: Transport for collectives among just these ranks; None if there is none.
+        view: Number of the view in which it was made, where the run is elastic.
     """
 
     ranks: Sequence[int]
     context: Context
     match_name: str
     transport: Transport | None = None
+    view: int = 0
 
     @property
     def title(self) -> str:
@@ -211,12 +212,37 @@ def members_of(verb: str, group: ProcessGroup | None) -> ProcessGroup:
             f"{verb}: argument group: expected a group that this rank has made since init(), got "
             f"{group!r} of before; call new_group again"
         )
+    _require_first_processes(verb, group)
     if context.rank not in group:
         raise ArgumentError(
             f"{verb}: argument group: expected a group with rank {context.rank}, which calls this, "
             f"got {group!r}; call it only where rank() in group"
         )
     return group
+
+
+def require_member(verb: str, context: Context) -> None:
+    """Raise an error on a rank that joins a run, for now is alone, and would need others."""
+    if context.view_alone is not None:
+        raise UsageError(
+            f"rank {context.rank}: {verb}: this rank takes a lost rank's place, and is alone until "
+            "asyncddp.ElasticState is made; call it afterwards, on all ranks"
+        )
+
+
+def _require_first_processes(verb: str, group: ProcessGroup) -> None:
+    """Raise an ArgumentError if another process has become a member since the group was made."""
+    membership = group.context.engine.membership
+    if membership is None or not membership.last_change:
+        return
+    since = {rank for rank, view in membership.last_change.items() if view > group.view}
+    replaced = sorted(since.intersection(group.ranks, membership.view.members))
+    if replaced:
+        raise ArgumentError(
+            f"{verb}: argument group: expected a group of processes that take part, got {group!r} "
+            f"of before; another process has taken the place of {list_ranks(replaced)} since: call "
+            "new_group again, on all ranks"
+        )
 
 
 def _group_of_members(context: Context) -> ProcessGroup:
@@ -231,13 +257,24 @@ def _group_of_members(context: Context) -> ProcessGroup:
 
 
 def ranks_of_machine(context: Context) -> ProcessGroup:
-    """Return the group of the ranks of this machine."""
-    machine: ProcessGroup | None = context.extensions.get(_MACHINE)
+    """Return the group of the ranks of this machine, in an elastic run of those that take part.
+
+    Once one of them has left or was replaced, collectives go by point-to-point messages.
+    """
+    machine: ProcessGroup | None = context.extensions.get(MACHINE)
     if machine is None:
-        ranks, transport = context.local_ranks, context.local_transport
-        machine = ProcessGroup(ranks, context, MACHINE_COLLECTIVE, transport)
-        context.extensions[_MACHINE] = machine
+        machine = context.extensions[MACHINE] = _members_on_machine(context)
     return machine
+
+
+def _members_on_machine(context: Context) -> ProcessGroup:
+    ranks, membership = context.local_ranks, context.engine.membership
+    changes = {} if membership is None else membership.last_change
+    changed = max((changes.get(rank, 0) for rank in ranks), default=0)
+    if not changed:
+        return ProcessGroup(ranks, context, MACHINE_COLLECTIVE, context.local_transport)
+    there = tuple(rank for rank in ranks if rank in context.members)
+    return ProcessGroup(there, context, MACHINE_OF_VIEW.format(changed))
 
 
 def open_group(context: Context, ranks: Sequence[int], name: str, tag: int) -> ProcessGroup:

@@ -7,13 +7,12 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from asyncddp.context import current
-from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import OperationExchanges, OperationSpec, Steps
 from asyncddp.errors import ArgumentError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.allreduce import sum_over_group
 from asyncddp.ops.encoded_exchange import Compression, bound_to, sum_encoded_over_group
+from asyncddp.ops.process_group import members_of
 from asyncddp.ops.tensor_list_call import ListKind
 from asyncddp.ops.validation import accumulation_dtype, single_output, write_result
 from asyncddp.ops.variants import blocking, in_place, nonblocking, of_tensors
@@ -112,26 +111,24 @@ def average_active_ranks(
     T, ``active_ranks``, is the set of ranks that still train; the tensors of all other ranks count
     as zeros. Without ``average`` the result is the sum.
     """
-    context, number, out = current(), len(active_ranks), single_output("allreduce", out)
+    group, out = members_of("allreduce", None), single_output("allreduce", out)
+    number = len(active_ranks)
     dtype = accumulation_dtype("allreduce", tensor, round_integers=False)
     title = f"allreduce({'average' if average else 'sum'} over {number} that train) {name!r}"
     divisor = number if average else None
-    given = tensor if context.rank in active_ranks else zeros_like(tensor)
+    given = tensor if group.context.rank in active_ranks else zeros_like(tensor)
 
     def steps(op: OperationExchanges) -> Steps[torch.Tensor]:
-        group, transport = range(context.size), context.transport
         op.next_may_start = compression is not None  # by messages, which are matched by key
         if compression is not None:
             codec = bound_to(op, compression)
-            total = yield from sum_encoded_over_group(op, group, given, codec, title, divisor or 1)
+            ranks, scale = group.ranks, divisor or 1
+            total = yield from sum_encoded_over_group(op, ranks, given, codec, title, scale)
         else:
-            total = yield from sum_over_group(op, group, transport, given, dtype, title, divisor)
+            total = yield from sum_over_group(op, group, given, dtype, title, divisor)
         return write_result(total, tensor, out)
 
-    order = stream_ordering_of(given)
-    return OperationSpec(
-        "allreduce", steps, name, ordered=True, overlaps=True, stream_ordering=order
-    )
+    return group.operation("allreduce", steps, name, given, overlaps=True)
 
 
 skip_round_nonblocking = nonblocking(skip_round)

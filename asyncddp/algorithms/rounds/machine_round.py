@@ -21,6 +21,7 @@ from asyncddp.ops.broadcast import broadcast_
 from asyncddp.ops.hierarchical_neighbor_allreduce import (
     average_by_machine_row_nonblocking,
     machine_schedule,
+    require_whole_machines,
 )
 from asyncddp.ops.process_group import ranks_of_machine
 
@@ -49,6 +50,7 @@ class MachineRound(MessageRound):
     def _row_of_machine(self) -> WeightRow:
         """Return the weights of this machine."""
         context = self._averager.context
+        require_whole_machines(context)
         by_hand = self._averager.overrides.dst_machine_weights is not None
         schedule = self._averager.schedule or machine_schedule(context, by_hand=by_hand)
         return self._resolved_row(schedule, context.machine_rank)
