@@ -74,7 +74,7 @@ class ElasticProgress(ProgressLoop):
             return
         if self.lost_peers.any:
             for peer, reason in self.lost_peers.outside():
-                membership.certify(peer, reason)
+                membership.suspect(peer, reason, certified=self.transport.has_ended(peer))
         self._admit_replacements(membership)
         view = membership.progress()
         if view is None:

@@ -102,9 +102,9 @@ class MembershipChanges:
         """The newest view, with ranks that do not take part yet."""
         return self._agreed
 
-    def certify(self, peer: int, reason: str) -> None:
-        """Record that a rank has ended."""
-        self._agreement.suspect(peer, certified=True, reason=reason, now=time.monotonic())
+    def suspect(self, peer: int, reason: str, *, certified: bool) -> None:
+        """Record that a rank has ended, or is out of reach: then more than half must say so."""
+        self._agreement.suspect(peer, certified=certified, reason=reason, now=time.monotonic())
 
     def admit(self, rank: int) -> None:
         """Ask for a view with a new process of a rank."""

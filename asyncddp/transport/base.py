@@ -177,6 +177,10 @@ class Transport(ABC):
         """Return the ranks that the transport knows to have ended irregularly, with the reason."""
         return {}
 
+    def has_ended(self, peer: int) -> bool:
+        """Return whether a failed peer acts no more; False if it may only be out of reach."""
+        return True
+
     def pending_replacements(self) -> Iterable[tuple[int, bool]]:
         """Return processes that would be a lost rank, each once; True with those that are ready."""
         return ()

@@ -30,6 +30,7 @@ from asyncddp.transport.sockets.connection import (
     Payload,
     PayloadTarget,
 )
+from asyncddp.transport.sockets.connection_losses import ConnectionLosses
 from asyncddp.transport.sockets.frames import FrameHeader, FrameKind
 from asyncddp.transport.sockets.machine_watch import MachineWatch
 from asyncddp.transport.sockets.pending_replacements import (
@@ -42,7 +43,6 @@ from asyncddp.transport.sockets.polled_connections import PolledConnections
 from asyncddp.transport.sockets.world_records import WorldRecord
 
 _WATCHED = 16  # the first ranks, to which all others are connected
-_ENDED = "its process has ended without shutdown()"
 _CLOSE_TIMEOUT = 1.0  # seconds in which close() tries to send the last messages
 _LINGER = 0.2  # seconds in which it waits for the others to leave as well
 
@@ -53,6 +53,7 @@ class SocketMesh(PolledConnections):
     Attributes:
         lock: Held by every call; several transports of one rank share the mesh.
         failed: Ranks that have failed, with the reason.
+        losses: Connections that were lost, which tell whether these ranks have ended.
         departed: Ranks that have left in an orderly way.
         make_endpoint: Makes the endpoint of a group whose first frame comes before it exists here.
     """
@@ -64,6 +65,7 @@ class SocketMesh(PolledConnections):
         self.world, self.rank, self.size = world, world.rank, len(world.records)
         self.lock = threading.RLock()
         self.failed: dict[int, str] = {}
+        self.losses = ConnectionLosses()
         self.departed: set[int] = set()
         self._suspected: dict[int, str] = {}  # ranks that others call failed, and why
         self.endpoints: dict[int, GroupFrameHandler] = {}
@@ -95,7 +97,7 @@ class SocketMesh(PolledConnections):
         try:
             sock = connect_to(self.world.me, self.world.records[peer], self.world.network_timeout)
         except OSError as error:
-            self.mark_failed(peer, self._reason_of_end(peer, error))
+            self._mark_lost(peer, error)
             return None
         connection = Connection(sock, peer, lambda: self.piece)
         self._add(connection)
@@ -156,14 +158,7 @@ class SocketMesh(PolledConnections):
         if self.pending_replacements.on_end(connection):
             return
         if connection.peer is not None and not connection.said_bye:
-            self.mark_failed(connection.peer, self._reason_of_end(connection.peer, error))
-
-    def _reason_of_end(self, peer: int, error: Exception) -> str:
-        if isinstance(error, ValueError):
-            return f"what it sent cannot be read: {error}"
-        if isinstance(error, (EOFError, ConnectionResetError, BrokenPipeError)):
-            return _ENDED
-        return self._suspected.get(peer, f"it cannot be reached: {error}")
+            self._mark_lost(connection.peer, error)
 
     # frames
 
@@ -254,6 +249,7 @@ class SocketMesh(PolledConnections):
             if replacement is None or connection is not replacement.connection:
                 self._drop(connection)
         self.failed.pop(peer, None)
+        self.losses.forget(peer)
         self.departed.discard(peer)
         self._suspected.pop(peer, None)
         for key in [key for key in self.bulk_receives if key[0] == peer]:
@@ -270,6 +266,11 @@ class SocketMesh(PolledConnections):
             self._handle(replacement.connection, header, payload)
 
     # failures, and the end
+
+    def _mark_lost(self, peer: int, error: Exception) -> None:
+        """Record that a rank has failed, to which this one has lost the connection."""
+        me, theirs = self.world.me, self.world.records[peer]
+        self.mark_failed(peer, self.losses.add(peer, me, theirs, error, self._suspected.get(peer)))
 
     def mark_failed(self, peer: int, reason: str) -> None:
         """Record that a rank has failed, and notify the other ranks if this is new."""

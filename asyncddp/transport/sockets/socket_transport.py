@@ -182,6 +182,11 @@ class SocketTransport(ProcessTransport):
         return {members.index(rank): failed[rank] for rank in list(failed) if rank in members}
 
     @override
+    def has_ended(self, peer: int) -> bool:
+        with self._mesh.lock:
+            return self._mesh.losses.has_ended(self._group.members[peer])
+
+    @override
     def pending_replacements(self) -> Iterable[tuple[int, bool]]:
         return self._mesh.pending_replacements.take_requests() if self._world else ()
 
