@@ -61,7 +61,6 @@ class _ElasticRanks(LocalRanks):
             self._failures[rank] += 1
             self._due.append((time.monotonic() + wait, rank))
         write_all(2, notice.encode(errors="replace"))
-        self.code = self._losses.exit_code
         if not (self._losses.enough or self._losses.ending):
             self._losses.ending = True
             self.end_within(GRACE_PERIOD)
@@ -76,6 +75,7 @@ class _ElasticRanks(LocalRanks):
     def finish_output(self) -> None:
         """Wait until all output has been forwarded, and say which ranks were lost."""
         super().finish_output()
+        self.code = self._losses.exit_code
         if not self._asked:  # asyncddp run says then that the run was ended
             write_all(2, self._losses.summary().encode())
 

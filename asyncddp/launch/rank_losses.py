@@ -84,7 +84,8 @@ class RankLosses:
 
     def give_up(self, rank: object) -> None:
         """Record that no other process takes the place of a rank after all."""
-        self._lost[rank] = self._replaced.pop(rank)
+        why = "" if self.ending else ", since the others had ended"
+        self._lost[rank] = f"{self._replaced.pop(rank)}, and was not replaced{why}"
 
     def summary(self) -> str:
         """Return the line that says at the end who was lost; nothing if nobody was."""

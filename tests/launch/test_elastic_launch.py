@@ -154,6 +154,32 @@ def test_a_run_that_loses_all_fails(run):
     assert ended.stderr.count("\n") == 1
 
 
+DYING_TWICE = """
+import os, pathlib, time
+died = pathlib.Path("died")
+if os.environ["RANK"] == "1":
+    with died.open("a") as file:
+        file.write("x")
+    os.kill(os.getpid(), 9)
+while not died.exists() or died.stat().st_size < 2:
+    time.sleep(0.02)
+time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(("least", "code"), [(1, 0), (2, 137)])
+def test_a_rank_that_waits_for_its_next_process_is_given_up_with_the_others(run, least, code):
+    """It counts as lost, in the summary and in the exit code, once the others have ended."""
+    text = "import os, time\nos.environ['RANK'] == '1' and os.kill(os.getpid(), 9)\ntime.sleep(0.6)"
+    ended = run("--elastic", "--restarts", "9", "--min", f"{least}", "-np", "2", run.script(text))
+    few = ", fewer than --min 2" if least == 2 else ""
+    assert ended.stderr.splitlines()[-1] == (
+        f"asyncddp: 1 of 2 ranks ended with exit code 0{few}; rank 1 was killed by SIGKILL, and "
+        "was not replaced, since the others had ended"
+    )
+    assert ended.code == code
+
+
 def test_an_exception_of_all_ranks_is_shown_once(run):
     """Ranks that fail alike have one traceback."""
     ended = run("--elastic", "-np", "3", run.script("raise KeyError('x')"))

@@ -66,4 +66,16 @@ def test_nobody_is_replaced_once_all_others_have_ended():
     assert losses.record(1, 10, -9, 0).endswith("; the others have ended\n")
     losses.record(0, 10, -9, 1)
     losses.give_up(0)
-    assert losses.summary().startswith("asyncddp: 0 of 2 ranks ended with exit code 0")
+    assert losses.summary() == (
+        "asyncddp: 0 of 2 ranks ended with exit code 0, fewer than --min 1; rank 1 was killed by "
+        "SIGKILL, rank 0 was killed by SIGKILL, and was not replaced, since the others had ended\n"
+    )
+
+
+def test_nobody_is_replaced_once_the_run_is_ended():
+    """The reason is the run's end, of which the summary tells otherwise."""
+    losses = RankLosses(3, 1, 5, None)
+    losses.record(1, 10, -9, 2)
+    losses.ending = True
+    losses.give_up(1)
+    assert losses.summary().endswith("; rank 1 was killed by SIGKILL, and was not replaced\n")
