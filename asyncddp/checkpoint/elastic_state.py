@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,13 +19,18 @@ from asyncddp.checkpoint.training_state import (
 )
 from asyncddp.context import current
 from asyncddp.engine import Handle
-from asyncddp.errors import AsyncDDPError, EnvironmentProblem, WaitTimeoutError
+from asyncddp.errors import ArgumentError, AsyncDDPError, EnvironmentProblem, WaitTimeoutError
 from asyncddp.membership import View
 from asyncddp.ops.state_transfer import receive_state, send_state
 from asyncddp.optim.parameter_sync import keep_replica
 from asyncddp.tensors.byte_views import from_bytes, to_bytes
 
 _VERB = "ElasticState"
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "model": (torch.nn.Module, "torch.nn.Module"),
+    "optimizer": (torch.optim.Optimizer, "torch.optim.Optimizer"),
+}
+_METHODS = "state_dict()", "load_state_dict()"
 _ASK_SECONDS = 0.2  # between two requests to be let in
 
 
@@ -53,8 +58,8 @@ class ElasticState:
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: The others train another model, or with another optimizer; raised on the
-            replacement alone, and the others go on.
+        ArgumentError: This rank has given an object of a wrong kind. Or the others train another
+            model, or with another optimizer: on the replacement alone, and the others go on.
         PeerLeftError: The rank that sends the state has died; end this process, and start it anew.
         EnvironmentProblem: No rank can join, since the others use windows: those of the user, or of
             an asynchronous method.
@@ -83,6 +88,9 @@ class ElasticState:
         scheduler: HasState | None = None,
         **parts: HasState,
     ) -> None:
+        optional = {"optimizer": optimizer, "scheduler": scheduler}
+        given = {name: one for name, one in optional.items() if one is not None}
+        _check_kinds({"model": model, **given, **parts})
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._parts, self._context, self.step = parts, current(), 0
         self._sends: list[Handle[None]] = []
@@ -180,6 +188,24 @@ class ElasticState:
                 asked = now
             self._context.transport.backoff(0 if engine.progress() else 100)
         return view
+
+
+def _check_kinds(given: Mapping[str, Any]) -> None:
+    """Raise an error for an object of which no state can be sent, or taken over."""
+    for name, one in given.items():
+        kind, text = _KINDS.get(name, (object, ""))
+        if not isinstance(one, kind):
+            raise ArgumentError(
+                f"{_VERB}: argument {name}: expected a {text}, got {type(one).__name__}; give the "
+                "model first, its optimizer second, and others by name, such as scheduler="
+            )
+        lacks = [method for method in _METHODS if not callable(getattr(one, method[:-2], None))]
+        if lacks:
+            raise ArgumentError(
+                f"{_VERB}: argument {name}: expected an object with {' and '.join(_METHODS)}, got "
+                f"{type(one).__name__} without {' and '.join(lacks)}; add what it lacks, or leave "
+                "it out"
+            )
 
 
 def _sponsor(view: View) -> int:
