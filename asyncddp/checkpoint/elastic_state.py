@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -94,6 +95,7 @@ class ElasticState:
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._parts, self._context, self.step = parts, current(), 0
         self._sends: list[Handle[None]] = []
+        self._context.engine.refusal = _weakly(self._refusal)
         joining = self._context.transport.joining
         self.joined = joining is not None
         if joining is not None:
@@ -117,7 +119,6 @@ class ElasticState:
     def _begin(self) -> None:
         """Begin a step, and send the state to ranks that join with it, if it is this one's turn."""
         engine = self._context.engine
-        engine.refusal = self._refusal()
         view = engine.begin_step(self.step)
         self._forget_sent()
         if view is None or self._context.rank != _sponsor(view):
@@ -206,6 +207,17 @@ def _check_kinds(given: Mapping[str, Any]) -> None:
                 f"{type(one).__name__} without {' and '.join(lacks)}; add what it lacks, or leave "
                 "it out"
             )
+
+
+def _weakly(method: Callable[[], str]) -> Callable[[], str]:
+    """Return a function that calls a method while its object lives, and gives nothing later."""
+    found = weakref.WeakMethod(method)
+
+    def call() -> str:
+        living = found()
+        return "" if living is None else living()
+
+    return call
 
 
 def _sponsor(view: View) -> int:

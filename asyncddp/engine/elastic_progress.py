@@ -31,7 +31,7 @@ class ElasticProgress(ProgressLoop):
             get it while ranks agree on a view.
         on_view: Called with each view that begins.
         step: The training step that this rank has begun; None where steps are not counted.
-        refusal: Why no rank can join; empty if ranks can.
+        refusal: Says why no rank can join, empty if ranks can; asked once a process would join.
         membership: The views of an elastic run; None in other runs.
     """
 
@@ -41,7 +41,7 @@ class ElasticProgress(ProgressLoop):
         self.submit_lock: AbstractContextManager[object] = self._count_lock
         self.on_view: list[Callable[[View], object]] = []
         self.step: int | None = None
-        self.refusal = ""
+        self.refusal: Callable[[], str] = str
         self.membership: MembershipChanges | None = None
         self._collective, self._ended_before_view = COLLECTIVE, 0
         super().__init__(transport, config, tracing)
@@ -93,10 +93,11 @@ class ElasticProgress(ProgressLoop):
     def _admit_replacements(self, membership: MembershipChanges) -> None:
         """Ask for a view with ranks that have asked to join."""
         for peer, ready in self.transport.pending_replacements():
-            if ready and self.step is not None and not (self.refusal or membership.awaits_part):
+            why = self.refusal()
+            if ready and self.step is not None and not (why or membership.awaits_part):
                 membership.admit(peer)
             else:
-                self.transport.answer_replacement(peer, membership.agreed, self.refusal)
+                self.transport.answer_replacement(peer, membership.agreed, why)
 
     def _tell_of_view(self, view: View) -> None:
         for callback in self.on_view:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -50,3 +53,30 @@ def test_objects_of_a_wrong_kind_are_refused(name):
     with pytest.raises(bf.ArgumentError) as caught:
         call(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert str(caught.value).startswith(words)
+
+
+class Asked(torch.nn.Linear):
+    """A model that counts how often it is asked for its averaging."""
+
+    asked = 0
+
+    @property
+    def _averager(self):
+        self.asked += 1
+
+
+@on_each_rank(ranks=2, settings={"elastic": True})
+def test_nobody_asks_for_reasons_to_refuse_while_nobody_would_join():
+    """Steps cost nothing for them, and the engine, which may ask, keeps no state alive."""
+    model, engine = Asked(2, 1), bf.current().engine
+    state = bf.ElasticState(model)
+    assert list(state.steps(3)) == [0, 1, 2]
+    assert model.asked == 0
+    bf.win_create(torch.zeros(2), "mine")
+    assert engine.refusal() == "no rank can join while there are windows: 'mine'"
+    bf.win_free("mine")
+    assert (engine.refusal(), model.asked) == ("", 1)
+    kept = weakref.ref(state)
+    del state
+    gc.collect()
+    assert (kept(), engine.refusal()) == (None, "")
