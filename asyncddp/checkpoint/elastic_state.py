@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +25,10 @@ from asyncddp.errors import ArgumentError, AsyncDDPError, EnvironmentProblem, Wa
 from asyncddp.membership import View
 from asyncddp.ops.state_transfer import receive_state, send_state
 from asyncddp.optim.parameter_sync import keep_replica
+from asyncddp.rank_list_text import list_ranks
 from asyncddp.tensors.byte_views import from_bytes, to_bytes
+
+logger = logging.getLogger("asyncddp")
 
 _VERB = "ElasticState"
 _KINDS: Mapping[str, tuple[type, str]] = {
@@ -32,6 +36,7 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     "optimizer": (torch.optim.Optimizer, "torch.optim.Optimizer"),
 }
 _METHODS = "state_dict()", "load_state_dict()"
+_PLAIN = "tensors, numbers, strings, lists and dicts"
 _ASK_SECONDS = 0.2  # between two requests to be let in
 
 
@@ -63,7 +68,8 @@ class ElasticState:
             model, or with another optimizer: on the replacement alone, and the others go on.
         PeerLeftError: The rank that sends the state has died; end this process, and start it anew.
         EnvironmentProblem: No rank can join, since the others use windows: those of the user, or of
-            an asynchronous method.
+            an asynchronous method. Or a ``state_dict()`` of the rank that sends has failed; that
+            rank warns, and goes on.
         WaitTimeoutError: The others have not let this rank in by the deadline.
 
     Example:
@@ -124,11 +130,22 @@ class ElasticState:
         if view is None or self._context.rank != _sponsor(view):
             return
         numbers = {"counts": dict(view.starts), "collectives": engine.collective_numbers()}
-        found = {**self._state(), "step": self.step, **numbers}
-        file = io.BytesIO()
-        torch.save(compact(found), file)
+        file = self._record({"step": self.step, **numbers}, view.joined)
         data = from_bytes(file.getvalue(), torch.uint8, (file.tell(),))
         self._sends += [send_state(data, peer, _name(peer, self.step)) for peer in view.joined]
+
+    def _record(self, numbers: Mapping[str, Any], joined: Iterable[int]) -> io.BytesIO:
+        """Return the file with the state and these numbers, or with why there is no state."""
+        file = io.BytesIO()
+        try:
+            torch.save(compact({**self._state(), **numbers}), file)
+        except Exception as error:  # noqa: BLE001 - the replacement raises it; this rank trains on
+            why = f"{type(error).__name__}: {error}"
+            words = "rank %d: %s: no state can be made for %s: %s"
+            logger.warning(words, self._context.rank, _VERB, list_ranks(joined), why)
+            file = io.BytesIO()
+            torch.save({"problem": why}, file)
+        return file
 
     def _refusal(self) -> str:
         """Return why no rank can join; empty if ranks can."""
@@ -159,8 +176,14 @@ class ElasticState:
         context = self._context
         view, rank = self._await_view(), context.rank
         first = context.engine.first_step()
-        data = receive_state(_sponsor(view), _name(rank, first))
+        sponsor = _sponsor(view)
+        data = receive_state(sponsor, _name(rank, first))
         found = torch.load(io.BytesIO(to_bytes(data)), map_location="cpu", weights_only=True)
+        if "problem" in found:
+            raise EnvironmentProblem(
+                f"rank {rank}: {_VERB}: rank {sponsor} could not make its state: "
+                f"{found['problem']}; keep {_PLAIN} in state dicts"
+            )
         check_fit(_VERB, found, self._model, self._optimizer, self._scheduler)
         for name, part in self._parts.items():
             part.load_state_dict(found["parts"][name])
