@@ -21,7 +21,13 @@ from asyncddp.checkpoint.training_state import (
 )
 from asyncddp.context import current
 from asyncddp.engine import Handle
-from asyncddp.errors import ArgumentError, AsyncDDPError, EnvironmentProblem, WaitTimeoutError
+from asyncddp.errors import (
+    ArgumentError,
+    AsyncDDPError,
+    EnvironmentProblem,
+    UsageError,
+    WaitTimeoutError,
+)
 from asyncddp.membership import View
 from asyncddp.ops.state_transfer import receive_state, send_state
 from asyncddp.optim.parameter_sync import keep_replica
@@ -61,6 +67,7 @@ class ElasticState:
     Attributes:
         step: Number of the step that is under way, or the first one.
         joined: True on a rank that has taken its state over from another one.
+        left: True once this rank has left, by :meth:`leave`, and others go on.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
@@ -101,6 +108,7 @@ class ElasticState:
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._parts, self._context, self.step = parts, current(), 0
         self._sends: list[Handle[None]] = []
+        self._leaves = self._ends = self.left = False
         self._context.engine.refusal = _weakly(self._refusal)
         joining = self._context.transport.joining
         self.joined = joining is not None
@@ -114,20 +122,71 @@ class ElasticState:
     def steps(self, stop: int) -> Iterator[int]:
         """Yield the numbers of the steps from ``step`` to ``stop``, as ``range`` does.
 
-        Ranks that join begin between two of them. All ranks make steps of the same numbers.
+        Ranks join and leave between two of them. All ranks make steps of the same numbers. On a
+        rank that leaves they end with the last step that it makes.
         """
         while self.step < stop:
             if self._context.engine.step != self.step:
                 self._begin()
+            if self._ends:
+                return
             yield self.step
             self.step += 1
 
+    def leave(self) -> None:
+        """Let this rank leave between two steps, before which it trains on as the others do.
+
+        The ranks agree on the step with which the others go on without it, so that nothing is lost
+        or made again. ``steps`` ends on this rank, and ``left`` is True: end the process then,
+        without further collectives. If all ranks leave, they end with the same step, and go on as
+        after the last one.
+        It may be called in a signal handler, such as that of a machine which is to be shut down::
+
+            signal.signal(signal.SIGTERM, lambda *_: state.leave())
+
+        Raises:
+            UsageError: The run is not elastic.
+
+        Example:
+            >>> import asyncddp as bf, torch
+            >>> def train():
+            ...     state, sizes = bf.ElasticState(torch.nn.Linear(2, 1)), []
+            ...     for step in state.steps(100):
+            ...         sizes.append(int(bf.allreduce(torch.ones(1), average=False)))
+            ...         if step == 5 and bf.rank() == 1:
+            ...             state.leave()
+            ...     return state.left, sizes[-1]
+            >>> with bf.local_world(3, elastic=True) as world:
+            ...     world.run(train)
+            [(False, 2), (True, 3), (False, 2)]
+        """
+        if self._context.engine.membership is None:
+            raise UsageError(
+                f"{_VERB}.leave: the run is not elastic, so that the others would wait for this "
+                "rank; start it by 'asyncddp run --elastic'"
+            )
+        self._leaves = True
+
+    def _ask_to_leave(self) -> None:
+        """Ask the others to go on without this rank, or end at once where they do not wait."""
+        self._leaves = False
+        if self._refusal():
+            self._ends = self.left = True
+        else:
+            self._context.engine.leave()
+
     def _begin(self) -> None:
         """Begin a step, and send the state to ranks that join with it, if it is this one's turn."""
-        engine = self._context.engine
+        engine, rank = self._context.engine, self._context.rank
+        if self._leaves:
+            self._ask_to_leave()
         view = engine.begin_step(self.step)
         self._forget_sent()
-        if view is None or self._context.rank != _sponsor(view):
+        if view is None:
+            return
+        self._ends |= rank in view.left
+        self.left |= self._ends and bool(view.members)
+        if not view.joined or rank != _sponsor(view):
             return
         numbers = {"counts": dict(view.starts), "collectives": engine.collective_numbers()}
         file = self._record({"step": self.step, **numbers}, view.joined)

@@ -73,7 +73,7 @@ class ElasticProgress(ProgressLoop):
         if membership is None:
             return
         if self.lost_peers.any:
-            for peer, reason in self.lost_peers.outside():
+            for peer, reason in self.lost_peers.outside(membership.gone):
                 membership.suspect(peer, reason, certified=self.transport.has_ended(peer))
         self._admit_replacements(membership)
         view = membership.progress()
@@ -94,7 +94,8 @@ class ElasticProgress(ProgressLoop):
         """Ask for a view with ranks that have asked to join."""
         for peer, ready in self.transport.pending_replacements():
             why = self.refusal()
-            if ready and self.step is not None and not (why or membership.awaits_part):
+            later = membership.awaits_part or membership.has_leavers or self.step is None
+            if ready and not (why or later):
                 membership.admit(peer)
             else:
                 self.transport.answer_replacement(peer, membership.agreed, why)
@@ -104,21 +105,31 @@ class ElasticProgress(ProgressLoop):
             callback(view)
 
     def begin_step(self, step: int) -> View | None:
-        """Begin a training step; return the view that begins with it, if further ranks join."""
+        """Begin a training step; return the view that begins with it, if ranks join or leave."""
         membership = self.membership
         with self.lock, self.submit_lock:
             self.step = step
             if membership is None:
                 return None
             view = membership.take_in(step, dict(self._use_counts))
-            if view is not None:
-                self._let_in(view)
+            if view is not None and view.members:
+                self._change_members(view, membership)
             return view
 
-    def _let_in(self, view: View) -> None:
+    def _change_members(self, view: View, membership: MembershipChanges) -> None:
+        """Go on in a view that begins between two steps."""
         for peer in view.joined:
             self.matcher.readmit(peer)
+        if membership.collective != self._collective:
+            self._ended_before_view += self._use_counts[self._collective]
+            self._collective = membership.collective
         self._tell_of_view(view)
+
+    def leave(self) -> None:
+        """Ask for a step from which this rank takes no part; :meth:`begin_step` tells."""
+        assert self.membership is not None
+        with self.lock:
+            self.membership.leave()
 
     def view_to_join(self) -> View | None:
         """Return the view in which this rank is to take part, once there is one."""

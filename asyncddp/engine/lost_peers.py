@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from asyncddp.engine.message_matching import MessageMatcher
 from asyncddp.engine.messages import ExitAnnouncement, MatchKey
@@ -90,18 +90,19 @@ class LostPeers:
         self._drained |= ended
         return ended
 
-    def outside(self) -> list[tuple[int, str]]:
+    def outside(self, gone: Collection[int]) -> list[tuple[int, str]]:
         """Return peers without which the others can go on, and why; each is returned once.
 
         A peer that has left in an orderly way has done its part in collectives that others have
-        yet to end, for which they get time.
+        yet to end, for which they get time; of those that are ``gone`` nobody waits for anything.
         """
         now = time.monotonic()
         found = [
             (peer, exited.reason)
             for peer, exited in self._exited.items()
             if peer in self._drained - self._outside
-            and now - exited.since > (_TIME_AFTER_FAILURE if _has_failed(exited) else _TIME_TO_END)
+            and now - exited.since
+            > (_TIME_AFTER_FAILURE if peer in gone or _has_failed(exited) else _TIME_TO_END)
         ]
         self._outside.update(peer for peer, _ in found)
         return found

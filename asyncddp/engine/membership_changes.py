@@ -38,6 +38,7 @@ class MembershipChanges:
     Attributes:
         view: The newest view, without ranks that do not take part yet.
         last_loss: Number of the newest view that has left members out.
+        gone: Members of the agreement that take no part any more.
         last_join: Number of the newest view in which a process has taken a lost rank's place.
         last_change: Number of the newest view in which each rank left or joined, if it did.
     """
@@ -58,12 +59,14 @@ class MembershipChanges:
             number = outside.number
             self._agreement = Agreement(rank, outside.members, counts, number=number)
             self.view = View.first([rank], max(1, number))
-        self._agreed = self._entered = self._agreement.view
+        self._agreed = self._known = self._entered = self._agreement.view
         self._views = [self.view]
         self.last_join = 0
         self.last_change: dict[int, int] = {} if outside is None else {rank: self.view.number}
         self.last_loss = 0 if outside is None else -1  # what a rank does alone has another name
         self._joining: dict[int, int] = {}  # members, with the step from which they take part
+        self._leaving: dict[int, int] = {}  # members, with the step from which they take none
+        self.gone: set[int] = set()  # members that take no part any more
 
     @property
     def collective(self) -> str:
@@ -74,7 +77,7 @@ class MembershipChanges:
     @property
     def loses(self) -> bool:
         """True if the next view leaves members out, with which no collective can end."""
-        return self._agreement.loses
+        return not self.gone.issuperset(self._agreement.accused)
 
     @property
     def frozen(self) -> bool:
@@ -110,6 +113,15 @@ class MembershipChanges:
         """Ask for a view with a new process of a rank."""
         self._agreement.admit(rank, time.monotonic())
 
+    @property
+    def has_leavers(self) -> bool:
+        """True while the agreement has members that take no part any more, or soon will not."""
+        return bool(self._leaving or self.gone)
+
+    def leave(self) -> None:
+        """Ask for a view after which this rank takes no part."""
+        self._agreement.leave(time.monotonic())
+
     def receive(self, peer: int, message: Message) -> None:
         """Take a message about membership; others are not meant."""
         if isinstance(message, MembershipMessage):
@@ -127,31 +139,43 @@ class MembershipChanges:
             self._sends.put(peer, message)
         if agreement.isolated is not None:
             raise IsolatedError(f"{agreement.isolated}; end this rank")
-        if agreement.view is self._agreed:
+        if agreement.view is self._known:
             return None
-        self._agreed = agreed = agreement.view
-        joining = {rank: agreed.starts.get(STEP, 0) for rank in agreed.joined}
-        known = self._joining | joining
-        self._joining = {rank: step for rank, step in known.items() if rank in agreed.members}
-        if agreed.left and not self.awaits_part:
+        self._known = agreement.view
+        step, members = self._known.starts.get(STEP, 0), self._known.members
+        lost = set(self._known.left) - self.gone
+        stay = set(members).difference(self._known.joined)
+        self.gone &= stay
+        self._agreed = agreed = msgspec.structs.replace(self._known, left=tuple(sorted(lost)))
+        joining = self._joining | dict.fromkeys(agreed.joined, step)
+        leaving = dict.fromkeys(agreed.leaving, step) | self._leaving
+        self._joining = {rank: first for rank, first in joining.items() if rank in members}
+        self._leaving = {rank: last for rank, last in leaving.items() if rank in stay}
+        if lost and not self.awaits_part:
             self.last_loss = agreed.number
-            self._begin(agreed, set(agreed.members) - self._joining.keys())
+            self._begin(agreed, set(members) - self._joining.keys() - self.gone)
         return agreed
 
     def enter(self) -> None:
         """Let rounds of the agreed view begin; interrupted collectives have begun again."""
-        self._entered = self._agreed
+        self._entered = self._known
 
     def take_in(self, step: int, starts: Mapping[str, int]) -> View | None:
-        """Begin a step; return the view that begins with it, in which further ranks take part."""
-        due = {rank for rank, first in self._joining.items() if first <= step}
-        if not due:
+        """Begin a step; return the view that begins with it, if ranks join or leave with it."""
+        joined = {rank for rank, first in self._joining.items() if first <= step}
+        left = {rank for rank, first in self._leaving.items() if first <= step}
+        if not (joined or left):
             return None
-        for rank in due:
-            del self._joining[rank]
-        members = set(self._agreed.members) - self._joining.keys()
-        agreed = msgspec.structs.replace(self._agreed, starts=starts, left=())
-        return self._begin(agreed, members, due)
+        self._joining = {rank: n for rank, n in self._joining.items() if rank not in joined}
+        self._leaving = {rank: n for rank, n in self._leaving.items() if rank not in left}
+        self.gone |= left
+        if left:
+            self.last_loss = self._agreed.number
+        members = set(self._agreed.members) - self._joining.keys() - self.gone
+        agreed = msgspec.structs.replace(self._agreed, starts=starts, left=tuple(sorted(left)))
+        if not members:  # all leave, with one more round of nobody
+            return msgspec.structs.replace(agreed, members=())
+        return self._begin(agreed, members, joined)
 
     def _begin(self, agreed: View, members: Collection[int], joined: Collection[int] = ()) -> View:
         taking_part = tuple(sorted(members))

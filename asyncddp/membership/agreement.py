@@ -13,6 +13,7 @@ from asyncddp.membership.messages import (
     Accepted,
     Commit,
     JoinRequest,
+    LeaveRequest,
     MembershipMessage,
     Prepare,
     Promise,
@@ -54,6 +55,7 @@ class Agreement:
         self._evidence = Evidence(rank, self.view)
         self._known = {rank, *self.view.members}  # all ranks that were members
         self._joining: set[int] = set()
+        self._leaving: set[int] = set()
         self._outbox: list[tuple[int, MembershipMessage]] = []
         self._turns = ProposerTurns(patience)
         self._cut_off_since: float | None = None
@@ -65,14 +67,14 @@ class Agreement:
         return self._decision.promised != NO_BALLOT
 
     @property
-    def loses(self) -> bool:
-        """True if the next view leaves members out, as far as this rank knows."""
-        return bool(self._evidence.accused)
+    def accused(self) -> frozenset[int]:
+        """Ranks that the next view leaves out, as far as this rank knows."""
+        return self._evidence.accused
 
     @property
     def settled(self) -> bool:
         """True if nothing that this rank knows of calls for another view."""
-        waits = self._evidence.own or self._evidence.accused or self._joiners
+        waits = self._evidence.own or self._evidence.accused or self._joiners or self._leavers
         return self.joined and not (waits or self.frozen)
 
     @property
@@ -107,6 +109,13 @@ class Agreement:
             self._tell(self.view.members, JoinRequest(self.view.number, rank))
             self.tick(now)
 
+    def leave(self, now: float) -> None:
+        """Ask for a view after which this rank takes no part."""
+        if self.isolated is None and self.joined:
+            self._leaving.add(self.rank)
+            self._tell(self.view.members, LeaveRequest(self.view.number, self.rank))
+            self.tick(now)
+
     def receive(self, peer: int, message: MembershipMessage, now: float) -> None:
         """Take a message of a peer."""
         if self.isolated is not None or peer == self.rank or peer in self._evidence.relevant_dead:
@@ -128,7 +137,8 @@ class Agreement:
         if self.isolated is None:
             self._turns.advance(now)
             self._proceed()
-            needed = self._evidence.accused or self._joiners or self.frozen or not self.joined
+            changes = self._evidence.accused or self._joiners or self._leavers
+            needed = changes or self.frozen or not self.joined
             (self._take_turn if needed else self._turns.begin)()
             self._check_cut_off()
 
@@ -141,6 +151,11 @@ class Agreement:
     def _joiners(self) -> set[int]:
         """Ranks to add to the next view, in which a former process of theirs has no place."""
         return self._joining - (set(self.view.members) - self._evidence.accused)
+
+    @property
+    def _leavers(self) -> set[int]:
+        """Ranks that the next view says to be leaving."""
+        return self._leaving.intersection(self.view.members) - self._evidence.accused
 
     def _take_turn(self) -> None:
         """Propose, or ask for a view, if it is this rank's turn."""
@@ -156,6 +171,7 @@ class Agreement:
             self._proceed()
         elif due:
             self._tell(self.view.members, ViewRequest(self.view.number))
+            self._tell_wishes()
 
     def _proceed(self) -> None:
         """Go on with this rank's proposal, unless it must be made again after further deaths."""
@@ -166,7 +182,7 @@ class Agreement:
             proposal.deadline = math.inf
             for rank in self._decision.missing(self._evidence.accused):
                 self._suspect(rank, "it does not answer", until_it_answers=True)
-        view = self._decision.proceed(self._evidence.accused, self._joiners)
+        view = self._decision.proceed(self._evidence.accused, self._joiners, self._leavers)
         if view is not None:
             self._tell({*self.view.members, *view.members}, Commit(view))
             if self.rank in view.members:
@@ -183,6 +199,7 @@ class Agreement:
         self.view = view
         self._known.update(view.members)
         self._joining -= set(view.members)
+        self._leaving &= set(view.members).difference(view.leaving, view.joined)
         self._evidence.enter(view)
         self._decision = Decision(self.rank, view, self._counts, self._tell)
         self._turns.begin()
@@ -190,8 +207,14 @@ class Agreement:
             self._tell(self.view.members, Suspicion(view.number, rank, True, "it has ended"))
         for rank, reason in self._evidence.own.items():
             self._tell(self.view.members, Suspicion(view.number, rank, False, reason))
+        self._tell_wishes()
+
+    def _tell_wishes(self) -> None:
+        """Repeat who asks to join and to leave, to members that may not have heard of it."""
         for rank in sorted(self._joining):
-            self._tell(self.view.members, JoinRequest(view.number, rank))
+            self._tell(self.view.members, JoinRequest(self.view.number, rank))
+        for rank in sorted(self._leavers):
+            self._tell(self.view.members, LeaveRequest(self.view.number, rank))
 
     def _learn(self, peer: int, view: View) -> None:
         """Take a decided view from a peer that this rank may believe."""
@@ -228,6 +251,8 @@ class Agreement:
             self._evidence.report(peer, message.rank, withdrawn=message.withdrawn)
         elif isinstance(message, JoinRequest):
             self._joining.add(message.rank)
+        elif isinstance(message, LeaveRequest):
+            self._leaving.add(message.rank)
         elif isinstance(message, Prepare | Accept):
             if peer == message.ballot.rank and peer in self.view.voters:
                 for rank in message.dead:

@@ -67,7 +67,9 @@ class Decision:
             return set()
         return set(self._view.members) - set(accused) - self.proposal.promises.keys()
 
-    def proceed(self, accused: Collection[int], joining: Collection[int]) -> View | None:
+    def proceed(
+        self, accused: Collection[int], joining: Collection[int], leaving: Collection[int]
+    ) -> View | None:
         """Propose a view once all promises are there; return it once a quorum has accepted it."""
         proposal = self.proposal
         if proposal is None:
@@ -76,7 +78,7 @@ class Decision:
         if proposal.value is None:
             if self.missing(accused) or not is_quorum(proposal.promises, proposal.dead):
                 return None
-            proposal.value = self._choose(proposal, accused, joining)
+            proposal.value = self._choose(proposal, accused, joining, leaving)
             self._accepted_ballot, self._accepted = proposal.ballot, proposal.value
             dead = tuple(sorted(proposal.dead))
             message = Accept(self._view.number, proposal.ballot, dead, proposal.value)
@@ -84,7 +86,11 @@ class Decision:
         return proposal.value if is_quorum(proposal.acceptors, proposal.dead) else None
 
     def _choose(
-        self, proposal: Proposal, accused: Collection[int], joining: Collection[int]
+        self,
+        proposal: Proposal,
+        accused: Collection[int],
+        joining: Collection[int],
+        leaving: Collection[int],
     ) -> View:
         """Choose the view to propose: one that a lower ballot may have decided, or a new one.
 
@@ -101,7 +107,7 @@ class Decision:
         if binding:
             return max(binding, key=itemgetter(0))[1]
         stay = {rank: promises[rank].counts for rank in promises.keys() - set(accused)}
-        return self._view.successor(stay, proposal.dead, joining)
+        return self._view.successor(stay, proposal.dead, joining, leaving)
 
     def receive(self, peer: int, message: Prepare | Promise | Accept | Accepted) -> None:
         """Take a message of a member about this decision."""

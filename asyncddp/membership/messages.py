@@ -96,6 +96,21 @@ class JoinRequest(MessageStruct, frozen=True, tag=14):
     rank: int
 
 
+class LeaveRequest(MessageStruct, frozen=True, tag=15):
+    """Request for a view after which a rank takes no part."""
+
+    number: int
+    rank: int
+
+
 MembershipMessage: TypeAlias = (
-    Suspicion | Prepare | Promise | Accept | Accepted | Commit | ViewRequest | JoinRequest
+    Suspicion
+    | Prepare
+    | Promise
+    | Accept
+    | Accepted
+    | Commit
+    | ViewRequest
+    | JoinRequest
+    | LeaveRequest
 )

@@ -12,7 +12,8 @@ class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Rounds of a name below ``starts[name]`` belong to the earlier view, later rounds to this one. A
     name that is not in ``starts`` starts at 0. A rank that joins becomes a voter in the first later
-    view that all living voters have promised, and is ``fresh`` in that view.
+    view that all living voters have promised, and is ``fresh`` in that view. A rank that is
+    ``leaving`` stays a member of the agreement until its process has ended.
 
     Example:
         >>> View.first([0, 1, 2]).members
@@ -27,6 +28,7 @@ class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
     voters: tuple[int, ...] = ()  # the members whose promises and acceptances decide; ascending
     fresh: tuple[int, ...] = ()  # the voters that were none in the view before
     unfenced: tuple[int, ...] = ()  # former voters that may live and not know that they are out
+    leaving: tuple[int, ...] = ()  # members that have asked to take no part any more
 
     @classmethod
     def first(cls, members: Collection[int], number: int = 0) -> View:
@@ -55,6 +57,7 @@ class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
         counts: Mapping[int, Mapping[str, int]],
         dead: Collection[int],
         joining: Collection[int],
+        leaving: Collection[int] = (),
     ) -> View:
         """Make the next view, of the members that stay, with their counts, and those that join."""
         starts: dict[str, int] = {}
@@ -69,5 +72,6 @@ class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
         voters = set(self.voters) - set(self.fresh) if unfenced else set(self.members)
         voters &= counts.keys()
         members, fresh = counts.keys() | joined, voters - set(self.voters)
-        changes = (tuple(sorted(ranks)) for ranks in (joined, left, voters, fresh, unfenced))
+        sets = joined, left, voters, fresh, unfenced, counts.keys() & set(leaving)
+        changes = (tuple(sorted(ranks)) for ranks in sets)
         return View(self.number + 1, tuple(sorted(members)), starts, *changes)

@@ -35,6 +35,7 @@ from asyncddp.membership.messages import (
     Ballot,
     Commit,
     JoinRequest,
+    LeaveRequest,
     Prepare,
     Promise,
     Suspicion,
@@ -63,6 +64,7 @@ MESSAGES = [
     Commit(VIEW),
     ViewRequest(0),
     JoinRequest(1, 2),
+    LeaveRequest(1, 2),
 ]
 TEXT = st.text(st.characters(codec="utf-8"))
 NUMBER = st.integers(-(2**63), 2**63 - 1)

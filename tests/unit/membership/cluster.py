@@ -42,6 +42,7 @@ class Process:
         self.agreement = Recorded(rank, members, self.uses, patience=PATIENCE, number=number)
         self.views: list[View] = [self.agreement.view] if rank in members else []
         self.frozen_counts: dict[str, int] | None = None
+        self.leaves = False
 
 
 class Cluster:
@@ -121,6 +122,13 @@ class Cluster:
         agreement, counts = self.processes[rank].agreement, self.processes[rank].uses.counts
         if not agreement.frozen and agreement.isolated is None and agreement.joined:
             counts[name] = counts.get(name, 0) + 1
+
+    def leave(self, rank: int, sent: int | None) -> None:
+        """Let a member ask for a view after which it takes no part."""
+        process = self.processes[rank]
+        if process.agreement.joined and not process.leaves:
+            process.leaves = True
+            self.act(rank, lambda one: one.leave(self.now), sent)
 
     def join(self, sponsor: int, rank: int) -> None:
         """Start a process of a rank that is new or dead, and ask for its admission."""
@@ -228,4 +236,7 @@ class Cluster:
             assert view == views[0]
             assert list(view.members) == sorted(members), (view, members)
         for rank in members:
-            assert not self.processes[rank].agreement.frozen
+            process = self.processes[rank]
+            assert not process.agreement.frozen
+            told = [one.number for one in process.views if rank in one.leaving]
+            assert len(told) == process.leaves, (rank, told)

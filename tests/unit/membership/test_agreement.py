@@ -93,9 +93,13 @@ def join(cluster: Cluster, draw, rank: int, sent: int | None) -> None:
         cluster.join(rank, draw(st.sampled_from(places)))
 
 
+def leave(cluster: Cluster, draw, rank: int, sent: int | None) -> None:
+    cluster.leave(rank, sent)
+
+
 ACTIONS = (
     *[deliver] * 12, *[tick] * 3, *[certify] * 2, *[burst] * 2,
-    use, suspect, suspect_by_all, withdraw, cut, join,
+    use, suspect, suspect_by_all, withdraw, cut, join, leave,
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from asyncddp.membership.messages import (
     Ballot,
     Commit,
     JoinRequest,
+    LeaveRequest,
     Prepare,
     Promise,
     Suspicion,
@@ -37,6 +38,7 @@ def messages(number: int) -> list[MembershipMessage]:
         Accepted(number, BALLOT),
         ViewRequest(number),
         JoinRequest(number, 7),
+        LeaveRequest(number, 7),
     ]
 
 

@@ -16,6 +16,7 @@ from asyncddp.membership.messages import (
     Promise,
     Suspicion,
 )
+from tests.unit.membership.cluster import Cluster
 
 SMALL = View(1, (0, 1), {}, left=(2,), voters=(0, 1))
 
@@ -201,3 +202,17 @@ def test_new_voters_lose_their_votes_while_a_removed_one_may_not_know():
     later = weak.successor({rank: {} for rank in weak.members}, (), ())
     assert later.voters == (0, 1)
     assert weak.successor({rank: {} for rank in weak.members}, {2}, ()).voters == (0, 1, 3, 5)
+
+
+def test_a_member_that_does_not_vote_repeats_its_wish_to_leave():
+    """Its request was lost with a connection; the voters hear of it when it is due to propose."""
+    cluster = Cluster(2)
+    cluster.kill(1)
+    cluster.certify(0, 1)
+    cluster.join(0, 1)
+    cluster.flow()
+    assert cluster.processes[1].agreement.view.voters == (0,)
+    cluster.cuts.add((1, 0))
+    cluster.leave(1, None)
+    cluster.settle()
+    assert cluster.processes[0].agreement.view.leaving == (1,)
