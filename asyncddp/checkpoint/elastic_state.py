@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -72,7 +73,8 @@ class ElasticState:
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: This rank has given an object of a wrong kind. Or the others train another
-            model, or with another optimizer: on the replacement alone, and the others go on.
+            model, with another optimizer, or with other parts, or have objects in their state that
+            ``torch.load(weights_only=True)`` refuses: on the replacement alone; the others go on.
         PeerLeftError: The rank that sends the state has died; end this process, and start it anew.
         EnvironmentProblem: No rank can join, since the others use windows: those of the user, or of
             an asynchronous method. Or a ``state_dict()`` of the rank that sends has failed; that
@@ -105,6 +107,7 @@ class ElasticState:
         optional = {"optimizer": optimizer, "scheduler": scheduler}
         given = {name: one for name, one in optional.items() if one is not None}
         _check_kinds({"model": model, **given, **parts})
+        self._given = ["model", *given, *sorted(parts)]
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._parts, self._context, self.step = parts, current(), 0
         self._sends: list[Handle[None]] = []
@@ -229,24 +232,26 @@ class ElasticState:
 
     def _state(self) -> dict[str, Any]:
         found = own_state(self._model, self._optimizer, self._scheduler)
-        return {**found, "parts": {name: one.state_dict() for name, one in self._parts.items()}}
+        parts = {name: one.state_dict() for name, one in self._parts.items()}
+        return {**found, "parts": parts, "given": self._given}
 
     def _join(self) -> None:
         context = self._context
         view, rank = self._await_view(), context.rank
         first = context.engine.first_step()
         sponsor = _sponsor(view)
-        data = receive_state(sponsor, _name(rank, first))
-        found = torch.load(io.BytesIO(to_bytes(data)), map_location="cpu", weights_only=True)
-        if "problem" in found:
-            raise EnvironmentProblem(
-                f"rank {rank}: {_VERB}: rank {sponsor} could not make its state: "
-                f"{found['problem']}; keep {_PLAIN} in state dicts"
+        found = _loaded(to_bytes(receive_state(sponsor, _name(rank, first))), rank, sponsor)
+        if found["given"] != self._given:
+            raise ArgumentError(
+                f"{_VERB}: arguments: expected {', '.join(found['given'])}, as on rank {sponsor}, "
+                f"got {', '.join(self._given)}; give the same objects by the same names on all "
+                "ranks"
             )
-        check_fit(_VERB, found, self._model, self._optimizer, self._scheduler)
+        parts, source = (self._model, self._optimizer, self._scheduler), _source(sponsor)
+        check_fit(_VERB, found, *parts, source)
         for name, part in self._parts.items():
             part.load_state_dict(found["parts"][name])
-        load_state(found, self._model, self._optimizer, self._scheduler)
+        load_state(found, *parts)
         keep_replica(self._model)
         self.step = found["step"]
         context.engine.adopt(self.step, found["counts"], found["collectives"])
@@ -300,6 +305,30 @@ def _weakly(method: Callable[[], str]) -> Callable[[], str]:
         return "" if living is None else living()
 
     return call
+
+
+def _loaded(data: bytes | memoryview, rank: int, sponsor: int) -> dict[str, Any]:
+    """Return what the sponsor has sent; raise an error where that is no state."""
+    file = io.BytesIO(data)
+    try:
+        found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        file.seek(0)
+        odd = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+        raise ArgumentError(
+            f"{_VERB}: {_source(sponsor)}: expected {_PLAIN} in state dicts, got "
+            f"{odd or 'other objects'}; convert the others in state_dict()"
+        ) from error
+    if "problem" in found:
+        raise EnvironmentProblem(
+            f"rank {rank}: {_VERB}: rank {sponsor} could not make its state: {found['problem']}; "
+            f"keep {_PLAIN} in state dicts"
+        )
+    return found
+
+
+def _source(sponsor: int) -> str:
+    return f"the state of rank {sponsor}"
 
 
 def _sponsor(view: View) -> int:

@@ -207,14 +207,18 @@ def check_fit(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     scheduler: HasState | None,
+    source: str = "the checkpoint",
 ) -> None:
-    """Raise an error that names the parts of a saved state that do not fit; change nothing."""
+    """Raise an error that names the parts of a saved state that do not fit; change nothing.
+
+    ``source`` is what the messages call the state.
+    """
     problems = list(_model_problems(saved["model"], model.state_dict()))
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ArgumentError(
-            f"{verb}: argument model: the checkpoint is of another model: "
-            f"{'; '.join(problems[:5])}{more}. Build the model as it was"
+            f"{verb}: argument model: {source} is of another model: "
+            f"{'; '.join(problems[:5])}{more}. Build the same model"
         )
     for key, part in (("optimizer", optimizer), ("scheduler", scheduler)):
         if part is not None and key not in saved:
@@ -231,24 +235,24 @@ def check_fit(
     here = [len(group["params"]) for group in optimizer.param_groups]
     if groups != here:
         raise ArgumentError(
-            f"{verb}: argument optimizer: the checkpoint has groups of {groups} parameters, and "
-            f"the optimizer of {here}; make it as it was"
+            f"{verb}: argument optimizer: {source} has groups of {groups} parameters, and "
+            f"the optimizer of {here}; make it with the same groups"
         )
     if isinstance(optimizer, DistributedOptimizer):
-        _check_algorithm(verb, averaging_of(saved["optimizer"]), optimizer)
+        _check_algorithm(verb, averaging_of(saved["optimizer"]), optimizer, source)
 
 
 def _check_algorithm(
-    verb: str, averaging: Mapping[str, Any], optimizer: DistributedOptimizer
+    verb: str, averaging: Mapping[str, Any], optimizer: DistributedOptimizer, source: str
 ) -> None:
     """Raise if loading would continue with another algorithm; plain states fit all."""
     before = averaging.get("algorithm")
     after = optimizer.method_after_loading(averaging) if "steps" in averaging else before
     if before != after:
         raise ArgumentError(
-            f"{verb}: argument optimizer: the checkpoint is of {before}, and the optimizer would "
+            f"{verb}: argument optimizer: {source} is of {before}, and the optimizer would "
             f"go on with {after}; make it with algorithm={before!r}, and call "
-            f"optimizer.switch_to({after!r}) once it is loaded, or load the model alone"
+            f"optimizer.switch_to({after!r}) on all ranks once it is loaded"
         )
 
 

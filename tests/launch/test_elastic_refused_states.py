@@ -47,7 +47,14 @@ for step in state.steps(10**6):
         break
 """
 SENT = "EnvironmentProblem: rank 1: ElasticState: rank 0 could not make its state: "
+PLAIN = "tensors, numbers, strings, lists and dicts"
 REFUSED = {
+    "shape": "ArgumentError: ElasticState: argument model: the state of rank 0 is of another "
+    "model: weight has shape (1, 2) in it, and (1, 3) in the model. Build the same model",
+    "name": "ArgumentError: ElasticState: arguments: expected model, optimizer, sampler, as on "
+    "rank 0, got model, optimizer, reader; give the same objects by the same names on all ranks",
+    "odd": f"ArgumentError: ElasticState: the state of rank 0: expected {PLAIN} in state dicts, "
+    "got fractions.Fraction; convert the others in state_dict()",
     "broken": f"{SENT}Broken: the reader is closed",
     "unpicklable": SENT,
 }
@@ -55,7 +62,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(
     ("case", "ranks"),
-    [("broken", 3), ("unpicklable", 2)],
+    [("shape", 3), ("name", 2), ("odd", 2), ("broken", 3), ("unpicklable", 2)],
 )
 def test_a_replacement_that_cannot_have_the_state_ends_alone(run, case, ranks):
     """It says which objects differ, or that the sender has none to give; the others go on."""
