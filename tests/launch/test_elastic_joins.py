@@ -38,7 +38,6 @@ end = None
 for step in state.steps(10**6):
     if rank in victims and not state.joined and step == 20 + 3 * victims.index(rank):
         os.kill(os.getpid(), signal.SIGKILL)
-    back = sum(path.exists() for path in map(pathlib.Path, map(str, victims))) == len(victims)
     record["steps"].append(step)
     record["sizes"].append(bf.size())
     for number, (model, optimizer) in enumerate(zip(models, optimizers)):
@@ -46,9 +45,10 @@ for step in state.steps(10**6):
         (model(inputs) - targets).square().mean().backward()
         optimizer.step()
         record["weights"][number].append(model.weight.flatten().tolist())
-    if state.joined:
-        pathlib.Path(str(rank)).touch()
-    if end is None and bf.size() == 4 and bf.view().number >= 2 * len(victims):
+    back = bf.size() == 4 and bf.view().number > 1
+    if len(victims) > 1:  # who die in one view or in two
+        back = sum(bf.allgather(torch.tensor([float(state.joined)]))) == len(victims)
+    if end is None and back:
         end = step + more
     if step == end or pathlib.Path("refused").exists():
         break
