@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from asyncddp.environments.launchers import announced, set_torch_variables
 
 RANKS_PER_NODE = "ASYNCDDP_RANKS_PER_NODE"
 """Set by a launcher that starts equally many ranks on each node, one node after another."""
+_HANDLER = "asyncddp.context.crash_handler"
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 
@@ -97,10 +99,15 @@ def main(words: Sequence[str]) -> None:
 
 
 def _end_all_ranks(error: BaseException) -> None:
-    """End all ranks; just return if the library cannot be imported."""
+    """End all ranks; just return if the library cannot be imported.
+
+    Ctrl-C may have interrupted that: then the rank has met no others, and ends without a traceback.
+    """
+    if isinstance(error, KeyboardInterrupt) and _HANDLER not in sys.modules:
+        os._exit(128 + signal.SIGINT)
     try:
         from asyncddp.context.crash_handler import end_run
-    except ImportError:
+    except Exception:  # noqa: BLE001 - torch raises others where its import was interrupted
         return
     end_run(error.with_traceback(_user_frames(error.__traceback__)))
 

@@ -175,3 +175,25 @@ def test_a_rank_that_sigterm_ends_is_named_and_not_the_peer_that_missed_it(run):
         assert first.startswith("asyncddp run: rank 1 "), ended.stderr
         assert words in first
         assert ended.code == (code or 1)
+
+
+IMPORTING = """
+import sys, time
+sys.stdout.write("imports\\n")
+sys.stdout.flush()
+sys.modules["torch"] = None  # as it is left where Ctrl-C has interrupted its import
+time.sleep(60)
+"""
+
+
+def test_ctrl_c_before_the_library_is_there_prints_no_traceback(run):
+    """Ranks have met no others yet, and torch cannot be imported again."""
+    child = run.start("--launcher", "local", "-np", "2", run.script(IMPORTING))
+    for _ in range(2):
+        assert child.stdout.readline() == "imports\n"
+    for process in psutil.Process(child.pid).children(recursive=True):
+        if "asyncddp.launch.rank" in process.cmdline():
+            process.send_signal(signal.SIGINT)
+    _, stderr = child.communicate(timeout=30)
+    assert child.returncode == 130, stderr
+    assert "Traceback" not in stderr, stderr

@@ -107,8 +107,8 @@ class ReplacementJoin:
         answers = [self.mesh.answers[peer] for peer in self._living()]
         if not answers:
             raise EnvironmentProblem(
-                "init(): the run to join has ended: none of its ranks answers"
-                + str(self.mesh.failed)
+                f"init(): the run to join has ended: none of its {self.mesh.size - 1} other ranks "
+                "can be reached"
             )
         return max((answer.view for answer in answers), key=lambda view: view.number)
 
