@@ -73,8 +73,12 @@ def ranks(hosts, tmp_path):
 
 @pytest.mark.parametrize(
     ("places", "stay"),
-    [((1, 1, 2), [0, 1]), ((1, 2, 2), [1, 2]), ((1, 2, 2, 1), [0, 3]), ((1, 2), [0])],
-    ids=["more-here", "more-there", "half-with-lowest", "one-each"],
+    [
+        pytest.param((1, 1, 2), [0, 1], marks=pytest.mark.nightly, id="more-here"),
+        pytest.param((1, 2, 2), [1, 2], id="more-there"),
+        pytest.param((1, 2, 2, 1), [0, 3], id="half-with-lowest"),
+        pytest.param((1, 2), [0], marks=pytest.mark.nightly, id="one-each"),
+    ],
 )
 def test_exactly_one_side_of_a_cut_goes_on(ranks, places, stay):
     """The side with more ranks, or with the lowest rank of two halves; the others say why not."""

@@ -66,7 +66,14 @@ def records(run, ranks):
     return [json.loads((run.folder / f"record-{rank}.json").read_text()) for rank in ranks]
 
 
-@pytest.mark.parametrize("leavers", [[2], [0], [3, 1]], ids=["one", "the lowest", "two"])
+@pytest.mark.parametrize(
+    "leavers",
+    [
+        pytest.param([2], marks=pytest.mark.nightly, id="one"),
+        pytest.param([0], id="the lowest"),
+        pytest.param([3, 1], id="two"),
+    ],
+)
 def test_all_go_on_without_a_rank_that_leaves(run, leavers):
     """All agree on the step, no step is missed, and exact methods come to the others' optimum."""
     ended = run(*words(run, METHODS, leavers, [], 400))
