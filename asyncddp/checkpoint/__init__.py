@@ -9,6 +9,10 @@ A folder holds the checkpoints of one run, each a folder of its own that is name
             rank0.pt           rank 0's model:                   replicas="rank0"
             rank_00000.pt …    every rank's own:                 replicas="all"
 
+            average/           where replicas are sharded: their tensors, in torch's DCP format, of
+            rank0/             the average, or of replica 0,
+            replica_00000/ …   or of each replica
+
 ``torch.load(file)`` reads each file with ``weights_only=True``: ``"model"``, ``"optimizer"`` and
 ``"scheduler"`` are state dicts, ``"extra"`` is the caller's, ``"rng"`` has the state of the random
 generators by rank, and ``"manifest"`` what ``manifest.json`` says of the run.
@@ -29,6 +33,10 @@ Checkpoints from before there were digests are read without them.
 the same name. Loading looks at what all ranks have: of every rank's own files the last checkpoint
 counts of which each rank can read its file; one file for all is read by the first rank that has
 it, which sends it to the others. The last checkpoint is the one that was saved last.
+
+**Replicas that are sharded.** Each rank writes its parts of tensors of parameters, and reads its
+parts, which may be of other sizes. The files beside the folders hold the rest, and shapes and
+dtypes of those tensors on torch's ``meta`` device.
 
 **Another number of ranks** takes the average, or rank 0's where only that was saved. There each
 optimizer has the averages of floating-point tensors, such as moments, and rank 0's numbers; the

@@ -8,9 +8,10 @@ import json
 import logging
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,16 +22,21 @@ from asyncddp.ops.joint_action import FILE_ERRORS
 from asyncddp.serialization import pack
 from asyncddp.tensors.local_parts import is_distributed
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 logger = logging.getLogger("asyncddp")
 
 POLICIES = ("average", "rank0", "all")
-MANIFEST = "manifest.json"
+MANIFEST, DCP_METADATA = "manifest.json", ".metadata"
 FORMAT = 1
 HALF_WRITTEN = f"it is half-written: it has no {MANIFEST}, which is written last"
 _STEP = re.compile(r"step_(\d{10,})")
 _OURS = re.compile(
     r"((average|rank0|rank_\d{5,})(\.\d+)?\.pt|manifest\.json)(\.[0-9a-f]{8}\.part)?"
 )
+_DCP = re.compile(r"(__\d+_\d+\.distcp|\.metadata)(\.tmp)?")
+_SHARDS = re.compile(r"(average|rank0|replica_\d{5,})(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class SavedManifest:
         return found
 
 
-def check_place(path: Any, model: Any, step: Any) -> None:
+def check_place(path: Any, model: Any, step: Any, mesh: DeviceMesh | None) -> None:
     """Raise an error for a wrong argument of this rank, for arguments of saving and loading."""
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"argument path: expected a folder's name, got {path!r}")
@@ -68,11 +74,16 @@ def check_place(path: Any, model: Any, step: Any) -> None:
         raise ArgumentError(
             f"argument model: expected a torch.nn.Module, got {type(model).__name__}"
         )
-    if any(map(is_distributed, model.parameters())):
+    sharded = any(map(is_distributed, model.parameters()))
+    if sharded and mesh is None:
         raise ArgumentError(
             "argument model: expected ordinary parameters, got DTensors, of which each rank has a "
-            "part; within average_model(model, mesh=mesh['replica']) save model.state_dict() by "
-            "torch.distributed.checkpoint, which reads it into any number of parts"
+            "part; give mesh=mesh['replica'], the dimension of the mesh whose ranks are replicas"
+        )
+    if mesh is not None and not sharded:
+        raise ArgumentError(
+            "argument mesh: expected None, since no parameter of the model is a DTensor, got a "
+            "dimension of a mesh; shard the model before, or leave mesh out"
         )
     if step is not None:
         checked_integer("argument step", step, 0)
@@ -92,6 +103,13 @@ def step_of(folder: Path) -> int | None:
 def file_of(kind: str, rank: int, suffix: str) -> str:
     """Return a file name: ``kind`` all for a rank's own file, else average or rank0."""
     return f"rank_{rank:05d}{suffix}.pt" if kind == "all" else f"{kind}{suffix}.pt"
+
+
+def shards_of(file: str, replica: int) -> str:
+    """Return the name of the folder of a replica's DCP files, beside the file of all else."""
+    kind, *suffix = file.removesuffix(".pt").split(".")
+    own = f"replica_{replica:05d}" if kind.startswith("rank_") else kind
+    return ".".join([own, *suffix])
 
 
 def list_checkpoints(path: Path) -> tuple[list[SavedManifest], dict[Path, str]]:
@@ -121,10 +139,10 @@ def list_checkpoints(path: Path) -> tuple[list[SavedManifest], dict[Path, str]]:
 
 def _checked(content: Any) -> dict[str, Any]:
     """Check that a manifest has all entries needed for loading, and a correct digest."""
-    kinds = {"format": int, "number": int, "step": int, "id": str, "world_size": int}
-    kinds |= {"replicas": str, "files": dict}
     if not isinstance(content, dict):
         raise ValueError(f"expected a mapping, got {type(content).__name__}")
+    kinds = {"format": int, "number": int, "step": int, "id": str, "world_size": int}
+    kinds |= {"replicas": str, "files": dict, **({"shards": int} if "shards" in content else {})}
     for key, kind in kinds.items():
         if type(content.get(key)) is not kind:
             raise ValueError(f"expected {key} as {kind.__name__}, got {content.get(key)!r}")
@@ -144,10 +162,16 @@ def _check_files(content: dict[str, Any]) -> None:
     replicas, size, files = content["replicas"], content["world_size"], content["files"]
     shared = "rank0" if replicas == "rank0" else "average"
     suffix = "" if f"{shared}.pt" in files else f".{content['number']}"
-    own = size if replicas == "all" else 0
-    if replicas not in POLICIES or len(files) != own + 1:
-        raise ValueError(f"{len(files)} files are not those of replicas={replicas!r}, {size} ranks")
-    for name in [f"{shared}{suffix}.pt", *(file_of("all", rank, suffix) for rank in range(own))]:
+    own, shards = size if replicas == "all" else 0, content.get("shards", 0)
+    whole = [name for name in files if not shards or "/" not in name]
+    if replicas not in POLICIES or len(whole) != own * max(shards, 1) + 1:
+        raise ValueError(f"{len(whole)} files are not those of replicas={replicas!r}, {size} ranks")
+    names = [f"{shared}{suffix}.pt"]
+    names += [file_of("all", rank, suffix) for rank in range(len(whole) - 1)]
+    if shards:
+        names += [f"{shared}{suffix}/{DCP_METADATA}"]
+        names += [f"replica_{replica:05d}{suffix}/{DCP_METADATA}" for replica in range(own)]
+    for name in names:
         if type(files.get(name)) is not int:
             raise ValueError(f"expected the size of {name} in files, got {files.get(name)!r}")
 
@@ -169,7 +193,7 @@ def remove_old(path: Path, keep: int | None) -> None:
     try:
         saved, others = list_checkpoints(path)
         for one in saved if keep is None else saved[:keep]:
-            _remove_files(one.folder, except_for={MANIFEST, *one.content["files"]})
+            _remove_files(one.folder, {MANIFEST, *one.content["files"]})
         for one in [] if keep is None else saved[keep:]:
             remove_checkpoint(one.folder)
         for folder in others:
@@ -182,12 +206,23 @@ def remove_old(path: Path, keep: int | None) -> None:
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint's files, manifest first, and then its folder if it is empty."""
     (folder / MANIFEST).unlink(missing_ok=True)
-    _remove_files(folder, except_for=set())
+    _remove_files(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
-def _remove_files(folder: Path, except_for: set[str]) -> None:
+def _remove_files(folder: Path, except_for: Collection[str] = ()) -> None:
     for file in list(folder.iterdir()) if folder.is_dir() else []:
-        if _OURS.fullmatch(file.name) and file.name not in except_for:
+        if _SHARDS.fullmatch(file.name) and file.is_dir():
+            remove_shards(file, except_for)
+        elif _OURS.fullmatch(file.name) and file.name not in except_for:
             file.unlink(missing_ok=True)
+
+
+def remove_shards(folder: Path, except_for: Collection[str] = ()) -> None:
+    """Remove a replica's DCP files, but those of some names, and their folder if it is empty."""
+    for file in list(folder.iterdir()) if folder.is_dir() else []:
+        if _DCP.fullmatch(file.name) and f"{folder.name}/{file.name}" not in except_for:
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

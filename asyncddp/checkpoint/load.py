@@ -5,26 +5,44 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from asyncddp.checkpoint.files import digest_of
-from asyncddp.checkpoint.folder import HALF_WRITTEN, check_place, list_checkpoints, step_of
+from asyncddp.checkpoint.candidates import (
+    Candidate,
+    check_own_files,
+    check_shards,
+    find_candidates,
+    intact,
+)
+from asyncddp.checkpoint.folder import (
+    check_place,
+    shards_of,
+    step_of,
+)
+from asyncddp.checkpoint.place import Place
 from asyncddp.checkpoint.random_state import decoded_random_state, restore_random_state
+from asyncddp.checkpoint.sharded_state import ParameterState, without_own_parts
+from asyncddp.checkpoint.shards import read_shards
 from asyncddp.checkpoint.training_state import HasState, check_fit, load_state, without_own_memory
 from asyncddp.context import current
+from asyncddp.context.context import use
+from asyncddp.context.mesh_context import replica_context, world_of
 from asyncddp.errors import ArgumentError, EnvironmentProblem
 from asyncddp.ops.broadcast import broadcast
 from asyncddp.ops.joint_action import FILE_ERRORS, together
-from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.parameter_sync import keep_replica
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.byte_views import from_bytes, to_bytes
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger("asyncddp")
 
@@ -64,12 +82,15 @@ def load_checkpoint(
     *,
     step: int | None = None,
     replicas: str | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Checkpoint | None:
     """Load the last checkpoint of :func:`save_checkpoint` readable by all ranks; collective.
 
     Where every rank's own was saved, and the number of ranks is the same, each goes on exactly.
     Otherwise all start from the average, or from rank 0's where that was saved. Call it before the
-    first step, or between two barriers.
+    first step, or between two barriers. Replicas that are sharded, with ``mesh``, may have been
+    sharded in another way: as many replicas go on with their own models and what their method
+    remembers, but without random states and residuals of compressors.
 
     Args:
         path: The folder of the run's checkpoints, or that of one of them.
@@ -78,6 +99,9 @@ def load_checkpoint(
         scheduler: The scheduler likewise.
         step: Load the checkpoint of this step, and no other.
         replicas: ``"average"`` takes the average where every rank's own was saved, too.
+        mesh: Where the model is sharded: the dimension of the mesh whose ranks are replicas. Each
+            rank reads its parts, of shape ``(rows / ranks of a replica, ...)`` with FSDP2, from a
+            checkpoint of parts of any sizes; all ranks need the same folder.
 
     Returns:
         Step, ``extra`` and more; None where there is no checkpoint yet, or only a half-written one,
@@ -86,7 +110,8 @@ def load_checkpoint(
     Raises:
         NotInitializedError: ``init()`` was not called.
         ArgumentError: The checkpoint is of another model, other groups or another algorithm, or was
-            saved without what is given here; raised on all ranks, and nothing is changed.
+            saved without what is given here; it is of whole replicas and ``mesh`` is given, or the
+            reverse; raised on all ranks, and nothing is changed.
         MismatchError: Ranks give different arguments.
         EnvironmentProblem: The one that was named, or each that is there, is damaged or is not
             where the ranks can read it; raised on all ranks, and nothing is changed. One that was
@@ -103,89 +128,84 @@ def load_checkpoint(
         >>> with tempfile.TemporaryDirectory() as folder, bf.local_world(2) as world:
         ...     world.run(evaluate, folder)
         [(2, 0.5), (2, 0.5)]
+        >>> def resume(folder, model, optimizer, mesh):  # where FSDP2 shards the model
+        ...     return bf.load_checkpoint(folder, model, optimizer, mesh=mesh["replica"])
     """
-    together(_VERB, "read its arguments", lambda: _check_arguments(path, model, step, replicas))
-    facts = [f"path={os.fspath(path)!r}", f"step={step}", f"replicas={replicas!r}"]
-    facts += [f"optimizer {optimizer is not None}", f"scheduler {scheduler is not None}"]
-    require_equal_on_all_ranks(current(), f"{_VERB} needs the same arguments on all ranks", facts)
-    folder = Path(path)
-    named = step_of(folder)
-    if step is None and named is not None:
-        folder, step = folder.parent, named
-    found = _newest(folder, step, replicas)
-    if found is None:
-        return None
-    content, candidate, exact = found
-    saved = dict(content)
-    if not exact and "optimizer" in saved:
-        saved["optimizer"] = without_own_memory(saved["optimizer"])
-    together(_VERB, "compare", lambda: check_fit(_VERB, saved, model, optimizer, scheduler))
-    together(_VERB, "load", lambda: load_state(saved, model, optimizer, scheduler))
-    if exact:
-        keep_replica(model)
-    if saved["rng"] is not None:
-        restore_random_state(saved["rng"])
-    manifest = saved["manifest"]
-    return Checkpoint(manifest["step"], saved["extra"], manifest, exact, folder / candidate.folder)
+    with use(world_of(replica_context(mesh))):
+        place = Place.of(mesh)
+        check = partial(_check_arguments, path, model, step, replicas, mesh)
+        together(_VERB, "read its arguments", check)
+        facts = [f"path={os.fspath(path)!r}", f"step={step}", f"replicas={replicas!r}"]
+        facts += [f"optimizer {optimizer is not None}", f"scheduler {scheduler is not None}"]
+        claim = f"{_VERB} needs the same arguments on all ranks"
+        require_equal_on_all_ranks(current(), claim, facts)
+        folder = Path(path)
+        named = step_of(folder)
+        if step is None and named is not None:
+            folder, step = folder.parent, named
+        found = _newest(folder, step, replicas, place)
+        if found is None:
+            return None
+        saved, candidate, own = found
+        alike = place.describe(model).items() <= candidate.content.items()
+        compare = partial(_fitting, saved, model, optimizer, scheduler, own=own, alike=alike)
+        state = together(_VERB, "compare", compare)
+        if place.inner is not None:
+            parts = shards_of(candidate.file_for(place, own=own), place.column.rank)
+            read = partial(read_shards, folder / candidate.folder / parts)
+            parameters = ParameterState(model, optimizer)
+            together(_VERB, f"read {parts}", lambda: parameters.put_back(state, read))
+        together(_VERB, "load", lambda: load_state(state, model, optimizer, scheduler))
+        if own:
+            keep_replica(model)
+        if alike and state["rng"] is not None:
+            restore_random_state(state["rng"])
+        manifest, place_of_it = state["manifest"], folder / candidate.folder
+        return Checkpoint(manifest["step"], state["extra"], manifest, own and alike, place_of_it)
 
 
-def _check_arguments(path: Any, model: Any, step: Any, replicas: Any) -> None:
-    check_place(path, model, step)
+def _check_arguments(path: Any, model: Any, step: Any, replicas: Any, mesh: Any) -> None:
+    check_place(path, model, step, mesh)
     if replicas not in (None, "average"):
         raise ArgumentError(f"argument replicas: expected None or 'average', got {replicas!r}")
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """Checkpoint that at least one rank has, with each rank's list of its complete files."""
+def _fitting(
+    saved: Mapping[str, Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    scheduler: HasState | None,
+    *,
+    own: bool,
+    alike: bool,
+) -> dict[str, Any]:
+    """Return what this rank loads of a file's content; raise an error if it does not fit.
 
-    folder: str
-    content: Mapping[str, Any]
-    files: Sequence[Sequence[str]]
-
-    def is_exact(self, replicas: str | None) -> bool:
-        """Return whether each rank reads its own file."""
-        same = self.content["world_size"] == current().size
-        return same and self.content["replicas"] == "all" and replicas is None
-
-
-def _candidates(path: Path) -> tuple[list[_Candidate], dict[str, str], bool]:
-    """Gather the checkpoints of all ranks, newest first; collective.
-
-    Logs a warning about incomplete or damaged checkpoints. Also returns, by folder name, why other
-    folders are no checkpoints, and whether one of them is damaged.
+    The content is of this rank's own replica, or not, and of ranks with parts of the same sizes.
     """
-    saved, others = together(_VERB, f"read {path}", lambda: list_checkpoints(path))
-    if current().local_rank == 0:
-        for folder, why in others.items():
-            logger.warning("%s: %s is skipped: %s", _VERB, folder, why)
-    whys = [[folder.name, why] for folder, why in others.items()]
-    mine = [[one.folder.name, one.content, one.whole_files()] for one in saved]
-    every = gather_records([whys, mine], list[Any], _VERB)
-    known = {content["id"]: (name, content) for _, one in every for name, content, _ in one}
-    whole = [{content["id"]: files for _, content, files in one} for _, one in every]
-    found = [
-        _Candidate(name, content, [files.get(identifier, []) for files in whole])
-        for identifier, (name, content) in known.items()
-    ]
-    found.sort(key=lambda one: (one.content["number"], one.content["id"]), reverse=True)
-    unusable = [pair for theirs, _ in every for pair in theirs]
-    return found, dict(unusable), any(why != HALF_WRITTEN for _, why in unusable)
+    found = dict(saved)
+    if not own and "optimizer" in found:
+        found["optimizer"] = without_own_memory(found["optimizer"])
+    check_fit(_VERB, found, model, optimizer, scheduler)
+    if own and not alike and "optimizer" in found:
+        found["optimizer"] = without_own_parts(_VERB, found["optimizer"])
+    return found
 
 
 def _newest(
-    path: Path, step: int | None, replicas: str | None
-) -> tuple[dict[str, Any], _Candidate, bool] | None:
+    path: Path, step: int | None, replicas: str | None, place: Place
+) -> tuple[dict[str, Any], Candidate, bool] | None:
     """Read the last checkpoint that all ranks can read; None if there is none; collective."""
-    candidates, unusable, damaged = _candidates(path)
+    candidates, unusable, damaged = find_candidates(path)
     others = sorted({one.content["step"] for one in candidates} - {step})
     wanted = [one for one in candidates if step is None or one.content["step"] == step]
     whys = [f"{path / name}: {why}" for name, why in unusable.items()]
     if step is not None:
         whys = [why for name, why in unusable.items() if step_of(Path(name)) == step]
     for one in wanted:
+        place.check_kind(_VERB, one.content)
         try:
-            return _read(path, one, replicas), one, one.is_exact(replicas)
+            return _read(path, one, replicas, place), one, one.is_exact(replicas, place)
         except (ValueError, EnvironmentProblem) as error:
             whys.append(f"{path / one.folder}: {str(error).removeprefix(f'{_VERB}: ')}")
         if step is None and current().local_rank == 0:
@@ -204,42 +224,33 @@ def _newest(
     return None
 
 
-def _read(path: Path, one: _Candidate, replicas: str | None) -> dict[str, Any]:
+def _read(path: Path, one: Candidate, replicas: str | None, place: Place) -> dict[str, Any]:
     """Read each rank's own file or the shared file, and check that it is of the checkpoint.
 
     Collective; raises an error on all ranks, or a ValueError on all, without a message between,
     where the files are not where they are needed.
     """
-    folder, sizes = path / one.folder, one.content["files"]
-    own = sorted(name for name in sizes if name.startswith("rank_"))
-    if one.is_exact(replicas):
-        for rank, name in enumerate(own):
-            if name not in one.files[rank]:
-                raise ValueError(
-                    f"rank {rank} has no whole {name}; replicas='average' needs one file only"
-                )
-        file = folder / own[current().rank]
-        return together(_VERB, f"read {file}", lambda: _content(_intact(file, one), one))
-    name = next(name for name in sizes if name not in own)
-    if replicas == "average" and not name.startswith("average"):
+    folder, own = path / one.folder, one.is_exact(replicas, place)
+    name = one.file_for(place, own=own)
+    if not own and replicas == "average" and not name.startswith("average"):
         raise ValueError("it was saved with replicas='rank0', and has no average")
+    if place.inner is not None:
+        check_shards(folder, one, own=own)
+    file = folder / name
+    if own:
+        check_own_files(one, place)
+        return together(
+            _VERB, f"read {file}", lambda: _content(intact(folder, name, one), one, place)
+        )
     reader = next((rank for rank, here in enumerate(one.files) if name in here), None)
     if reader is None:
         raise ValueError(f"no rank has a whole {name}")
-    file, here = folder / name, current().rank == reader
-    data = together(_VERB, f"read {file}", lambda: _intact(file, one).read_bytes() if here else b"")
-    whole = _broadcast_bytes(data, sizes[name], reader)
-    return together(_VERB, f"read {file}", lambda: _content(io.BytesIO(whole), one))
-
-
-def _intact(file: Path, one: _Candidate) -> Path:
-    """Return a file after checking its size and digest; older manifests have no digests."""
-    digest = one.content.get("digests", {}).get(file.name)
-    if file.stat().st_size != one.content["files"][file.name]:
-        raise ValueError("it has not the size that it was written with")
-    if digest is not None and digest != digest_of(file):
-        raise ValueError("it is damaged: it has not the digest that it was written with")
-    return file
+    here = current().rank == reader
+    data = together(
+        _VERB, f"read {file}", lambda: intact(folder, name, one).read_bytes() if here else b""
+    )
+    whole = _broadcast_bytes(data, one.content["files"][name], reader)
+    return together(_VERB, f"read {file}", lambda: _content(io.BytesIO(whole), one, place))
 
 
 def _broadcast_bytes(data: bytes, size: int, root: int) -> bytes:
@@ -256,16 +267,14 @@ def _broadcast_bytes(data: bytes, size: int, root: int) -> bytes:
     return bytes(found)
 
 
-def _content(file: Path | io.BytesIO, one: _Candidate) -> dict[str, Any]:
+def _content(file: Path | io.BytesIO, one: Candidate, place: Place) -> dict[str, Any]:
     """Load and check a file; ``"rng"`` becomes this rank's decoded random state, or None."""
     try:
         content = dict(torch.load(file, map_location="cpu", weights_only=True))
         saved = content["manifest"]
         same = {"id", "step", "world_size"} <= saved.keys() and saved.items() <= one.content.items()
         whole = {"model", "extra", *saved["parts"]} <= content.keys()
-        own = content["rng"].get(current().rank)
-        if one.content["world_size"] != current().size:
-            own = None  # other ranks have other streams
+        own = content["rng"].get(place.number)
         content["rng"] = None if own is None else decoded_random_state(own)
     except FILE_ERRORS as error:
         first = [*str(error).splitlines(), type(error).__name__][0]

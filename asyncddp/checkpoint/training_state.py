@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
@@ -23,9 +23,13 @@ from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParal
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.tensors.allocation import detached_copy
 from asyncddp.tensors.buckets import partition
+from asyncddp.tensors.local_parts import is_distributed
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _VERB = "save_checkpoint"
-_METHOD_KEYS = ("asyncddp", "algorithm")
+METHOD_KEYS = ("asyncddp", "algorithm")
 """Keys of the averaging in an optimizer's state: a wrapper's own, and that of a module."""
 _OF_ONE_RANK = ("parameters", "compressors")
 """Keys of what a method remembers of a rank's own model, which has no average."""
@@ -43,7 +47,12 @@ class HasState(Protocol):
 
 @contextmanager
 def saving_ranks(
-    model: torch.nn.Module, replicas: str, timeout: float | None, *, wait: bool
+    model: torch.nn.Module,
+    replicas: str,
+    timeout: float | None,
+    mesh: DeviceMesh | None,
+    *,
+    wait: bool,
 ) -> Iterator[dict[str, Any]]:
     """Let all ranks save in a ``with`` block, or only this one, from published replicas.
 
@@ -58,8 +67,13 @@ def saving_ranks(
                 f"{_VERB}: argument replicas: expected 'average' or 'rank0', as this run goes on "
                 f"without {list_ranks(left)}, got 'all'"
             )
-        yield {"world_size": context.size, **({"missing": left} if left else {})}
+        yield {"missing": left} if left else {}
         return
+    if mesh is not None:
+        raise ArgumentError(
+            f"{_VERB}: argument wait: expected True with mesh, since the ranks of a replica save "
+            "together, got False; call it on all ranks after the same step"
+        )
     if replicas != "average":
         raise ArgumentError(
             f"{_VERB}: argument replicas: expected 'average' with wait=False, since this rank has "
@@ -86,7 +100,7 @@ def own_state(
 
 def averaging_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the averaging state inside an optimizer's state; empty for a plain optimizer."""
-    found: Any = next((state[key] for key in _METHOD_KEYS if key in state), {})
+    found: Any = next((state[key] for key in METHOD_KEYS if key in state), {})
     return found if isinstance(found, Mapping) else {}
 
 
@@ -115,7 +129,7 @@ def without_own_memory(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     After loading, the method restarts these tensors from the models that all ranks have loaded.
     """
     found = dict(optimizer)
-    for key in _METHOD_KEYS:
+    for key in METHOD_KEYS:
         if isinstance(found.get(key), Mapping):
             found[key] = {k: v for k, v in found[key].items() if k not in _OF_ONE_RANK}
     return found
@@ -181,10 +195,13 @@ def compact(state: Any, *, copies: bool = False) -> Any:
     """Copy tensors to the host where needed to keep a larger storage out of the file.
 
     Parameters are views of buckets, and ``torch.save`` writes the whole memory behind a view.
+    DTensors stay, unless there are to be copies.
     """
     known: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if is_distributed(tensor):
+            return detached_copy(tensor).cpu() if copies else tensor
         if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return tensor
         alone = tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.element_size()

@@ -44,7 +44,7 @@ REMEDIES = {
     "autotune": "a bucket_size_in_mb by hand",
     "clock": "num_steps_per_communication",
     "fused": "use the optimizer's own fused=True",
-    "checkpoint": "save model.state_dict() by torch.distributed.checkpoint",
+    "checkpoint": "give mesh=mesh['replica']",
     "state": "torch.distributed.checkpoint",
     "scaler": "algorithm='adapt_then_combine'",
 }
