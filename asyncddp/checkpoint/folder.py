@@ -20,7 +20,7 @@ from asyncddp.checkpoint.files import write_whole
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.joint_action import FILE_ERRORS
 from asyncddp.serialization import pack
-from asyncddp.tensors.local_parts import is_distributed
+from asyncddp.tensors.local_parts import is_distributed, reshard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -74,6 +74,7 @@ def check_place(path: Any, model: Any, step: Any, mesh: DeviceMesh | None) -> No
         raise ArgumentError(
             f"argument model: expected a torch.nn.Module, got {type(model).__name__}"
         )
+    reshard([model])
     sharded = any(map(is_distributed, model.parameters()))
     if sharded and mesh is None:
         raise ArgumentError(

@@ -82,23 +82,22 @@ class ParameterState:
     ) -> Iterator[tuple[Path, torch.Tensor, torch.Tensor | None]]:
         """Yield paths, tensors, and the parameters to which they belong, if they are known."""
         optimizer = state.get("optimizer", {})
-        tables: list[tuple[Path, Mapping[str, Any], Any]] = [
-            (("model", name), {name: value}, self._tensors.get(name))
-            for name, value in state["model"].items()
-        ]
+        owners: Mapping[str, torch.Tensor | None]
+        tables: list[tuple[Path, Mapping[str, Any], Mapping[str, torch.Tensor | None]]]
+        tables = [(("model",), state["model"], self._tensors)]
         for key, kept in optimizer.get("state", {}).items():
-            tables.append((("optimizer", "state", key), kept, self._optimized.get(key)))
+            owners = dict.fromkeys(kept, self._optimized.get(key))
+            tables.append((("optimizer", "state", key), kept, owners))
         for method in METHOD_KEYS:
             averaging = optimizer.get(method)
-            if isinstance(averaging, Mapping):
-                tables += [
-                    (("optimizer", method, "parameters", name), kept, self._tensors.get(name))
-                    for name, kept in averaging.get("parameters", {}).items()
-                ]
-        for path, kept, owner in tables:
+            every = averaging.get("parameters", {}) if isinstance(averaging, Mapping) else {}
+            for name, kept in every.items():
+                owners = dict.fromkeys(kept, self._tensors.get(name))
+                tables.append((("optimizer", method, "parameters", name), kept, owners))
+        for path, kept, owners in tables:
             for key, value in kept.items():
                 if isinstance(value, torch.Tensor):
-                    yield path if path[0] == "model" else (*path, key), value, owner
+                    yield (*path, key), value, owners.get(key)
 
 
 def without_own_parts(verb: str, optimizer: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate
 
 import asyncddp as bf
 from tests.sharded.training import ADAMW, Layout, Run, full, loss_of, spread
@@ -126,6 +127,38 @@ def resumes(layout: str, **arguments: Any) -> dict[str, Any]:
         "further": differences(second.values(), first.values()),
         "apart": spread(first.run, first.model),
     }
+
+
+@case
+def what_fsdp_has_gathered() -> list[Any]:
+    """Parameters that FSDP2 leaves gathered after an evaluation are saved and loaded by parts."""
+    folder, first, second = folder_of_all(), Training("2x2").go(0, 1), Training("2x2")
+    for one in (first, second):
+        for part in (one.model.first, one.model.second, one.model):
+            part.set_reshard_after_forward(False)
+        one.model(torch.ones(2, 6, dtype=torch.float64))
+        gathered = not any(isinstance(p, DTensor) for p in one.model.parameters())
+        if one is first:
+            first.save(folder, replicas="all")
+    second.load(folder)
+    return [gathered, *differences(second.values(), first.values())]
+
+
+@case
+def state_of_another_shape() -> list[Any]:
+    """A DTensor of the optimizer that is not of its parameter's shape is whole on each rank."""
+    folder, found = folder_of_all(), []
+    first, second = Training("2x2").go(0, 1), Training("1x4")
+    for one in first.model.parameters():
+        mean = full(one).detach().mean(0, keepdim=True)
+        whole = DTensor.from_local(mean, one.device_mesh, [Replicate()])
+        first.optimizer.state[one]["mean"] = whole
+    first.save(folder, replicas="rank0")
+    second.load(folder)
+    for parameter in second.model.parameters():
+        mean = second.optimizer.state[parameter]["mean"]
+        found.append(float((full(mean) - full(parameter).mean(0, keepdim=True)).abs().max()))
+    return [len(found), max(found)]
 
 
 DILOCO = {"algorithm": "diloco", "communication_interval": 2, "topology": None}

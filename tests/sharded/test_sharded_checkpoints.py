@@ -28,6 +28,7 @@ OF_OTHERS = {
     "another method": "would go on with gradient_tracking",
     "parts of ranks": "take replicas='average'",
 }
+ODD = ("what_fsdp_has_gathered", "state_of_another_shape")
 HARMS = {
     "a bit": "average/__1_0.distcp: it is damaged",
     "metadata": "average/.metadata: it is damaged",
@@ -53,7 +54,7 @@ def _run(names: Any, ranks: int, place: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def four(place: Path) -> dict[str, Any]:
-    return _run(["saved_for_others", *RESUMED, *OTHERS[4]], 4, place)
+    return _run(["saved_for_others", *ODD, *RESUMED, *OTHERS[4]], 4, place)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,20 @@ def test_replicas_differ_where_each_is_saved(four: dict[str, Any]) -> None:
     """Else one model for all would pass as each replica's own."""
     for apart in _results("saved_for_others", four):
         assert apart > 1e-3
+
+
+def test_parameters_may_be_gathered(four: dict[str, Any]) -> None:
+    """FSDP2 shards them again, as it does before a step."""
+    for gathered, bits, _ in _results("what_fsdp_has_gathered", four):
+        assert gathered
+        assert bits == 0
+
+
+def test_state_may_have_a_shape_of_its_own(four: dict[str, Any]) -> None:
+    """Such a DTensor is read whole by each rank, to 1e-15."""
+    for count, difference in _results("state_of_another_shape", four):
+        assert count > 10
+        assert difference <= 1e-15
 
 
 @pytest.mark.parametrize("case", OTHERS[4])
