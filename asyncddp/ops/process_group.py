@@ -201,6 +201,7 @@ def members_of(verb: str, group: ProcessGroup | None) -> ProcessGroup:
     if group is None:
         everyone: ProcessGroup | None = context.extensions.get(EVERYONE)
         if everyone is None:
+            _require_part(verb, context)
             everyone = context.extensions[EVERYONE] = _group_of_members(context)
         return everyone
     if not isinstance(group, ProcessGroup):
@@ -227,6 +228,15 @@ def require_member(verb: str, context: Context) -> None:
         raise UsageError(
             f"rank {context.rank}: {verb}: this rank takes a lost rank's place, and is alone until "
             "asyncddp.ElasticState is made; call it afterwards, on all ranks"
+        )
+
+
+def _require_part(verb: str, context: Context) -> None:
+    """Raise an error on a rank that has left a run, in which others go on."""
+    if context.rank not in context.members:
+        raise UsageError(
+            f"rank {context.rank}: {verb}: this rank has left the run, in which others go on "
+            f"({list_ranks(context.members)}); end its process once state.left is True"
         )
 
 
@@ -263,6 +273,7 @@ def ranks_of_machine(context: Context) -> ProcessGroup:
     """
     machine: ProcessGroup | None = context.extensions.get(MACHINE)
     if machine is None:
+        _require_part("local_allreduce", context)
         machine = context.extensions[MACHINE] = _members_on_machine(context)
     return machine
 

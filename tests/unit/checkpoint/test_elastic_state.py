@@ -80,3 +80,29 @@ def test_nobody_asks_for_reasons_to_refuse_while_nobody_would_join():
     del state
     gc.collect()
     assert (kept(), engine.refusal()) == (None, "")
+
+
+def test_a_rank_that_has_left_calls_no_collectives():
+    """It says so, and the others are not disturbed."""
+
+    def train():
+        state = bf.ElasticState(torch.nn.Linear(2, 1))
+        for step in state.steps(12):
+            if step == 5 and bf.rank() == 1:
+                state.leave()
+            bf.allreduce(torch.ones(1))
+        return [told(verb) for verb in (bf.allreduce, bf.local_allreduce)] if state.left else step
+
+    def told(verb):
+        with pytest.raises(bf.UsageError) as raised:
+            verb(torch.ones(1))
+        return str(raised.value)
+
+    with bf.local_world(3, elastic=True) as world:
+        first, errors, last = world.run(train)
+    assert (first, last) == (11, 11)
+    assert errors == [
+        f"rank 1: {verb}: this rank has left the run, in which others go on (ranks 0, 2); end its "
+        "process once state.left is True"
+        for verb in ("allreduce", "local_allreduce")
+    ]
