@@ -68,7 +68,7 @@ class ElasticState:
     Attributes:
         step: Number of the step that is under way, or the first one.
         joined: True on a rank that has taken its state over from another one.
-        left: True once this rank has left, by :meth:`leave`, and others go on.
+        left: True once this rank has left, by ``leave()``, and others go on.
 
     Raises:
         NotInitializedError: ``init()`` was not called.

@@ -312,11 +312,11 @@ def test_windows_that_are_made_after_a_death_join_the_survivors():
 
 
 def test_a_call_that_needs_the_dead_ends_at_once_in_a_view_without_it():
-    """Hierarchical averages are along the machines of the start; nobody waits for another view."""
+    """Averages between machines are along those of the start; nobody waits for another view."""
 
     def hierarchical():
-        with pytest.raises(bf.PeerLeftError, match=f"rank {DEAD} has left"):
-            bf.hierarchical_allreduce(torch.ones(2))
+        with pytest.raises(bf.PeerLeftError, match=f"that have left are rank {DEAD}"):
+            bf.hierarchical_neighbor_allreduce(torch.ones(2))
         return True
 
     assert after_the_death(hierarchical)

@@ -24,9 +24,10 @@ bf.neighbor_allreduce(x)
 bf.barrier()
 print("ready", flush=True)
 try:
-    while bf.size() == count and time.monotonic() < end:
+    fewer = 0
+    while not fewer and time.monotonic() < end:
         x = bf.neighbor_allreduce(x)
-        bf.allreduce(x)
+        fewer = bf.allreduce(torch.tensor([float(bf.size() < count)]), op="min").item()
     members = bf.allgather_object(rank)
     print(members, bf.view().number, flush=True)
 except bf.IsolatedError as error:

@@ -41,10 +41,11 @@ else:
 for step in state.steps(10**6):
     if step == 5 and rank == 1 and not state.joined:
         os.kill(os.getpid(), signal.SIGKILL)
-    if bf.size() == 3 and "lost local" not in found:
-        all_verbs("lost", None)
-    if bf.view().joined:
+    if bf.view().joined:  # on all in the same step
         break
+    fewer = bf.allreduce(torch.tensor([float(bf.size() == 3)]), op="min").item()
+    if fewer and "lost local" not in found:
+        all_verbs("lost", None)
     bf.neighbor_allreduce(x)
 if not state.joined:
     note("old", "group", lambda: group and bf.allreduce(x, average=False, group=group).item())
