@@ -221,9 +221,13 @@ class Cluster:
         return found
 
     def _busy(self) -> list[int]:
-        """Ranks that are running a cell or have one queued, from any client."""
-        status = self.client.queue_status(targets=self.view.targets)
-        return [rank for rank in self.view.targets if status[rank]["queue"]]
+        """Ranks that are running a cell or have one queued, from any client.
+
+        The hub hears of the end of this client's own cells later than the client itself.
+        """
+        status = self.client.queue_status(targets=self.view.targets, verbose=True)
+        ended = set(self.client.history) - self.client.outstanding
+        return [rank for rank in self.view.targets if not ended.issuperset(status[rank]["queue"])]
 
     def after_errors(self, *, died: bool = False) -> None:
         """Let the ranks continue after errors, or fail if they are out of step.
