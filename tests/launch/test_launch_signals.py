@@ -1,5 +1,6 @@
 """Signals to ``asyncddp run``: ranks get them, and have time to save before they are ended."""
 
+import contextlib
 import signal
 import sys
 import time
@@ -191,8 +192,10 @@ def test_ctrl_c_before_the_library_is_there_prints_no_traceback(run):
     child = run.start("--launcher", "local", "-np", "2", run.script(IMPORTING))
     for _ in range(2):
         assert child.stdout.readline() == "imports\n"
-    for process in psutil.Process(child.pid).children(recursive=True):
-        if "asyncddp.launch.rank" in process.cmdline():
+    every = psutil.Process(child.pid).children(recursive=True)
+    ranks = [process for process in every if "asyncddp.launch.rank" in process.cmdline()]
+    for process in ranks:
+        with contextlib.suppress(psutil.Error):  # the launcher has ended it since
             process.send_signal(signal.SIGINT)
     _, stderr = child.communicate(timeout=30)
     assert child.returncode == 130, stderr
