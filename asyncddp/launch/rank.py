@@ -91,6 +91,8 @@ def main(words: Sequence[str]) -> None:
         try:
             _run(list(words))
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and os.getpid() == process:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher may pass it on as well
             success = isinstance(error, SystemExit) and error.code in (None, 0)
             if os.getpid() == process and not success:
                 _end_all_ranks(error)

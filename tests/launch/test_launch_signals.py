@@ -193,7 +193,8 @@ def test_ctrl_c_before_the_library_is_there_prints_no_traceback(run):
     for _ in range(2):
         assert child.stdout.readline() == "imports\n"
     every = psutil.Process(child.pid).children(recursive=True)
-    ranks = [process for process in every if "asyncddp.launch.rank" in process.cmdline()]
+    ranks = [one for one in every if one.cmdline()[1:3] == ["-m", "asyncddp.launch.rank"]]
+    assert len(ranks) == 2, [one.cmdline() for one in every]
     for process in ranks:
         with contextlib.suppress(psutil.Error):  # the launcher has ended it since
             process.send_signal(signal.SIGINT)
