@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from asyncddp.checkpoint.candidates import (
-    Candidate,
+from asyncddp.checkpoint.checkpoint_candidates import (
+    CheckpointCandidate,
     check_own_files,
     check_shards,
     find_candidates,
@@ -25,8 +25,8 @@ from asyncddp.checkpoint.folder import (
     shards_of,
     step_of,
 )
-from asyncddp.checkpoint.place import Place
 from asyncddp.checkpoint.random_state import decoded_random_state, restore_random_state
+from asyncddp.checkpoint.replica_placement import ReplicaPlacement
 from asyncddp.checkpoint.sharded_state import ParameterState, without_own_parts
 from asyncddp.checkpoint.shards import read_shards
 from asyncddp.checkpoint.training_state import HasState, check_fit, load_state, without_own_memory
@@ -132,7 +132,7 @@ def load_checkpoint(
         ...     return bf.load_checkpoint(folder, model, optimizer, mesh=mesh["replica"])
     """
     with use(world_of(replica_context(mesh))):
-        place = Place.of(mesh)
+        place = ReplicaPlacement.of(mesh)
         check = partial(_check_arguments, path, model, step, replicas, mesh)
         together(_VERB, "read its arguments", check)
         facts = [f"path={os.fspath(path)!r}", f"step={step}", f"replicas={replicas!r}"]
@@ -193,8 +193,8 @@ def _fitting(
 
 
 def _newest(
-    path: Path, step: int | None, replicas: str | None, place: Place
-) -> tuple[dict[str, Any], Candidate, bool] | None:
+    path: Path, step: int | None, replicas: str | None, place: ReplicaPlacement
+) -> tuple[dict[str, Any], CheckpointCandidate, bool] | None:
     """Read the last checkpoint that all ranks can read; None if there is none; collective."""
     candidates, unusable, damaged = find_candidates(path)
     others = sorted({one.content["step"] for one in candidates} - {step})
@@ -224,7 +224,9 @@ def _newest(
     return None
 
 
-def _read(path: Path, one: Candidate, replicas: str | None, place: Place) -> dict[str, Any]:
+def _read(
+    path: Path, one: CheckpointCandidate, replicas: str | None, place: ReplicaPlacement
+) -> dict[str, Any]:
     """Read each rank's own file or the shared file, and check that it is of the checkpoint.
 
     Collective; raises an error on all ranks, or a ValueError on all, without a message between,
@@ -267,7 +269,9 @@ def _broadcast_bytes(data: bytes, size: int, root: int) -> bytes:
     return bytes(found)
 
 
-def _content(file: Path | io.BytesIO, one: Candidate, place: Place) -> dict[str, Any]:
+def _content(
+    file: Path | io.BytesIO, one: CheckpointCandidate, place: ReplicaPlacement
+) -> dict[str, Any]:
     """Load and check a file; ``"rng"`` becomes this rank's decoded random state, or None."""
     try:
         content = dict(torch.load(file, map_location="cpu", weights_only=True))

@@ -30,8 +30,8 @@ from asyncddp.checkpoint.folder import (
     step_folder,
     write_manifest,
 )
-from asyncddp.checkpoint.place import Place
 from asyncddp.checkpoint.random_state import random_state
+from asyncddp.checkpoint.replica_placement import ReplicaPlacement
 from asyncddp.checkpoint.sharded_state import ParameterState
 from asyncddp.checkpoint.shards import write_shards
 from asyncddp.checkpoint.training_state import (
@@ -140,7 +140,7 @@ def save_checkpoint(
         use(world_of(replica_context(mesh))),
         saving_ranks(model, replicas, timeout, mesh, wait=wait) as of_run,
     ):
-        here, place = current().is_first_on_machine, Place.of(mesh)
+        here, place = current().is_first_on_machine, ReplicaPlacement.of(mesh)
 
         def collect() -> tuple[dict[str, Any], ParameterState]:
             _check_arguments(path, model, step, replicas, keep, mesh, progress_of(model, optimizer))
@@ -239,7 +239,7 @@ def _contents(
     model: torch.nn.Module,
     state: dict[str, Any],
     suffix: str,
-    place: Place,
+    place: ReplicaPlacement,
     ranks: int,
 ) -> dict[str, dict[str, Any]]:
     """Return the contents to write on this rank, by file name; collective.
@@ -267,7 +267,7 @@ def _write_files(
     folder: Path,
     contents: Mapping[str, dict[str, Any]],
     manifest: dict[str, Any],
-    place: Place,
+    place: ReplicaPlacement,
     parameters: ParameterState,
 ) -> dict[str, dict[str, Any]]:
     """Write this rank's files; return all ranks' file sizes and digests by name; collective."""
@@ -307,7 +307,9 @@ def _compacted(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: compact(value) for key, value in content.items()}
 
 
-def _withdraw(folder: Path, names: Mapping[str, Any], place: Place, *, whole: bool) -> None:
+def _withdraw(
+    folder: Path, names: Mapping[str, Any], place: ReplicaPlacement, *, whole: bool
+) -> None:
     """Remove this rank's files of a failed checkpoint, and optionally its whole folder."""
     with contextlib.suppress(OSError):
         for name in names:

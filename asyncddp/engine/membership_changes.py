@@ -40,6 +40,7 @@ class MembershipChanges:
         last_loss: Number of the newest view that has left members out.
         gone: Members of the agreement that take no part any more.
         last_join: Number of the newest view in which a process has taken a lost rank's place.
+        replaced: Number of the newest view that lets another process be a rank, if one did.
         last_change: Number of the newest view in which each rank left or joined, if it did.
     """
 
@@ -62,6 +63,7 @@ class MembershipChanges:
         self._agreed = self._known = self._entered = self._agreement.view
         self._views = [self.view]
         self.last_join = 0
+        self.replaced: dict[int, int] = {}
         self.last_change: dict[int, int] = {} if outside is None else {rank: self.view.number}
         self.last_loss = 0 if outside is None else -1  # what a rank does alone has another name
         self._joining: dict[int, int] = {}  # members, with the step from which they take part
@@ -147,6 +149,7 @@ class MembershipChanges:
         stay = set(members).difference(self._known.joined)
         self.gone &= stay
         self._agreed = agreed = msgspec.structs.replace(self._known, left=tuple(sorted(lost)))
+        self.replaced |= dict.fromkeys(agreed.joined, agreed.number)
         joining = self._joining | dict.fromkeys(agreed.joined, step)
         leaving = dict.fromkeys(agreed.leaving, step) | self._leaving
         self._joining = {rank: first for rank, first in joining.items() if rank in members}
@@ -173,7 +176,7 @@ class MembershipChanges:
             self.last_loss = self._agreed.number
         members = set(self._agreed.members) - self._joining.keys() - self.gone
         agreed = msgspec.structs.replace(self._agreed, starts=starts, left=tuple(sorted(left)))
-        if not members:  # all leave, with one more round of nobody
+        if not members:  # all leave, and may make collectives as before
             return msgspec.structs.replace(agreed, members=())
         return self._begin(agreed, members, joined)
 

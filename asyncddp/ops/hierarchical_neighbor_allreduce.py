@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 
 from asyncddp.context import Context, current
 from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps, run_collective
@@ -178,8 +179,14 @@ def average_by_machine_row_nonblocking(
     context = current()
     codec = checked_compression(_VERB, tensor, compression, context.local_size, filled_up=False)
     dtype = accumulation_dtype(_VERB, tensor, round_integers=False)
-    require_whole_machines(context)
-    operation = _operation(context, tensor, lambda number: row, dtype, codec, name, out)
+
+    def plan() -> OperationSpec[torch.Tensor]:
+        require_whole_machines(context)
+        return _operation(context, tensor, lambda number: row, dtype, codec, name, out)
+
+    operation = plan()
+    if context.engine.membership is not None:  # once a rank has left meanwhile, it fails on all
+        operation = replace(operation, again=plan)
     return context.engine.submit(operation, about=(tensor,))
 
 

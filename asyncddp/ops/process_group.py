@@ -243,10 +243,10 @@ def _require_part(verb: str, context: Context) -> None:
 def _require_first_processes(verb: str, group: ProcessGroup) -> None:
     """Raise an ArgumentError if another process has become a member since the group was made."""
     membership = group.context.engine.membership
-    if membership is None or not membership.last_change:
+    if membership is None or not membership.replaced:
         return
-    since = {rank for rank, view in membership.last_change.items() if view > group.view}
-    replaced = sorted(since.intersection(group.ranks, membership.view.members))
+    since = membership.replaced
+    replaced = [rank for rank in group.ranks if since.get(rank, 0) > group.view]
     if replaced:
         raise ArgumentError(
             f"{verb}: argument group: expected a group of processes that take part, got {group!r} "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 VERBS = """
 import json, os, pathlib, signal
 import asyncddp as bf
@@ -103,3 +105,38 @@ def test_machines_and_groups_take_a_replacement_for_the_rank_before(run):
         assert told.startswith("ArgumentError: allreduce: argument group: "), told
         assert "another process has taken the place of rank 1 since: call new_group again" in told
     assert found[3]["old group"] is None
+
+
+MACHINES = """
+import json, os, pathlib, signal, sys
+import asyncddp as bf
+import topology, torch
+
+bf.init(timeout=60)
+bf.set_machine_topology(topology.ring(2))
+model = torch.nn.Linear(3, 1)
+sgd = torch.optim.SGD(model.parameters(), 0.1)
+where = {"algorithm": sys.argv[1], "communication": "hierarchical_neighbor_allreduce"}
+optimizer = bf.DistributedOptimizer(sgd, model, **where)
+for step in range(10**6):
+    if step == 10 and bf.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    model(torch.ones(1, 3)).sum().backward()
+    try:
+        optimizer.step()
+    except bf.AsyncDDPError as error:
+        pathlib.Path(f"error-{bf.rank()}").write_text(f"{type(error).__name__}: {error}")
+        break
+"""
+
+
+@pytest.mark.parametrize("method", ["adapt_then_combine", "choco_sgd"])
+def test_averages_between_machines_end_on_all_ranks_when_one_dies(run, method):
+    """No rank waits until its deadline, also where its own machine is whole."""
+    options = "--elastic", "-np", "4", "--ranks-per-machine", "2"
+    ended = run(*options, *run.warm(MACHINES), method)
+    assert ended.code == 0, ended
+    for rank in 0, 2, 3:
+        told = (run.folder / f"error-{rank}").read_text()
+        assert told.startswith("PeerLeftError"), (rank, told)
+        assert "rank 1" in told, (rank, told)

@@ -1,4 +1,4 @@
-"""Place of a rank in a run: its replica, and its part of it where replicas are sharded."""
+"""Placement of a rank in a run: its replica, and its part of it where replicas are sharded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Place of a rank in a run.
+class ReplicaPlacement:
+    """Placement of a rank in a run.
 
     Attributes:
         column: The ranks of the same part, one of each replica; all ranks if replicas are whole.
@@ -31,7 +31,7 @@ class Place:
     inner: Context | None
 
     @classmethod
-    def of(cls, mesh: DeviceMesh | None) -> Place:
+    def of(cls, mesh: DeviceMesh | None) -> ReplicaPlacement:
         """Find this rank's place; collective at the first use of a mesh."""
         column = replica_context(mesh)
         return cls(column, None if mesh is None else inner_context(column))

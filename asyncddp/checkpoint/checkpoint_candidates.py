@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncddp.checkpoint.files import digest_of
 from asyncddp.checkpoint.folder import HALF_WRITTEN, list_checkpoints
-from asyncddp.checkpoint.place import Place
+from asyncddp.checkpoint.replica_placement import ReplicaPlacement
 from asyncddp.context import current
 from asyncddp.ops.joint_action import together
 from asyncddp.ops.object_collectives import gather_records
@@ -21,19 +21,19 @@ _VERB = "load_checkpoint"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CheckpointCandidate:
     """Checkpoint that at least one rank has, with each rank's list of its complete files."""
 
     folder: str
     content: Mapping[str, Any]
     files: Sequence[Sequence[str]]
 
-    def is_exact(self, replicas: str | None, place: Place) -> bool:
+    def is_exact(self, replicas: str | None, place: ReplicaPlacement) -> bool:
         """Return whether each replica goes on with its own model."""
         same = self.content["world_size"] == place.column.size
         return same and self.content["replicas"] == "all" and replicas is None
 
-    def file_for(self, place: Place, *, own: bool) -> str:
+    def file_for(self, place: ReplicaPlacement, *, own: bool) -> str:
         """Return the name of the file that a rank reads: its own, or the one for all ranks."""
         names: list[str] = sorted(name for name in self.content["files"] if "/" not in name)
         every = [name for name in names if name.startswith("rank_")]
@@ -42,7 +42,7 @@ class Candidate:
         return next(name for name in names if name not in every)
 
 
-def find_candidates(path: Path) -> tuple[list[Candidate], dict[str, str], bool]:
+def find_candidates(path: Path) -> tuple[list[CheckpointCandidate], dict[str, str], bool]:
     """Gather the checkpoints of all ranks, newest first; collective.
 
     Logs a warning about incomplete or damaged checkpoints. Also returns, by folder name, why other
@@ -58,7 +58,7 @@ def find_candidates(path: Path) -> tuple[list[Candidate], dict[str, str], bool]:
     known = {content["id"]: (name, content) for _, one in every for name, content, _ in one}
     whole = [{content["id"]: files for _, content, files in one} for _, one in every]
     found = [
-        Candidate(name, content, [files.get(identifier, []) for files in whole])
+        CheckpointCandidate(name, content, [files.get(identifier, []) for files in whole])
         for identifier, (name, content) in known.items()
     ]
     found.sort(key=lambda one: (one.content["number"], one.content["id"]), reverse=True)
@@ -66,7 +66,7 @@ def find_candidates(path: Path) -> tuple[list[Candidate], dict[str, str], bool]:
     return found, dict(unusable), any(why != HALF_WRITTEN for _, why in unusable)
 
 
-def check_own_files(one: Candidate, place: Place) -> None:
+def check_own_files(one: CheckpointCandidate, place: ReplicaPlacement) -> None:
     """Check that each rank of whole replicas has its own file."""
     own = sorted(name for name in one.content["files"] if name.startswith("rank_"))
     for rank, name in enumerate(own if place.inner is None else ()):
@@ -76,7 +76,7 @@ def check_own_files(one: Candidate, place: Place) -> None:
             )
 
 
-def check_shards(folder: Path, one: Candidate, *, own: bool) -> None:
+def check_shards(folder: Path, one: CheckpointCandidate, *, own: bool) -> None:
     """Check that all ranks have the files of sharded replicas, and that they are intact.
 
     Each rank looks at its share of the DCP files; collective.
@@ -99,7 +99,7 @@ def check_shards(folder: Path, one: Candidate, *, own: bool) -> None:
     together(_VERB, f"read {folder}", check)
 
 
-def intact(folder: Path, name: str, one: Candidate) -> Path:
+def intact(folder: Path, name: str, one: CheckpointCandidate) -> Path:
     """Return a file after checking its size and digest; older manifests have no digests."""
     digest, file = one.content.get("digests", {}).get(name), folder / name
     if file.stat().st_size != one.content["files"][name]:
