@@ -73,7 +73,9 @@ class ElasticProgress(ProgressLoop):
         if membership is None:
             return
         if self.lost_peers.any:
-            for peer, reason in self.lost_peers.outside(membership.gone):
+            # where a rank is lost, no agreement needs an answer of one that has left in order
+            gone = range(self.transport.size) if membership.loses else membership.gone
+            for peer, reason in self.lost_peers.outside(gone):
                 membership.suspect(peer, reason, certified=self.transport.has_ended(peer))
         self._admit_replacements(membership)
         view = membership.progress()

@@ -130,3 +130,28 @@ def test_a_rank_of_a_one_sided_method_leaves_at_once(run):
     assert ended.code == 0, ended
     assert "ended with exit code 1" not in ended.stderr
     assert records(run, [1])[0]["left"]
+
+
+ENDS = """
+import os, signal, sys, time
+import asyncddp as bf
+import torch
+
+bf.init(timeout=60)
+for step in range(100):
+    if step == 10 and bf.rank() == 2:
+        break
+    if step == 10 and bf.rank() == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    bf.allreduce(torch.ones(1))
+sys.stdout.write(f"rank {bf.rank()} ends with {bf.size()} at {step}\\n")
+"""
+
+
+def test_a_rank_goes_on_alone_after_one_has_ended_and_another_was_killed(run):
+    """Whom it cannot ask any more has left in order, and does not count as out of reach."""
+    ended = run("--elastic", "-np", "3", *run.warm(ENDS))
+    assert ended.code == 0, ended
+    assert "IsolatedError" not in ended.stderr
+    assert "rank 0 ends with 1 at 99" in ended.stdout, ended
