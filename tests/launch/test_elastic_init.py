@@ -41,7 +41,13 @@ def test_peers_learn_that_a_rank_has_left_and_go_on(run, act, told):
     assert ended.stderr.splitlines()[-1].startswith("asyncddp: 2 of 3 ranks ended with exit code 0")
 
 
-INIT = "import asyncddp as bf\nbf.init(elastic=True)\nprint(bf.size(), flush=True)\n"
+# one write, since lines of two would mix where Python does not buffer
+INIT = """
+import sys
+import asyncddp as bf
+bf.init(elastic=True)
+sys.stdout.write(f"{bf.size()}\\n")
+"""
 
 
 @pytest.mark.parametrize("variables", [{}, {"ASYNCDDP_TRANSPORT": "c10d"}], ids=["mpi", "c10d"])
