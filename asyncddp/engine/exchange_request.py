@@ -218,7 +218,7 @@ class SendCompletionCondition:
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the peers that have not acknowledged or received yet."""
         exchange = self.exchange
-        peers = exchange.unacknowledged or (exchange.targets if exchange.sends else ())
+        peers = exchange.unacknowledged or {peer for peer, _ in exchange.sends}
         return [(peer, exchange.key) for peer in sorted(peers)]
 
 
