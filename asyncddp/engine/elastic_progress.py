@@ -32,6 +32,7 @@ class ElasticProgress(ProgressLoop):
         on_view: Called with each view that begins.
         step: The training step that this rank has begun; None where steps are not counted.
         refusal: Says why no rank can join, empty if ranks can; asked once a process would join.
+        slot_paths: Fast paths of collectives, which the verbs fill and read.
         membership: The views of an elastic run; None in other runs.
     """
 
@@ -42,6 +43,7 @@ class ElasticProgress(ProgressLoop):
         self.on_view: list[Callable[[View], object]] = []
         self.step: int | None = None
         self.refusal: Callable[[], str] = str
+        self.slot_paths: dict[Any, Any] = {}
         self.membership: MembershipChanges | None = None
         self._collective, self._ended_before_view = COLLECTIVE, 0
         super().__init__(transport, config, tracing)
@@ -122,6 +124,7 @@ class ElasticProgress(ProgressLoop):
         """Go on in a view that begins between two steps."""
         for peer in view.joined:
             self.matcher.readmit(peer)
+        self._replace_slots(None)  # without memory of a new process, or unread data in them
         if membership.collective != self._collective:
             self._ended_before_view += self._use_counts[self._collective]
             self._collective = membership.collective
@@ -206,13 +209,30 @@ class ElasticProgress(ProgressLoop):
         with self._count_lock:
             begun = self._ended_before_view + self._use_counts[self._collective]
             lost = ended - (begun - len(under_way))
-            self._ended_before_view, self._collective = ended, self.membership.collective
+            ended_here = ended - self._ended_before_view
         for work in under_way[:lost]:
-            work.fail(PeerLeftError(_lost_result(work)))
+            if not work.resume():
+                work.fail(PeerLeftError(_lost_result(work)))
         if lost > len(under_way):
             self.matcher.channels.fail_next_call(PeerLeftError(_lost_result(None)))
         for work in under_way[lost:]:
+            work.discard()
+        self._replace_slots(ended_here)
+        self._ended_before_view, self._collective = ended, self.membership.collective
+        for work in under_way[lost:]:
             self._redo(work)
+
+    def _replace_slots(self, ended: int | None) -> None:
+        """Give the collectives of a new view the slots of its members; drop them without a count.
+
+        ``ended`` is the number of collectives that have ended in the view before.
+        """
+        assert self.membership is not None
+        slots = self.matcher.slots.pop(self._collective, None)
+        if slots is not None and ended is not None:
+            members = self.membership.view.members
+            self.matcher.slots[self.membership.collective] = slots.among(members, ended)
+        self.slot_paths.clear()
 
     def _redo(self, work: Work[R]) -> None:
         """Begin an interrupted collective again, among the members of the new view."""

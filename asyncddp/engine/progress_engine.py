@@ -50,7 +50,7 @@ class ProgressEngine(ElasticProgress):
 
     Attributes:
         config: Deadlines and the check mode.
-        fast_paths, slot_paths: Fast paths of verbs, which the verbs fill and read.
+        fast_paths: Fast paths of verbs, which the verbs fill and read.
         submit_lock: Held while operations are counted and queued.
     """
 
@@ -60,7 +60,6 @@ class ProgressEngine(ElasticProgress):
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
         self._last_caller = 0  # the thread that submitted last
         self.fast_paths: dict[Any, Any] = {}
-        self.slot_paths: dict[Any, Any] = {}
         _LIVE_ENGINES.add(self)
 
     # submitting

@@ -21,7 +21,7 @@ from asyncddp.engine.messages import ExchangeSignature, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.started_collective import StartedCollective, run_collective
 from asyncddp.errors import PeerError
-from asyncddp.shm.collective_slots import DIFFERENT, CollectiveSlots
+from asyncddp.shm.collective_slots import DIFFERENT, SLOTS, CollectiveSlots
 from asyncddp.tensors.byte_views import has_plain_memory, on_host
 
 R = TypeVar("R")
@@ -101,31 +101,33 @@ class _SlotRoomCondition:
         self._slots, self._key = slots, key
 
     def done(self) -> bool:
-        return self._slots.has_room(self._key.step)
+        return self._slots.has_room(self._slots.first + self._key.step)
 
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the ranks that have not read the earlier data, with the step of these data."""
-        earlier = MatchKey(self._key.name, self._slots.step_before(self._key.step))
-        return [(peer, earlier) for peer in self._slots.unread(self._key.step)]
+        step = self._key.step
+        earlier = MatchKey(self._key.name, step - SLOTS)
+        return [(peer, earlier) for peer in self._slots.unread(self._slots.first + step)]
 
 
-class _SlotsCondition:
+class SlotsCondition:
     """Wait condition: all ranks have posted to their slots, or one has called something else."""
 
     def __init__(self, slots: CollectiveSlots, key: MatchKey, digest: int) -> None:
         self._slots, self._key, self._digest = slots, key, digest
+        self._step = slots.first + key.step
 
     def done(self) -> bool:
-        step = self._key.step
-        return self._slots.all_posted(step) or self._slots.differs(step, self._digest)
+        """Return whether it holds."""
+        return self._slots.all_posted(self._step) or self._slots.differs(self._step, self._digest)
 
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the ranks that have not posted yet, with the match key."""
-        return [(peer, self._key) for peer in self._slots.late(self._key.step)]
+        return [(peer, self._key) for peer in self._slots.late(self._step)]
 
     def joined(self) -> list[int]:
         """Return the other ranks that have posted."""
-        return self._slots.joined(self._key.step)
+        return self._slots.joined(self._step)
 
 
 def exchange_in_slots(
@@ -138,7 +140,7 @@ def exchange_in_slots(
 
     ``call`` is None if this collective does not use slots, which is then posted to all ranks.
     """
-    step = op.key.step
+    step = slots.first + op.key.step
     if not slots.has_room(step):
         yield _SlotRoomCondition(slots, op.key)
     if call is None:
@@ -148,7 +150,7 @@ def exchange_in_slots(
     begun, exchange = time.monotonic_ns(), call.exchange
     slots.post(step, exchange.digest, exchange.data_of(call.given))
     try:
-        yield _SlotsCondition(slots, op.key, exchange.digest)
+        yield SlotsCondition(slots, op.key, exchange.digest)
         op.agreed = slots.all_posted(step) and slots.agree(step, exchange.digest)
         op.differs = not op.agreed
         if op.agreed and exchange.combine is not None:
@@ -173,8 +175,9 @@ def exchange_in_slots(
 
 def interrupted_steps(slots: CollectiveSlots, op: OperationExchanges, what: str) -> _Steps[Any]:
     """Fail a collective that was interrupted after its post to slots, and notify the others."""
-    slots.withdraw(op.key.step)
-    slots.finish(op.key.step)
+    step = slots.first + op.key.step
+    slots.withdraw(step)
+    slots.finish(step)
     op.open_for_refusal(ExchangeSignature(op.verb, "uint8", ()), slots.ranks)
     yield from ()
     raise PeerError(f"rank {op.rank}: {what} was interrupted")

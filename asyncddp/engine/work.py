@@ -15,7 +15,7 @@ from asyncddp.device.stream_interfaces import StreamOrdering
 from asyncddp.engine.exchange_request import ShortMessage
 from asyncddp.engine.messages import COLLECTIVE, MACHINE_COLLECTIVE, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
-from asyncddp.engine.slot_exchange import SlotCall, SlotExchange, exchange_in_slots
+from asyncddp.engine.slot_exchange import SlotCall, SlotExchange, SlotsCondition, exchange_in_slots
 from asyncddp.errors import ArgumentError, NotInitializedError, PeerError, PeerLeftError
 from asyncddp.torch_modes import inference_mode
 
@@ -140,7 +140,7 @@ class Work(Generic[R]):
         self.next_probe, self.times_probed = deadline.started + PROBE_AFTER, 0
         self.result: R | None = None
         self.error: BaseException | None = None
-        self.finished = self._interrupted = False
+        self.finished = self._interrupted = self._discarded = False
         self.has_stepped, self._moves = False, 0  # since it was last asked; by pieces so far
         self._inference = torch.is_inference_mode_enabled()
         self._begin(operation)
@@ -173,7 +173,9 @@ class Work(Generic[R]):
 
     def missing(self) -> list[tuple[int, MatchKey]]:
         """Return the peers that the operation waits for, with the key that each must submit."""
-        return self._waiting.missing() if self._waiting is not None else []
+        if self._waiting is None or self._interrupted:
+            return []
+        return self._waiting.missing()
 
     def joined(self) -> list[int]:
         """Return the other ranks that are known to have called the same collective."""
@@ -218,18 +220,32 @@ class Work(Generic[R]):
         self._end(None, error)
 
     def interrupt(self) -> None:
-        """Stop the operation until it is restarted; peers are not notified."""
+        """Stop the operation until it is resumed or restarted; peers are not notified.
+
+        What it has posted to slots, for ranks that end the collective, stays until it is discarded.
+        """
         if not (self.finished or self._interrupted):
-            self._interrupted, self._waiting = True, None
-            with suppress(Exception):
-                self._steps.close()
-            self.operation.close(PeerLeftError("interrupted"))
+            self._interrupted = True
+            if not (self._waiting is None or isinstance(self._waiting, SlotsCondition)):
+                self.discard()
+
+    def discard(self) -> None:
+        """Drop what an interrupted operation has exchanged so far."""
+        self._waiting, self._discarded = None, True
+        with suppress(Exception):
+            self._steps.close()
+        self.operation.close(PeerLeftError("interrupted"))
+
+    def resume(self) -> bool:
+        """Go on with an interrupted operation where that can be; return whether it has ended."""
+        self._interrupted = self._discarded
+        return self.advance()
 
     def restart(
         self, spec: OperationSpec[R], operation: OperationExchanges, members: Sequence[int]
     ) -> None:
         """Begin an interrupted operation anew by another plan, among the members of a new view."""
-        self.spec, self.members, self._interrupted = spec, members, False
+        self.spec, self.members, self._interrupted, self._discarded = spec, members, False, False
         self._begin(operation)
 
     def end_after_fork(self, error: BaseException) -> None:

@@ -73,12 +73,13 @@ class SlotFastPath(Generic[R]):
         if engine.deferred.unsent:
             engine.deferred.send()
         with engine.submit_lock:  # so that no other collective of this rank begins meanwhile
-            alone = engine.is_free(self._sequence)
-            step, rounds = engine.count(self._verb, self._label, self._name)
+            anew = None if self._is_current() else make_spec()  # the members have changed since
+            name = self._name if anew is None else anew.match_name
+            alone = engine.is_free(self._sequence) and anew is None
+            number, rounds = engine.count(self._verb, self._label, name)
+            step = slots.first + number
             agreed = (
-                alone
-                and slots.has_room(step)
-                and not engine.matcher.is_refused_at(self._name, step)
+                alone and slots.has_room(step) and not engine.matcher.is_refused_at(name, number)
             )
             try:
                 if agreed:
@@ -91,13 +92,13 @@ class SlotFastPath(Generic[R]):
                     started = self._try_to_start(self._start, step, given, out)
                     agreed = started is not None and started.completed
                 if not agreed:
-                    spec = make_spec()
+                    spec = anew or make_spec()
                     if started is not None:
                         steps = partial(started.resume, slots.ranks, exchange.signature)
                         spec = replace(spec, steps=steps, slot_call=None)
-                    work = engine.add(spec, MatchKey(self._name, step), rounds)
+                    work = engine.add(spec, MatchKey(name, number), rounds)
             except BaseException:
-                self._interrupt(step, rounds)
+                self._interrupt(number, rounds)
                 raise
             if agreed and self._combine is not None:
                 try:
@@ -107,6 +108,11 @@ class SlotFastPath(Generic[R]):
         if started is not None and started.completed:
             return started.finish()
         return Handle(engine, work).wait()
+
+    def _is_current(self) -> bool:
+        """Return whether the slots are still those of the ranks that take part."""
+        engine = self._engine
+        return engine.membership is None or engine.matcher.slots.get(self._group) is self._slots
 
     def _read(self, step: int) -> Sequence[torch.Tensor]:
         """Return the tensors that all ranks have written to the slots of a step."""
@@ -142,9 +148,9 @@ class SlotFastPath(Generic[R]):
             lock.release()
         return started
 
-    def _interrupt(self, step: int, rounds: int) -> None:
+    def _interrupt(self, number: int, rounds: int) -> None:
         """Fail a collective that was interrupted, for example by Ctrl-C, and notify the peers."""
-        key = MatchKey(self._name, step)
+        key = MatchKey(self._name, number)
         steps = partial(interrupted_steps, self._slots, what=f"{self._verb} {key}")
         spec = OperationSpec(self._verb, steps, self._given_name, ordered=True, group=self._group)
         self._engine.add(spec, key, rounds)
@@ -166,6 +172,7 @@ def run_repeated(
     plan: Callable[..., OperationSpec[R]],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    make_spec: Callable[[], OperationSpec[R]],
 ) -> R:
     """Run a collective verb; repeated calls with equal arguments reuse the first call's plan."""
     given, out = args[0] if args else None, kwargs.get("out")
@@ -178,8 +185,8 @@ def run_repeated(
         except TypeError:  # an argument without hash
             path = key = None
         if path is not None:
-            return path.run(given, out, partial(plan, *args, **kwargs), plain=True)
-    spec = plan(*args, **kwargs)
+            return path.run(given, out, make_spec, plain=True)
+    spec = make_spec()
     if key is not None and (path := _path_of(engine, spec)) is not None:
         if len(paths) >= _REMEMBERED:
             paths.clear()
@@ -241,5 +248,7 @@ def _path_of(engine: ProgressEngine, spec: OperationSpec[R]) -> SlotFastPath[R] 
     exchange = call.exchange
     if exchange.combine is None and (exchange.start is None or spec.stream_ordering is not None):
         return None
+    if engine.membership is not None and (spec.again is None or exchange.start is not None):
+        return None  # only the engine does again what a death has interrupted
     dtype = None if call.given is None else call.given.dtype
     return SlotFastPath(engine, spec, exchange, dtype)

@@ -148,10 +148,7 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
 
 def _run(spec: OperationSpec[R], about: Sequence[object]) -> R:
     """Run an operation on the calling thread, and return its result."""
-    engine = current().engine
-    if spec.slot_call is None or engine.membership is not None:  # who may have to plan it anew
-        return engine.run(spec, about)
-    return run_in_slots(engine, spec, about)
+    return run_in_slots(current().engine, spec, about)
 
 
 def _repeatable(
@@ -197,10 +194,8 @@ def _run_collective(
     plan: Callable[..., OperationSpec[R]], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> R:
     """Run a collective on the calling thread, and return its result."""
-    engine = current().engine
-    if engine.membership is None:
-        return run_repeated(engine, plan, args, kwargs)
-    return _run(_repeatable(plan, args, kwargs), args)
+    make_spec = functools.partial(_repeatable, plan, args, kwargs)
+    return run_repeated(current().engine, plan, args, kwargs, make_spec)
 
 
 def _run_on_list(verb: Verb, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:

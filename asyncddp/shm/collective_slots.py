@@ -8,7 +8,8 @@ ranks have called different collectives, or some cannot use the slots.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
 
 import torch
 
@@ -61,6 +62,13 @@ class SlotMemory:
         pairs = zip(processes, handles, strict=True)
         return cls([(arena.open(process, handle), handle.offset) for process, handle in pairs])
 
+    def of(self, places: Sequence[int]) -> SlotMemory:
+        """Return the memory of some of the ranks, given their places."""
+        chosen = copy(self)
+        chosen.words = [self.words[place] for place in places]
+        chosen.data = [self.data[place] for place in places]
+        return chosen
+
 
 class CollectiveSlots:
     """Collective slots of all ranks, as one rank uses them: post, wait for the others, read.
@@ -71,6 +79,7 @@ class CollectiveSlots:
 
     Attributes:
         ranks: World rank of each slot's owner, used in lists of ranks.
+        first: Step of the first collective, to which the number of a later one is added.
 
     Example:
         >>> from asyncddp.shm.arena import InProcessArena
@@ -85,14 +94,29 @@ class CollectiveSlots:
         (True, [tensor([1.]), tensor([2.])])
     """
 
-    def __init__(self, memory: SlotMemory, rank: int, ranks: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, memory: SlotMemory, rank: int, ranks: Sequence[int] | None = None, first: int = 0
+    ) -> None:
+        self._memory, self._rank, self.first = memory, rank, first
         self._words, self._data, self.capacity = memory.words, memory.data, memory.capacity
         self.ranks = range(len(self._words)) if ranks is None else ranks
         self._own = self._words[rank]
+        self._own[0] = first
         self._others = [words for words in self._words if words is not self._own]
         self._addresses = [self._data[rank][slot].data_ptr() for slot in range(SLOTS)]
         self._views: dict[tuple[object, ...], list[torch.Tensor]] = {}
         self._read_by_all = 0  # steps, as far as is known
+
+    def among(self, members: Collection[int], ended: int) -> CollectiveSlots:
+        """Return the slots of some ranks, who all call this after ``ended`` collectives.
+
+        What was posted before, also to collectives that have not ended, counts no more. A rank
+        posts nothing to the new slots until all have called this.
+        """
+        places = [place for place, rank in enumerate(self.ranks) if rank in members]
+        ranks = [self.ranks[place] for place in places]
+        first = self.first + ended + 2 * SLOTS  # above all steps that anybody may have posted to
+        return CollectiveSlots(self._memory.of(places), places.index(self._rank), ranks, first)
 
     def has_room(self, step: int) -> bool:
         """Return whether the slot of a step is free: all ranks have read its earlier contents."""
@@ -101,11 +125,6 @@ class CollectiveSlots:
             self._read_by_all = min(words[0] for words in self._words)
             store_fence()
         return self._read_by_all >= needed
-
-    @staticmethod
-    def step_before(step: int) -> int:
-        """Return the previous step that used the slot of a step."""
-        return step - SLOTS
 
     def unread(self, step: int) -> list[int]:
         """Return the ranks that have not read the earlier contents of a step's slot yet."""

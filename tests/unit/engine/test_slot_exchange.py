@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncddp.engine.messages import COLLECTIVE, MatchKey
-from asyncddp.engine.slot_exchange import _SlotsCondition
+from asyncddp.engine.slot_exchange import SlotsCondition
 from asyncddp.shm.arena import InProcessArena
 from asyncddp.shm.collective_slots import CollectiveSlots, SlotMemory
 
@@ -17,7 +17,7 @@ def test_a_rank_that_waits_knows_who_waits_with_it_and_for_whom():
     key = MatchKey(COLLECTIVE, 0)
     ranks[0].post(0, 7)
     ranks[2].post(0, 7)
-    waiting = _SlotsCondition(ranks[2], key, 7)
+    waiting = SlotsCondition(ranks[2], key, 7)
     assert waiting.joined() == [0]
     assert waiting.missing() == [(1, key), (3, key)]
     assert not waiting.done()
