@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import NamedTuple
 
 from benchmarks.machine_info import machine_facts
 from benchmarks.network.hosts import HostNetwork, check_hosts
-from benchmarks.one_to_n.trainings import Result, Training, train
+from benchmarks.one_to_n.trainings import SEEDS, Result, Training, train
 from benchmarks.ranks import Advance
 from benchmarks.report import BenchFigures, BenchOptions
 from benchmarks.tables import FigureRow, FigureTable
@@ -54,29 +55,31 @@ _NOTE = (
     "Hosts are network namespaces that share this machine's cores. A rank's layers sleep "
     f"{1000 * _ACCELERATOR:.0f} ms a step, as an accelerator computes while the processor is "
     f"free, and those of the slow rank {_SLOWER:g} times as long. Each method makes the fewest "
-    "steps, of 1 to 2.5 times those of one process, after which its average model is as good, "
-    "within 1 %; asynchronous ones train by the clock, for the shortest of some times. Steps are "
-    "rank 0's."
+    "steps, of 1 to 2.5 times those of one process, after which its average model is as good "
+    "within 1 %, in the mean of the seeds; asynchronous ones train by the clock, for the shortest "
+    "of some times. Steps are rank 0's. Mean and standard deviation of the seeds."
 )
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """What all trainings share: the perplexity to reach, and how much is trained."""
+    """What all trainings share: each seed's perplexity to reach, and how much is trained."""
 
-    target: float
+    targets: Sequence[float]
     steps: int
     advance: Advance
 
     def _is_enough(self, found: Result) -> bool:
-        return found.last("perplexity")[0] <= self.target * _TOLERANCE
+        pairs = zip(found.last("perplexity"), self.targets, strict=True)
+        return mean(one / target for one, target in pairs) <= _TOLERANCE
 
     def steps_needed(self, method: str) -> int:
         """Return the fewest steps of the ladder by whose end the average model is as good."""
         for times in _LADDER:
             steps = round(times * self.steps)
             words = f"{_METHODS[method]} --steps {steps} --evaluate-every {steps}"
-            if self._is_enough(train(Training(method, _HOSTS, words), 1, self.advance)):
+            training = Training(method, _HOSTS, words)
+            if self._is_enough(train(training, len(self.targets), self.advance)):
                 break
         return steps
 
@@ -88,7 +91,7 @@ class _Bench:
         def advance(text: str) -> None:
             self.advance(f"{place.title}, {text}")
 
-        return train(training, 1, advance, place.network, **layers)
+        return train(training, len(self.targets), advance, place.network, **layers)
 
     def by_the_clock(self, method: str, place: _Place, seconds: float) -> Result:
         """Train by the clock: the shortest time, of those tried, that is enough."""
@@ -101,21 +104,22 @@ class _Bench:
     def at(self, place: _Place, needed: Mapping[str, int]) -> list[Result]:
         """Train with every method at one place; ddp first, which sets the clock of the others."""
         results = [self.on_hosts(name, place, f"--steps {steps}") for name, steps in needed.items()]
-        seconds = results[0].last("seconds")[0]
+        seconds = mean(results[0].last("seconds"))
         clocked = () if self.steps == _QUICK_STEPS else _BY_THE_CLOCK
         return [*results, *(self.by_the_clock(one, place, seconds) for one in clocked)]
 
 
 def _lines(results: Sequence[Result]) -> Iterator[FigureRow]:
     """Yield a line for each method: what it took, beside what ddp took."""
-    times, sent = ([one.last(key)[0] for one in results] for key in ("seconds", "bytes"))
-    for one, seconds, nbytes in zip(results, times, sent, strict=True):
+    times = results[0].last("seconds")
+    sent = [mean(one.last("bytes")) for one in results]
+    for one, nbytes in zip(results, sent, strict=True):
         yield FigureRow(
             (
                 one.training.label,
-                f"{one.last('step')[0]:.0f}",
-                f"{seconds:.1f}",
-                f"{seconds / times[0]:.2f}",
+                f"{mean(one.last('step')):.0f}",
+                one.told("seconds"),
+                one.told_over("seconds", times),
                 f"{nbytes / 1e6:.1f}",
                 f"{nbytes / sent[0]:.3f}",
                 one.told("perplexity"),
@@ -132,10 +136,10 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
     from benchmarks.one_to_n.learning_plot import save_picture
 
     check_hosts()
-    steps = _QUICK_STEPS if options.quick else _STEPS
+    steps, seeds = (_QUICK_STEPS, 1) if options.quick else (_STEPS, SEEDS)
     words = f"--method alone --steps {steps} {_EVERY}"
-    alone = train(Training("one process", 1, words), 1, advance)
-    bench = _Bench(alone.last("perplexity")[0], steps, advance)
+    alone = train(Training("one process", 1, words), seeds, advance)
+    bench = _Bench(alone.last("perplexity"), steps, advance)
     names = _QUICK if options.quick else [one for one in _METHODS if one not in _BY_THE_CLOCK]
     needed = {name: steps if options.quick else bench.steps_needed(name) for name in names}
     places = _PLACES[:1] if options.quick else _PLACES
@@ -143,7 +147,7 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
     panels = []
     for place in places:
         results = bench.at(place, needed)
-        title = f"to perplexity {bench.target:.2f}, 4 hosts, {place.title}"
+        title = f"to perplexity {alone.told('perplexity')}, 4 hosts, {place.title}"
         lines, note = [*_lines(results)], "" if tables else _NOTE
         tables.append(FigureTable(f"gpt_{place.title}", title, _COLUMNS, lines, note))
         panels.append((place.title, results, "seconds", True))

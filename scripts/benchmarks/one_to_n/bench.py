@@ -9,12 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.machine_info import machine_facts
-from benchmarks.one_to_n.trainings import Result, Training, train
+from benchmarks.one_to_n.trainings import SEEDS, Result, Training, train
 from benchmarks.ranks import Advance
 from benchmarks.report import BenchFigures, BenchOptions
 from benchmarks.tables import FigureRow, FigureTable
 
-_SEEDS = 3
 _QUICK = " --smoke --steps 8 --evaluate-every 4"
 _RANKS = (1, 2, 4, 8)
 _RATES = (0.004, 0.008, 0.016)
@@ -163,7 +162,7 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
     def all_of(trainings: Sequence[Training]) -> list[Result]:
         """Train each with several seeds; quickly the last of them, with one."""
         if not quick:
-            return [train(one, _SEEDS, advance) for one in trainings]
+            return [train(one, SEEDS, advance) for one in trainings]
         last = trainings[-1]
         return [train(last._replace(words=last.words + _QUICK), 1, advance)]
 

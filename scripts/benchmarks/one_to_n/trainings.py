@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from benchmarks.network.hosts import HostNetwork, run_on_hosts
 from benchmarks.ranks import Advance, run_on_ranks
 
+SEEDS = 3
 _PROGRAM = "one_to_n.gpt_rank:train"
 
 
