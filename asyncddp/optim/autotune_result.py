@@ -23,7 +23,7 @@ from asyncddp.optim.autotune_candidates import Setting
 logger = logging.getLogger("asyncddp")
 
 
-class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TuningConditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Conditions of a search (method, model, ranks, hardware); results hold only for them.
 
     Attributes:
@@ -42,7 +42,7 @@ class MeasuredOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transport: str
     device: str
 
-    def differences(self, other: MeasuredOn) -> str:
+    def differences(self, other: TuningConditions) -> str:
         """Describe how other conditions differ, such as ``transport: mpi in place of loopback``."""
         pairs = (
             (name, getattr(self, name), getattr(other, name)) for name in self.__struct_fields__
@@ -77,7 +77,7 @@ class AutotuneResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     setting: Setting
     tried: list[TriedSetting]
-    measured_on: MeasuredOn
+    measured_on: TuningConditions
     versions: dict[str, str]
     origin: str
 
@@ -85,7 +85,7 @@ class AutotuneResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Found(msgspec.Struct, frozen=True):
     """Autotune result that a rank has read from its file, and the conditions of its own search."""
 
-    place: MeasuredOn
+    place: TuningConditions
     result: AutotuneResult | None
 
 
@@ -96,14 +96,14 @@ def versions() -> dict[str, str]:
 
 def describe_place(
     context: Context, method: str, topology: str, named: Iterable[tuple[str, torch.Tensor]]
-) -> MeasuredOn:
+) -> TuningConditions:
     """Describe the conditions of a search in this world, for these parameters."""
     parameters = list(named)
     facts = [f"{name} {tuple(one.shape)} {one.dtype}" for name, one in parameters]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     device = parameters[0][1].device if parameters else torch.device("cpu")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return MeasuredOn(
+    return TuningConditions(
         method,
         topology,
         f"{sum(one.numel() for _, one in parameters)} parameters, {digest}",
@@ -114,8 +114,8 @@ def describe_place(
 
 
 def agree_on_place(
-    context: Context, place: MeasuredOn, path: str | PathLike[str] | None
-) -> tuple[MeasuredOn, AutotuneResult | None]:
+    context: Context, place: TuningConditions, path: str | PathLike[str] | None
+) -> tuple[TuningConditions, AutotuneResult | None]:
     """Return rank 0's conditions, and the result in its file or None; collective.
 
     Raises:

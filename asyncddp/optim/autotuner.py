@@ -19,8 +19,8 @@ from asyncddp.optim.autotune import Autotune
 from asyncddp.optim.autotune_candidates import SEARCHED, candidates_of, setting_of
 from asyncddp.optim.autotune_result import (
     AutotuneResult,
-    MeasuredOn,
     TriedSetting,
+    TuningConditions,
     agree_on_place,
     brief,
     describe_place,
@@ -224,7 +224,7 @@ class Autotuner:
         """
         if self._switcher.settings is not self._installed:
             return
-        place = msgspec.convert(saved["place"], MeasuredOn)
+        place = msgspec.convert(saved["place"], TuningConditions)
         if (reason := self._place.differences(place)) or saved["candidates"] != self._settings:
             self._inform("the saved search does not count: %s", reason or "it had other candidates")
             return
