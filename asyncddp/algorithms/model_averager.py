@@ -14,7 +14,7 @@ from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.rounds import COMMUNICATIONS
 from asyncddp.algorithms.rounds.averaging_round import AveragerState, AveragingRound, LocalRound
-from asyncddp.algorithms.rounds.in_flight_limit import InFlightLimit
+from asyncddp.algorithms.rounds.round_memory_limit import RoundMemoryLimit
 from asyncddp.compression import Compressor
 from asyncddp.compression.tensor_compressor import TensorCompressor
 from asyncddp.context import Context
@@ -112,7 +112,7 @@ class ModelAverager(AveragerState):
         """
         self.buffer = self.piece_bytes = None
         if self.splits_buckets and (on_host or self.communication_buffer is not None):
-            self.buffer = InFlightLimit.of(self.context, self.communication_buffer)
+            self.buffer = RoundMemoryLimit.of(self.context, self.communication_buffer)
         if self.buffer is not None:
             self.piece_bytes = self.buffer.piece_bytes(sizes)
         return self.piece_bytes or ALIGNMENT

@@ -18,7 +18,7 @@ from asyncddp.algorithms.join_coordinator import JoinCoordinator
 from asyncddp.algorithms.method_traits import CommunicationPattern
 from asyncddp.algorithms.neighbor_tensors import NeighborTensors
 from asyncddp.algorithms.rounds.bucket_windows import BucketWindowSet
-from asyncddp.algorithms.rounds.in_flight_limit import InFlightLimit
+from asyncddp.algorithms.rounds.round_memory_limit import RoundMemoryLimit
 from asyncddp.context import Context
 from asyncddp.context.context import use
 from asyncddp.engine import Handle
@@ -84,7 +84,7 @@ class AveragerState:
         self.force_barrier = False
         self.max_staleness: int | None = None
         self.overlapping = self.in_place = False
-        self.buffer: InFlightLimit | None = None
+        self.buffer: RoundMemoryLimit | None = None
         self.piece_bytes: int | None = None
         self._training: Collection[int] | None = None
         # of the last round that has begun, if the run is elastic

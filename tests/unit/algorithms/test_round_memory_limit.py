@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncddp.algorithms.rounds.in_flight_limit import InFlightLimit
+from asyncddp.algorithms.rounds.round_memory_limit import RoundMemoryLimit
 from asyncddp.tensors.buckets import ALIGNMENT, ParameterBucket
 
 MB = 1 << 20
@@ -16,7 +16,7 @@ MB = 1 << 20
 @pytest.mark.parametrize("sizes", [[24 * MB], [26_214_400, 64, 7_000_000], [1_000_000] * 9])
 def test_pieces_fit_into_the_limit(limit, ahead, sizes):
     """Eight or more fit, the ring buffer has two, and the largest bucket is hardly padded."""
-    buffer = InFlightLimit(limit, ahead=ahead)
+    buffer = RoundMemoryLimit(limit, ahead=ahead)
     piece = buffer.piece_bytes(sizes)
     if piece is None:
         assert 3 * sum(sizes) <= limit

@@ -19,7 +19,7 @@ _MOST_SHARED, _MOST_SENT = 1 << 19, 1 << 22
 
 
 @dataclass(frozen=True)
-class InFlightLimit:
+class RoundMemoryLimit:
     """Memory limit, in bytes, for messages in flight and ring buffers of averaging rounds.
 
     Attributes:
