@@ -40,7 +40,7 @@ _SHARDS = re.compile(r"(average|rank0|replica_\d{5,})(\.\d+)?")
 
 
 @dataclass(frozen=True)
-class SavedManifest:
+class SavedCheckpoint:
     """Checkpoint on this rank's disk with a readable manifest.
 
     Attributes:
@@ -113,13 +113,13 @@ def shards_of(file: str, replica: int) -> str:
     return ".".join([own, *suffix])
 
 
-def list_checkpoints(path: Path) -> tuple[list[SavedManifest], dict[Path, str]]:
+def list_checkpoints(path: Path) -> tuple[list[SavedCheckpoint], dict[Path, str]]:
     """Return the checkpoints in a folder, newest first, and why other folders are invalid.
 
     Raises:
         OSError: The folder is there and cannot be read, or it is none.
     """
-    saved: list[SavedManifest] = []
+    saved: list[SavedCheckpoint] = []
     others: dict[Path, str] = {}
     try:
         folders = sorted(path.iterdir())
@@ -130,7 +130,7 @@ def list_checkpoints(path: Path) -> tuple[list[SavedManifest], dict[Path, str]]:
             continue
         try:
             text = (folder / MANIFEST).read_text(encoding="utf-8")
-            saved.append(SavedManifest(folder, _checked(json.loads(text))))
+            saved.append(SavedCheckpoint(folder, _checked(json.loads(text))))
         except FileNotFoundError:
             others[folder] = HALF_WRITTEN
         except FILE_ERRORS as error:
