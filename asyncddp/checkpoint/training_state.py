@@ -17,7 +17,7 @@ from asyncddp.ops.object_collectives import gather_records
 from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.average_models import average_model, check_timeout, lend_average
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
-from asyncddp.optim.replica_agreement import tensors_differ
+from asyncddp.optim.replica_synchronization import tensors_differ
 from asyncddp.parallel.bucket_optimizer_state import check_state
 from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParallel
 from asyncddp.rank_list_text import list_ranks

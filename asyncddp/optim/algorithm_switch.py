@@ -18,7 +18,7 @@ from asyncddp.context.context import use
 from asyncddp.errors import ArgumentError, AsyncDDPError, UsageError
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.method_settings import MethodSettings, set_gradient_meaning
-from asyncddp.optim.replica_agreement import POLICIES, unify_replicas, unify_state
+from asyncddp.optim.replica_synchronization import POLICIES, unify_replicas, unify_state
 from asyncddp.optim.too_few_rounds import RoundsWarning
 from asyncddp.topology import TopologyError
 

@@ -12,7 +12,7 @@ from asyncddp.errors import ArgumentError
 from asyncddp.optim.algorithm_switch import require_equal_switch
 from asyncddp.optim.autotuner import Autotuner
 from asyncddp.optim.method_settings import MethodSettings
-from asyncddp.optim.replica_agreement import unify_replicas
+from asyncddp.optim.replica_synchronization import unify_replicas
 from asyncddp.parallel.bucket_optimizer_state import check_state, restore_state
 from asyncddp.parallel.module_wrapper import AveragedModelAccess
 from asyncddp.parallel.reducer import AlgorithmReducer
