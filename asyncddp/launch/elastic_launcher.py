@@ -20,7 +20,7 @@ from asyncddp.environments.launchers import without_launchers
 from asyncddp.launch.local_launcher import GRACE_PERIOD, LocalRanks, run
 from asyncddp.launch.rank_losses import RankLosses
 from asyncddp.launch.rank_processes import FORWARDED_SIGNALS, write_all
-from asyncddp.launch.stopped_ranks import STOPPED_SECONDS, StoppedRanks
+from asyncddp.launch.suspended_ranks import SUSPENDED_SECONDS, SuspendedRanks
 
 
 class _ElasticRanks(LocalRanks):
@@ -41,14 +41,14 @@ class _ElasticRanks(LocalRanks):
         self._losses, self._asked = losses, False
         self._due: list[tuple[float, object]] = []  # when to replace which rank
         self._failures: Counter[object] = Counter()
-        self._stopped = StoppedRanks()
+        self._suspended = SuspendedRanks()
         super().__init__(losses.ranks, program, environment, tag=tag)
 
     def reap(self) -> None:
         """Collect exit codes of ended ranks, and replace those that are due."""
         super().reap()
         now = time.monotonic()
-        self._kill_stopped(now)
+        self._kill_suspended(now)
         for when, rank in [one for one in self._due if one[0] <= now or not self.running]:
             self._due.remove((when, rank))
             if self.running and not self._losses.ending:
@@ -56,11 +56,11 @@ class _ElasticRanks(LocalRanks):
             else:
                 self._losses.give_up(rank)
 
-    def _kill_stopped(self, now: float) -> None:
+    def _kill_suspended(self, now: float) -> None:
         pids = {rank: process.pid for rank, process in self.running.items()}
-        for rank in self._stopped.overdue(pids, now):
+        for rank in self._suspended.overdue(pids, now):
             what = f"asyncddp: rank {rank} (pid {pids[rank]}) was stopped by a signal"
-            write_all(2, f"{what} for {STOPPED_SECONDS:g} s, and is killed\n".encode())
+            write_all(2, f"{what} for {SUSPENDED_SECONDS:g} s, and is killed\n".encode())
             self.running[rank].kill()
 
     def on_failure(self, rank: object, pid: int, code: int) -> None:

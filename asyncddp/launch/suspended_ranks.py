@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-STOPPED_SECONDS = 1.5
+SUSPENDED_SECONDS = 1.5
 """Seconds after which a stopped rank of an elastic run is killed."""
 _INTERVAL, _GAP = 0.1, 0.5  # seconds between two looks: at least, and where this one stood still
 
 
-def is_stopped(pid: int) -> bool:
+def is_suspended(pid: int) -> bool:
     """Return whether a process is stopped by a signal, and not by a debugger.
 
     Example:
         >>> import os
-        >>> is_stopped(os.getpid())
+        >>> is_suspended(os.getpid())
         False
     """
     try:
@@ -25,13 +25,13 @@ def is_stopped(pid: int) -> bool:
     return stat.rpartition(b")")[2].split()[0] == b"T"
 
 
-class StoppedRanks:
+class SuspendedRanks:
     """Record of the ranks that are stopped, and since when.
 
     Time does not count in which all ranks are stopped, or their launcher, as by Ctrl-Z.
     """
 
-    def __init__(self, stopped: Callable[[int], bool] = is_stopped) -> None:
+    def __init__(self, stopped: Callable[[int], bool] = is_suspended) -> None:
         self._stopped, self._looked = stopped, 0.0
         self._since: dict[object, float] = {}
 
@@ -45,4 +45,4 @@ class StoppedRanks:
         if passed > _GAP or len(stopped) == len(pids):
             self._since.clear()
         self._since = {rank: self._since.get(rank, now) for rank in stopped}
-        return [rank for rank, since in self._since.items() if now - since >= STOPPED_SECONDS]
+        return [rank for rank, since in self._since.items() if now - since >= SUSPENDED_SECONDS]

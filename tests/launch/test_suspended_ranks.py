@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncddp.launch.stopped_ranks import STOPPED_SECONDS, StoppedRanks
+from asyncddp.launch.suspended_ranks import SUSPENDED_SECONDS, SuspendedRanks
 
 STOPS = """
 import os, pathlib, signal, subprocess, sys, time
@@ -36,12 +36,12 @@ def test_a_rank_that_stays_stopped_is_killed_and_the_others_go_on(run):
     """The launcher says so, and the others have waited for it for about 1.5 s."""
     ended = run("--elastic", "-np", "3", run.script(STOPS), "for ever")
     assert ended.code == 0, ended
-    assert f"was stopped by a signal for {STOPPED_SECONDS:g} s, and is killed" in ended.stderr
+    assert f"was stopped by a signal for {SUSPENDED_SECONDS:g} s, and is killed" in ended.stderr
     assert "2 of 3 ranks ended with exit code 0; rank 1 was killed by SIGKILL" in ended.stderr
     lines = sorted(ended.stdout.splitlines())
     assert [line.rpartition(", ")[0] for line in lines] == ["rank 0: 2 ranks", "rank 2: 2 ranks"]
     for line in lines:
-        assert float(line.split()[-2]) >= STOPPED_SECONDS - 0.3, line
+        assert float(line.split()[-2]) >= SUSPENDED_SECONDS - 0.3, line
 
 
 def test_a_rank_that_goes_on_in_time_is_not_lost(run):
@@ -56,7 +56,7 @@ def test_a_rank_that_goes_on_in_time_is_not_lost(run):
 def looks(times, states):
     """What is found overdue at each time, where ``states`` says who is stopped then."""
     stopped = set()
-    watch = StoppedRanks(lambda pid: pid in stopped)
+    watch = SuspendedRanks(lambda pid: pid in stopped)
     found = []
     for now, state in zip(times, states, strict=True):
         stopped.clear()
@@ -72,7 +72,7 @@ def test_a_stopped_rank_is_overdue_after_its_time():
     """Not before, and others are not named."""
     found = looks(TIMES, [{1}] * len(TIMES))
     overdue = [now for now, ranks in zip(TIMES, found, strict=True) if ranks]
-    assert overdue[0] == pytest.approx(10 + STOPPED_SECONDS, abs=0.2)
+    assert overdue[0] == pytest.approx(10 + SUSPENDED_SECONDS, abs=0.2)
     assert {tuple(ranks) for ranks in found} == {(), (1,)}
 
 
