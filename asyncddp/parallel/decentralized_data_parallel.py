@@ -13,8 +13,8 @@ from typing_extensions import override
 from asyncddp.algorithms import Algorithm
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.neighbor_progress import NeighborProgressMixin
+from asyncddp.algorithms.phases.backward_averaging import BackwardAveragingPhase
 from asyncddp.algorithms.phases.optimizer_buckets import LRSchedulerFn, OptimFn
-from asyncddp.algorithms.phases.previous_step import PreviousStepPhase
 from asyncddp.algorithms.training_tracer import tracer_for
 from asyncddp.algorithms.wrapper_setup import (
     check_weights,
@@ -199,7 +199,7 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
                 )
             require_untied(named, tensors_of(self.module).items())
             settings = context, next_label(context, _NAME), method.topology
-            phase = PreviousStepPhase(named, config, self._tracer, *settings, sync=sync)
+            phase = BackwardAveragingPhase(named, config, self._tracer, *settings, sync=sync)
             check_weights(phase.averager, _NAME)
             return Reducer(named, config, phase)
         if not sync:

@@ -15,13 +15,13 @@ from asyncddp.algorithms.backward_pass import BackwardPass
 from asyncddp.algorithms.gradient_hooks import claim_parameters, hook_gradients, remove_hooks
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases import CommunicationPhase
+from asyncddp.algorithms.phases.backward_averaging import BackwardAveragingPhase
 from asyncddp.algorithms.phases.optimizer_buckets import (
     BucketUpdateConfig,
     NamedParameters,
     OptimizedParameters,
     TrainingObserver,
 )
-from asyncddp.algorithms.phases.previous_step import PreviousStepPhase
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.parallel.bucket_optimizer_state import collect_state, restore_state
@@ -50,7 +50,7 @@ class Reducer:
         self,
         named: NamedParameters,
         config: BucketUpdateConfig,
-        phase: PreviousStepPhase | None = None,
+        phase: BackwardAveragingPhase | None = None,
     ) -> None:
         self.named_parameters, self._config = named, config
         self._parameters: list[torch.Tensor] = [parameter for _, parameter in named]

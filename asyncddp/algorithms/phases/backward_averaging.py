@@ -56,7 +56,7 @@ class _AsynchronousAveraging(Algorithm):
     how = (CommunicationPattern.PUT,)
 
 
-class PreviousStepPhase(CommunicationPhase):
+class BackwardAveragingPhase(CommunicationPhase):
     """Communication phase that averages, updates and sends each bucket during the backward pass.
 
     The order of gradients is recorded in the first pass; at its end the buckets are created, and
@@ -319,12 +319,12 @@ class _PendingRounds:
     A rank must not leave the world before its neighbours have received its messages.
     """
 
-    def __init__(self, owner: PreviousStepPhase) -> None:
+    def __init__(self, owner: BackwardAveragingPhase) -> None:
         self.current: AveragingRound | None = None
         """Round of the current step, or of the next step between steps."""
         self.following: AveragingRound | None = None
         """Round of the step after that."""
-        self._owner: ReferenceType[PreviousStepPhase] = ref(owner)
+        self._owner: ReferenceType[BackwardAveragingPhase] = ref(owner)
         callbacks = owner.averager.context.exit_callbacks
         callbacks[:] = [c for c in callbacks if not (isinstance(c, _PendingRounds) and c.is_over)]
         callbacks.append(self)
