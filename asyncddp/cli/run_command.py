@@ -20,9 +20,9 @@ from asyncddp.launch.job_builder import build_job
 from asyncddp.launch.job_options import Job, LaunchCommand, RunOptions
 from asyncddp.launch.launcher_discovery import LOCAL_NAME, InstalledLauncher, find_launcher
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter, WaitWarningAggregator
+from asyncddp.launch.launcher_supervisor import REPORT_DIR, supervise
 from asyncddp.launch.machine_limits import ensure_open_files
 from asyncddp.launch.report_directory import check_folders, report_directory
-from asyncddp.launch.supervisor import REPORT_DIR, supervise
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.restrict_listening_sockets import confine_while_it_runs
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from asyncddp.launch.job_options import RunOptions
+from asyncddp.launch.launcher_supervisor import RunOutcome
 from asyncddp.launch.launchers import FailedRank, Launcher
-from asyncddp.launch.supervisor import RunOutcome
 from asyncddp.rank_list_text import list_ranks
 
 _TIMED_OUT = 124  # as timeout(1)

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from asyncddp.launch import supervisor
+from asyncddp.launch import launcher_supervisor
 from asyncddp.launch.diagnosis import diagnose, group_by_failure, read_failure_reports
 from asyncddp.launch.job_options import RunOptions
 from asyncddp.launch.launcher_message_filter import LauncherMessageFilter
+from asyncddp.launch.launcher_supervisor import RunOutcome
 from asyncddp.launch.launchers import LAUNCHERS
 from asyncddp.launch.rank_tracker import RankTracker, record_end, record_start
-from asyncddp.launch.supervisor import RunOutcome
 from tests.launch import recorded
 
 
@@ -321,10 +321,10 @@ time.sleep(300)
 
 def test_a_launcher_that_stays_after_its_ranks_were_lost_is_ended(tmp_path, monkeypatch):
     """PRRTE did so once in forty runs over two hosts of which one rank was killed."""
-    monkeypatch.setattr(supervisor, "_LOSS_GRACE_PERIOD", 0.5)
+    monkeypatch.setattr(launcher_supervisor, "_LOSS_GRACE_PERIOD", 0.5)
     command = [sys.executable, "-IS", "-c", LAUNCHER_THAT_STAYS]
     filters = (None, LauncherMessageFilter())
-    outcome = supervisor.supervise(
+    outcome = launcher_supervisor.supervise(
         command,
         dict(os.environ),
         LAUNCHERS["mpich"],
