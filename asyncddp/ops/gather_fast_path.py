@@ -25,7 +25,7 @@ from asyncddp.engine import (
 from asyncddp.engine.messages import MatchKey
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.deferred_average import detached
-from asyncddp.ops.shared_memory_fast_path import FastPath
+from asyncddp.ops.shared_memory_fast_path import NeighborAverageFastPath
 from asyncddp.ops.validation import signature_of
 from asyncddp.shm.chunk_layout import ChunkLayout
 from asyncddp.tensors.byte_views import has_plain_memory
@@ -34,7 +34,7 @@ from asyncddp.torch_modes import normal_mode, transforming
 _VERB = "neighbor_allgather"
 
 
-class GatherFastPath(FastPath):
+class GatherFastPath(NeighborAverageFastPath):
     """Fast path of one repeated ``neighbor_allgather``, for one name, dtype and shape."""
 
     @override
@@ -148,7 +148,7 @@ def find_gather_path(
     round: int | None = None,  # noqa: A002 - the field's word
     check: bool = False,
     **unknown: object,
-) -> tuple[FastPath, WeightRow, torch.Tensor, torch.Tensor | None] | None:
+) -> tuple[NeighborAverageFastPath, WeightRow, torch.Tensor, torch.Tensor | None] | None:
     """Return the fast path of this name, dtype and shape with its arguments, or None."""
     if more or unknown:
         return None  # as the engine's path will report
@@ -161,7 +161,9 @@ def find_gather_path(
     if name is not None and type(name) is not str:
         return None  # as the engine's path will report
     context = current()
-    path: FastPath | None = context.engine.fast_paths.get((_VERB, name, tensor.dtype, tensor.shape))
+    path: NeighborAverageFastPath | None = context.engine.fast_paths.get(
+        (_VERB, name, tensor.dtype, tensor.shape)
+    )
     if path is None:
         return None
     number = context.engine.use_count(name or f"{_VERB}.noname") if round is None else round

@@ -12,7 +12,7 @@ from asyncddp.device.stream_registry import stream_ordering_of
 from asyncddp.engine import Handle, OperationExchanges, OperationSpec, Steps
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.encoded_exchange import Compression, checked_compression
-from asyncddp.ops.shared_memory_fast_path import FastPath
+from asyncddp.ops.shared_memory_fast_path import NeighborAverageFastPath
 from asyncddp.ops.tensor_list_call import FastCall, ListKind
 from asyncddp.ops.timeline_recording_fast_path import TimelineRecordingFastPath
 from asyncddp.ops.validation import (
@@ -58,7 +58,7 @@ def _find_fast_path(
         return None  # as the engine's path will report
     context = current()
     try:
-        path: FastPath | None = context.engine.fast_paths.get(
+        path: NeighborAverageFastPath | None = context.engine.fast_paths.get(
             (name, tensor.dtype, tensor.shape, members)
         )
     except (AttributeError, RuntimeError, TypeError):
@@ -201,7 +201,9 @@ def _register_fast_path(
     if channel is not None and tensor.is_cpu:
         facts = context, channel
         fast_paths[key] = (
-            FastPath(*facts) if tracer is None else TimelineRecordingFastPath(tracer, *facts)
+            NeighborAverageFastPath(*facts)
+            if tracer is None
+            else TimelineRecordingFastPath(tracer, *facts)
         )
 
 
@@ -213,7 +215,9 @@ def find_fast_path(
     The function returns False if the fast path cannot do it. If there is no fast path, or a busy
     one, None is returned.
     """
-    path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape, ""))
+    path: NeighborAverageFastPath | None = context.engine.fast_paths.get(
+        (name, tensor.dtype, tensor.shape, "")
+    )
     if path is None or not tensor.is_cpu or context.config.check or not path.is_ready(row):
         return None
     return lambda: path.run(row, tensor, tensor) is not None
@@ -229,7 +233,9 @@ def average_by_row_nonblocking(
 ) -> Handle[torch.Tensor]:
     """Start averaging a tensor with the neighbours in ``row``, by its weights."""
     context = current()
-    path: FastPath | None = context.engine.fast_paths.get((name, tensor.dtype, tensor.shape, ""))
+    path: NeighborAverageFastPath | None = context.engine.fast_paths.get(
+        (name, tensor.dtype, tensor.shape, "")
+    )
     fits = out is None or out is tensor or can_write_result(out, tensor)
     if path is not None and compression is None and fits and has_plain_memory(tensor):
         handle = path.start(row, tensor, out)

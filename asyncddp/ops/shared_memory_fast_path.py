@@ -35,7 +35,7 @@ R = TypeVar("R")
 _SMALL = 1 << 19  # bytes of a tensor that the calling thread of a non-blocking call may copy
 
 
-class FastPath:
+class NeighborAverageFastPath:
     """Fast path of one repeated neighbour average: runs on the calling thread, without the engine.
 
     Its persistent channel belongs to a verb, the name that neighbours match, a dtype and a shape.

@@ -24,7 +24,7 @@ from asyncddp.errors import ArgumentError, AsyncDDPError, DtypeError
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.coalesced_tensors import ElementwiseListCall, GatheringListCall, RowwiseListCall
 from asyncddp.ops.process_group import members_of
-from asyncddp.ops.shared_memory_fast_path import FastPath
+from asyncddp.ops.shared_memory_fast_path import NeighborAverageFastPath
 from asyncddp.ops.validation import check_tensor, require_writable
 from asyncddp.tensors.allocation import empty
 from asyncddp.tensors.ordinary import is_ordinary
@@ -39,7 +39,7 @@ from asyncddp.torch_modes import refuse_transforms, uncompiled
 
 R = TypeVar("R")
 _GroupCall: TypeAlias = ElementwiseListCall | RowwiseListCall | GatheringListCall
-FastCall: TypeAlias = tuple[FastPath, WeightRow, torch.Tensor, torch.Tensor | None]
+FastCall: TypeAlias = tuple[NeighborAverageFastPath, WeightRow, torch.Tensor, torch.Tensor | None]
 """A fast path that may take a call, and the arguments of its ``run`` and ``start``."""
 
 

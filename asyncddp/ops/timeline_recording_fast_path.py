@@ -13,11 +13,11 @@ from asyncddp.engine.pairwise_averaging import PairwiseAveraging
 from asyncddp.engine.tracing import TracedReceiveRingBuffer
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.ops.deferred_average import SentAverage
-from asyncddp.ops.shared_memory_fast_path import FastPath
+from asyncddp.ops.shared_memory_fast_path import NeighborAverageFastPath
 from asyncddp.timeline.tracer import Tracer
 
 
-class TimelineRecordingFastPath(FastPath):
+class TimelineRecordingFastPath(NeighborAverageFastPath):
     """Fast path of neighbour averages that records its calls and waits in the timeline."""
 
     fuses = False  # each has spans of its own
