@@ -1,4 +1,4 @@
-"""Averaged bucket: a flat tensor of parameters or gradients, with the method's state for it."""
+"""Averaged bucket: a flat tensor of parameters or gradients, with the algorithm's state for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_TERMS = "an average has no terms: declare compression = CompressionUse.DIFFE
 
 
 class AveragedBucket:
-    """Flat bucket of parameters or gradients that a method averages, with its state for it.
+    """Flat tensor of parameters or gradients that ranks average, with the algorithm's state for it.
 
     Attributes:
         index: Index of the bucket.
@@ -257,7 +257,7 @@ class AveragedBucket:
 
 
 class Received(ABC):
-    r"""Result of the exchange of one bucket on this rank (base class).
+    r"""Base class of the result of exchanging one bucket: the tensors that a rank has received.
 
     Attributes:
         sources: Ranks from which tensors came, ascending.
@@ -293,7 +293,7 @@ class Received(ABC):
 
 
 class ReceivedAverage(Received):
-    """Result of an exchange that yields only the weighted average, not its single terms."""
+    """Result of an exchange of which only the weighted average is known, not its single terms."""
 
     def __init__(self, mixed: torch.Tensor) -> None:
         self._mixed = mixed

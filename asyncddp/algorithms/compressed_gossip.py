@@ -1,4 +1,4 @@
-"""Base class of compressed gossip methods: ranks average the tensors that neighbours decode."""
+"""Base class of compressed gossip algorithms, which average tensors as neighbours decode them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAMPLE = 1 << 16  # elements that tell how much a compressor keeps
 
 
 class CompressedGossip(Algorithm):
-    r"""Base class of compressed gossip methods, with a step size that suits the compressor.
+    r"""Base class of compressed gossip algorithms, with a step size that suits the compressor.
 
     .. math:: x_i \leftarrow h_i + \gamma_c \sum_j w_{ij} (q_j - q_i)
 

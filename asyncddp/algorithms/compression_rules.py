@@ -1,4 +1,4 @@
-"""Rules on which compressors a method may use, based on known convergence guarantees."""
+"""Rules on which compressors an algorithm may use, based on known convergence guarantees."""
 
 from __future__ import annotations
 

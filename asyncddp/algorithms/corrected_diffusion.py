@@ -17,7 +17,7 @@ _CORRECTION = "correction"
 
 
 class CorrectedDiffusion(Algorithm):
-    r"""Base class of diffusion that adds the model change of the last averaging to each update.
+    r"""Base class of diffusion that adds the last averaging's model change to each update.
 
     .. math:: \psi^{k+1} = X^{k} - U(G(X^{k})), \qquad C^{k} = X^{k} - \psi^{k}, \qquad
               X^{k+1} = \bar W \big(\psi^{k+1} + C^{k}\big)

@@ -26,7 +26,7 @@ class CompressionUse(Enum):
 
 
 class JoinedRanks(Enum):
-    """Role of ranks that are done within ``join`` in the averaging rounds of the other ranks."""
+    """Role of ranks that have run out of data in the averaging rounds of ranks that still train."""
 
     LEAVE = "leave"
     """Joined ranks neither send nor receive, and keep their models."""

@@ -1,4 +1,4 @@
-"""Mixin of optimizer and model wrappers: neighbours' progress, and notice of this rank's end."""
+"""Mixin of optimizer and model wrappers: reports neighbours' staleness and departures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base classes of methods with local steps and an outer Nesterov optimizer, such as DiLoCo."""
+"""Base classes of algorithms with local steps and an outer Nesterov optimizer, such as DiLoCo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OUTER, MOMENTUM = "outer parameters", "outer momentum"
 
 
 class OuterStep(Algorithm):
-    r"""Base class of methods that step along the change :math:`\theta_i - \theta` of local steps.
+    r"""Base class of algorithms that make an outer step along the model change of local steps.
 
     A rank keeps :math:`\theta`, the outer parameters after the last such step, and a momentum.
 
@@ -49,7 +49,7 @@ class OuterStep(Algorithm):
 
 
 class OuterNesterov(OuterStep):
-    r"""Base class of methods that feed the mean change of local steps to an outer optimizer.
+    r"""Base class of algorithms that feed the mean model change to an outer Nesterov optimizer.
 
     .. math:: \Delta = \theta - \frac1n \sum_j \theta_j, \qquad m \leftarrow \mu m + \Delta, \qquad
               \theta \leftarrow \theta - \eta\, (\Delta + \mu m)

@@ -38,7 +38,7 @@ class ReplicaAge(NamedTuple):
 
 
 class PublishedReplica(NamedTuple):
-    """Published replica of a rank's model: tensors of all averagers' buckets in order, and age."""
+    """Published replica of a rank's model: the tensors of its buckets in order, and its age."""
 
     tensors: Sequence[PublishedSnapshot]
     age: ReplicaAge

@@ -1,4 +1,4 @@
-"""Parameters of which several ranks of one replica have equal parts, as tensor parallelism has."""
+"""Parameters that several ranks of one replica hold equally, as in tensor parallelism."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VERB = "comparison of a replica's parts"
 
 
 class ReplicatedParts:
-    """Equal parts inside a replica, which stay equal: the lowest of their ranks gives its values.
+    """Parameters that several ranks of a replica hold equally, and take from the lowest of them.
 
     Each column averages its own copy. Where a method rounds by blocks or at random, or takes what
     has arrived, copies would drift apart. So they have buckets of their own, and after a step the

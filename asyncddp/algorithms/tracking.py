@@ -1,4 +1,4 @@
-"""Base class of tracking methods, in which ranks estimate the average gradient or momentum."""
+"""Base class of tracking algorithms: ranks estimate the average gradient or momentum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRACKER, TRACKED = "tracker", "tracked"
 
 
 class Tracking(Algorithm):
-    r"""Base class of methods that descend along an estimate of the average gradient or momentum.
+    r"""Base class of algorithms that descend along an estimate of the average gradient or momentum.
 
     .. math:: M^{k} = \beta M^{k-1} + G(X^{k}), \qquad Y^{k} = W Y^{k-1} + M^{k} - M^{k-1}
 

@@ -1,4 +1,4 @@
-"""``demo``: steps along the sign of the sum of the momenta's largest DCT coefficients."""
+"""``demo``: decoupled momentum (DeMo): ranks sum the momenta's largest DCT coefficients."""
 
 import torch
 from typing_extensions import override

@@ -1,11 +1,11 @@
-"""``exact_diffusion``: ``adapt_then_combine`` with a bias correction, on symmetric graphs."""
+"""``exact_diffusion``: decentralised SGD with a bias correction, on symmetric graphs."""
 
 from asyncddp.algorithms.corrected_diffusion import CorrectedDiffusion
 from asyncddp.algorithms.topology_requirements import TopologyRequirements
 
 
 class ExactDiffusion(CorrectedDiffusion):
-    r"""Exact diffusion: ``adapt_then_combine`` with a correction that removes its bias.
+    r"""Exact diffusion: decentralised SGD with a correction that removes the bias of diffusion.
 
     .. math:: \psi^{k+1} = X^{k} - U(G(X^{k})), \qquad
               X^{k+1} = \tfrac12 (I + W) \big(\psi^{k+1} + X^{k} - \psi^{k}\big)

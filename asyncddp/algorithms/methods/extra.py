@@ -1,4 +1,4 @@
-"""``extra``: ``adapt_with_combine`` with a dual variable that removes the bias."""
+"""``extra``: decentralised gradient descent with a dual variable that removes its bias."""
 
 import torch
 from typing_extensions import override
@@ -14,7 +14,7 @@ _DUAL = "dual"
 
 
 class Extra(Algorithm):
-    r"""EXTRA: ``adapt_with_combine`` with a dual variable that removes its bias.
+    r"""EXTRA: decentralised gradient descent with a dual variable that removes its bias.
 
     .. math:: X^{k+1} = W X^{k} + S^{k} - U(G(X^{k})), \qquad
               S^{k+1} = S^{k} - \tfrac12 (I - W) X^{k}, \qquad S^0 = 0

@@ -1,4 +1,4 @@
-"""``factored_gossip_diloco``: DiLoCo whose average is two gossip rounds, one of them hidden."""
+"""``factored_gossip_diloco``: DiLoCo by two gossip rounds, one of them during local steps."""
 
 import torch
 from typing_extensions import override
@@ -13,7 +13,7 @@ _MIXED = "outer parameters, mixed"
 
 
 class FactoredGossipDiLoCo(OuterStep):
-    r"""Factored Gossip DiLoCo: DiLoCo with a gossip round behind the local steps, and one after.
+    r"""Factored Gossip DiLoCo: DiLoCo by two gossip rounds, one of them during the local steps.
 
     .. math:: \psi_i = \sum_j w'_{ij} \theta_j, \qquad m_i \leftarrow \mu m_i + \Delta_i, \qquad
               \theta_i \leftarrow \sum_j w_{ij} \big(\psi_j - \eta\, (\Delta_j + \mu m_j)\big)

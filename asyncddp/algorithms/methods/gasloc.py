@@ -1,4 +1,4 @@
-"""``gasloc``: many local steps, then an outer step with momentum that gossip shares."""
+"""``gasloc``: many local steps, then an outer step whose momentum also accelerates gossip."""
 
 import torch
 from typing_extensions import override

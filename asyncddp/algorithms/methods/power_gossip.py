@@ -1,4 +1,4 @@
-"""``power_gossip``: low-rank gossip: neighbours exchange one matrix-vector product per matrix."""
+"""``power_gossip``: low-rank gossip by one matrix-vector product per matrix and neighbour."""
 
 import math
 import zlib
@@ -26,7 +26,7 @@ _DIRECTION = "direction of rank {}"
 
 
 class _ParameterMatrix(NamedTuple):
-    """Parameter in a round of PowerGossip: its view, and the matrix to multiply by a vector."""
+    """Parameter in a round of PowerGossip, as a matrix that is multiplied by a vector."""
 
     name: str
     view: torch.Tensor

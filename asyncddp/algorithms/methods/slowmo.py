@@ -1,4 +1,4 @@
-"""``slowmo``: slow momentum of the model changes that another method makes in H steps."""
+"""``slowmo``: slow momentum of the model changes that another algorithm makes in H steps."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -24,7 +24,7 @@ _BEFORE, _WEIGHT = "parameters before", "push-sum weight"
 
 
 class SlowMo(Algorithm):
-    r"""SlowMo: steps of another method, and after every H of them a step along slow momentum.
+    r"""SlowMo: steps of another algorithm, and after every H of them a step along slow momentum.
 
     .. math:: u \leftarrow \beta u + \frac{1}{\gamma} \Big(y - \frac1n \sum_j x_j\Big), \qquad
               y \leftarrow y - \alpha \gamma u, \qquad x_i \leftarrow y

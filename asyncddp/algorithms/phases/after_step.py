@@ -1,4 +1,4 @@
-"""Communication phases that average after the optimizer's step: plainly, or by push-sum."""
+"""Communication phases that average parameters after the optimizer's step, also by push-sum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncddp.errors import NotInitializedError, PeerError
 
 
 class AfterStepPhase(ParameterAveragingPhase):
-    """Communication phase of methods that average parameters after the optimizer's step.
+    """Communication phase that averages parameters after the optimizer's step.
 
     The optimizer steps as without the wrapper, so that clipping, scaling, accumulation and closures
     work unchanged; then all buckets are sent at once. They are averaged at the end of this step, or
@@ -79,7 +79,7 @@ class AfterStepPhase(ParameterAveragingPhase):
 
 
 class PushSumPhase(AfterStepPhase):
-    r"""Communication phase of ``push_sum``: steps and averages parameters times push-sum weights.
+    r"""Communication phase of ``push_sum``: averages parameters scaled by push-sum weights.
 
     .. math:: x \leftarrow p z, \qquad x \leftarrow x - s\, U(g(z)), \qquad
               (x, p) \leftarrow \mathrm{mix}(x, p), \qquad z \leftarrow x / p

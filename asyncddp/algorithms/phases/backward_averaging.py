@@ -1,4 +1,4 @@
-"""Communication phase of DecentralizedDataParallel: averages and steps in the backward pass."""
+"""Communication phase that averages parameters and makes optimizer steps in the backward pass."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _PreviousStepAveraging(Algorithm):
 
 
 class _AsynchronousAveraging(Algorithm):
-    """Algorithm for ``sync=False``: averages with the newest parameters that neighbours put."""
+    """Algorithm for ``sync=False``: averages with the parameters that neighbours last put here."""
 
     name = _NAME
     how = (CommunicationPattern.PUT,)

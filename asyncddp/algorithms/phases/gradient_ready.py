@@ -28,7 +28,7 @@ _CHANGED = 4.0
 
 
 class GradientReadyPhase(CommunicationPhase):
-    """Communication phase of methods that average gradients: sends each bucket when it is ready.
+    """Communication phase that averages gradients: sends each bucket once its gradients are ready.
 
     Buckets hold the parameters in reverse order, and are sent in that order on all ranks,
     whichever is ready first; averages are written at the end of the backward pass. A missing

@@ -21,7 +21,7 @@ LRSchedulerFn: TypeAlias = Callable[[torch.optim.Optimizer], LRScheduler]
 
 @dataclass(frozen=True)
 class BucketUpdateConfig:
-    """Settings of buckets that have optimizers of their own: factory, scaler, clipping, size."""
+    """Settings of buckets with own optimizers: optimizer factory, grad scaler, clipping, size."""
 
     optim_fn: OptimFn
     lr_scheduler_fn: LRSchedulerFn | None

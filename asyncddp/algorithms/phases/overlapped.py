@@ -141,7 +141,7 @@ class OverlappedPhase(ParameterAveragingPhase):
 
 
 class BackgroundAveragingPhase(OverlappedPhase):
-    r"""Phase of ``async_model_average``: averages copies of parameters while steps continue.
+    r"""Communication phase that averages copies of parameters in the background, as steps continue.
 
     The first forward pass in training mode after an averaging sends a copy s of the parameters x,
     or else ``step()`` does. Steps go on updating x; then the change of the copy is added:

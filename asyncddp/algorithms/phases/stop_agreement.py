@@ -48,7 +48,7 @@ class StopAgreement(ABC):
 
 
 class GlobalStopAgreement(StopAgreement):
-    """Stop agreement by allreduce: the last round is the first in which all ranks have asked."""
+    """Stop agreement by allreduce: the last round is the first in which all ranks ask to stop."""
 
     @override
     def start(self) -> None:
@@ -62,7 +62,7 @@ class GlobalStopAgreement(StopAgreement):
 
 
 class NeighborStopAgreement(StopAgreement):
-    r"""Stop agreement between neighbours: once all ranks have asked, all stop in the same round.
+    r"""Stop agreement between neighbours: once all ranks ask to stop, all stop in the same round.
 
     .. math:: c_i \leftarrow 1 + \min(c_i, \min_j c_j) \text{ if rank i has asked, else } 0
 

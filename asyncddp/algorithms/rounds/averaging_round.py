@@ -42,7 +42,7 @@ class WeightOverrides:
 
 
 class BucketPiece(NamedTuple):
-    """Separately sent piece of a bucket: index of the bucket, message name, and view in it."""
+    """Piece of a bucket that is sent separately: index of the bucket, message name, and tensor."""
 
     bucket: int
     name: str

@@ -61,7 +61,7 @@ class MachineRound(MessageRound):
 
 
 class LeaderRound(MachineRound):
-    r"""Averaging round between machines by their first ranks, for methods that send differences.
+    r"""Averaging round between the machines' first ranks, for algorithms that send differences.
 
     A bucket is averaged over the ranks of a machine, :math:`\bar x_m = \frac1L \sum_{i \in m} x_i`.
     The machine's first rank, which alone keeps the method's state, exchanges it with the first

@@ -270,7 +270,7 @@ class MessageRound(AveragingRound):
 
 
 class AllreduceRound(MessageRound):
-    """Global average over all ranks (allreduce); ranks that have joined contribute zeros."""
+    """Averaging round over all ranks (allreduce); ranks that have run out of data add zeros."""
 
     name = "allreduce"
     how = CommunicationPattern.GLOBAL
@@ -292,7 +292,7 @@ class AllreduceRound(MessageRound):
 
 
 class HierarchicalAllreduceRound(MessageRound):
-    """Global average over all ranks, in which only one rank per machine uses the network."""
+    """Averaging round over all ranks, in which only one rank per machine uses the network."""
 
     name = "hierarchical_allreduce"
     how = CommunicationPattern.GLOBAL

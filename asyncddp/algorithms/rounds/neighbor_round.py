@@ -1,4 +1,4 @@
-"""Averaging rounds with neighbours by messages, of whole buckets, or piece by piece."""
+"""Averaging rounds with neighbours by messages, which send buckets whole or in pieces."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class NeighborRound(MessageRound):
 
 
 class _PieceUnderWay(NamedTuple):
-    """Piece that is being averaged, and the memory of its messages in bytes."""
+    """Piece of a bucket that is being averaged, and the memory of its messages in bytes."""
 
     piece: BucketPiece
     handle: Handle[torch.Tensor]

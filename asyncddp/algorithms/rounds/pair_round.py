@@ -24,7 +24,7 @@ from asyncddp.windows.pair_averaging_service import pair_averaging_of
 
 
 class PairRound(AveragingRound):
-    r"""Asynchronous averaging round in pairs: a rank averages with the partner of its own round.
+    r"""Asynchronous averaging round, in which a rank averages atomically with one other rank.
 
     .. math:: (x_i, x_j) \leftarrow \big(x_i - w (x_i - x_j),\ x_j + w (x_i - x_j)\big)
 

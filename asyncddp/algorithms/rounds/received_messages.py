@@ -1,4 +1,4 @@
-"""Result of an exchange with the encoded tensor of each neighbour, decoded on demand."""
+"""Encoded tensors that a rank has received in one exchange, decoded on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncddp.tensors.means import split_divisor
 
 
 class ReceivedMessages(Received):
-    """Received encoded tensors of this rank and its neighbours, decoded when they are added."""
+    """Encoded tensors of this rank and its neighbours, decoded when they are summed."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ _MOST_SHARED, _MOST_SENT = 1 << 19, 1 << 22
 
 @dataclass(frozen=True)
 class RoundMemoryLimit:
-    """Memory limit, in bytes, for messages in flight and ring buffers of averaging rounds.
+    """Memory limit, in bytes, of the messages and ring buffers of averaging rounds.
 
     Attributes:
         limit: The limit in bytes, for one in-neighbour.

@@ -1,4 +1,4 @@
-"""Base class of averaging rounds through one-sided windows, which need not wait for ranks."""
+"""Base class of averaging rounds through one-sided windows, which need not wait for other ranks."""
 
 from __future__ import annotations
 
