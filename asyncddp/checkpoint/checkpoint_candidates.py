@@ -1,4 +1,4 @@
-"""Checkpoints that ranks have on their disks: which there are, and whether files are whole."""
+"""Checkpoints found on the ranks' disks, and checks that their files are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of a training loop that goes on with ranks that join: model, optimizer, step and more."""
+"""Training state of an elastic run, which ranks that join take over from another rank."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ASK_SECONDS = 0.2  # between two requests to be let in
 
 
 class ElasticState:
-    """State of a training loop, which a process that replaces a dead rank takes over from a rank.
+    """Training state of an elastic run, which a replacement process takes over from a rank.
 
     Make it on all ranks of an elastic run, once model and optimizer are wrapped, and loop over
     :meth:`steps`. A replacement, which ``asyncddp run --elastic --restarts N`` starts, waits here:

@@ -41,7 +41,7 @@ _SHARDS = re.compile(r"(average|rank0|replica_\d{5,})(\.\d+)?")
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """Checkpoint on this rank's disk with a readable manifest.
+    """Checkpoint on this rank's disk whose manifest could be read.
 
     Attributes:
         folder: The checkpoint's folder.

@@ -1,4 +1,4 @@
-"""Placement of a rank in a run: its replica, and its part of it where replicas are sharded."""
+"""Position of a rank among the model's replicas, and among the shards of its replica."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplicaPlacement:
-    """Placement of a rank in a run.
+    """Position of a rank among the model's replicas, and among the shards of its replica.
 
     Attributes:
         column: The ranks of the same part, one of each replica; all ranks if replicas are whole.

@@ -1,4 +1,4 @@
-"""Tensors of a training state that belong to parameters: taken out of it, and put back.
+"""Separation of per-parameter tensors from a training state, to save them as shards.
 
 A sharded replica's checkpoint has them in files that can be read in other parts, and the rest of
 the state in a file of its own, in which a tensor on torch's ``meta`` device has their place.
@@ -22,7 +22,7 @@ _META = torch.device("meta")
 
 
 class ParameterState:
-    """Tensors of a state that belong to parameters, by their paths in it.
+    """Tensors of a training state that belong to parameters, by their paths in that state.
 
     Args:
         model: The model; its tensors are found by name.
