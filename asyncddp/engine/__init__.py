@@ -1,4 +1,4 @@
-"""Progress engine: runs operations, matches messages between ranks, and limits every wait.
+"""Progress engine: runs operations, matches messages between ranks, and bounds all waits in time.
 
 Here belong exchanges, matching by name, handles, deadlines, and the thread that makes progress.
 ``ops`` and ``windows`` submit operations to it. It does not depend on particular verbs, and ranks

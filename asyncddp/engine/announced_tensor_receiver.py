@@ -1,4 +1,4 @@
-"""Receiver of tensors that peers have announced by a header; it discards unwanted ones."""
+"""Receiver of tensors that peers have announced by a header; unwanted tensors are discarded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DISCARD_STREAMS = HostStreams()
 
 
 class AnnouncedTensorReceiver:
-    """Receiver of announced tensors: begins their receives, and discards unwanted tensors."""
+    """Receiver of tensors announced by a header: posts receives, and discards unwanted tensors."""
 
     def __init__(self, rank: int, channels: PersistentChannelTable, sends: SendQueue) -> None:
         self._rank, self._channels, self._sends = rank, channels, sends

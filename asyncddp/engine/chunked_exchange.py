@@ -25,7 +25,7 @@ _WHOLE = ChunkLayout.single((), torch.uint8)
 
 
 class ChunkReceiver:
-    """Receiver of a peer's tensor chunk by chunk, and wait condition for its current chunk."""
+    """Receiver of a peer's tensor chunk by chunk; also the wait condition for the current chunk."""
 
     def __init__(self, exchange: ChunkedExchange, peer: int) -> None:
         self._exchange, self.peer = exchange, peer
@@ -92,7 +92,7 @@ class ChunkReceiver:
 
 
 class ChunkedExchange:
-    """Exchange of tensors with peers, chunk by chunk, and wait condition for sending a chunk.
+    """Exchange of tensors with peers, chunk by chunk; also the wait condition for sending a chunk.
 
     ``targets`` are the ranks that read this rank's ring buffer. Without a ``channel`` there is a
     single chunk. An exchange that has ``begun`` is listed in the channel already, and has published
@@ -230,7 +230,7 @@ class ChunkedExchange:
 
 
 class RaggedExchange(ChunkedExchange):
-    """Exchange of one-chunk tensors whose first dimension may differ between ranks.
+    """Exchange of tensors in one chunk each, whose first dimension may differ between ranks.
 
     A channel is for tensors of one shape, so that a peer's tensor may come through another channel
     of the same name than this rank's tensor.

@@ -1,4 +1,4 @@
-"""Interface of deferred calls: non-blocking operations not yet submitted to the engine."""
+"""Interface of deferred calls: non-blocking operations not yet submitted to the progress engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchange request: a rank's sends and receives under one match key, with wait conditions.
+"""Exchange request: one rank's sends and receives for one call, with their wait conditions.
 
 Nothing in here communicates: the matcher and the send queue store the requests of transfers here.
 """
@@ -69,7 +69,7 @@ class ShortMessage(NamedTuple):
 
 
 class PendingReceive:
-    """Pending receive of a peer's tensor, and wait condition until the tensor can be read."""
+    """Pending receive of a peer's tensor; also the wait condition until the tensor can be read."""
 
     def __init__(self, exchange: ExchangeRequest, peer: int) -> None:
         self.exchange, self.peer = exchange, peer
@@ -235,7 +235,7 @@ class BufferReuseWaitCondition(SendCompletionCondition):
 
 
 class ExchangeRecord(NamedTuple):
-    """Record of a finished exchange: source and target ranks, error if any, signature."""
+    """Record of a finished exchange: source and target ranks, error if any, dtype and shape."""
 
     sources: frozenset[int]
     targets: frozenset[int]

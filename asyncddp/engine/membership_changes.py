@@ -1,4 +1,4 @@
-"""Changes of membership in an elastic run: which view each round of a rank belongs to."""
+"""Membership changes of an elastic run: which ranks take part in each round of an operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEMBERED = 8  # views to which rounds that are under way may belong
 
 
 class MembershipChanges:
-    """Views of an elastic run on one rank: agrees on them, and assigns rounds to them.
+    """Membership of an elastic run, as one rank knows it: ranks agree on changes between rounds.
 
     A round of a name with number k belongs to the newest view whose start of that name is not above
     k, so that all ranks make it along the edges of one graph. Ranks that join take part from one
@@ -200,7 +200,7 @@ class MembershipChanges:
 
 
 class GatedLock:
-    """Lock that callers do not get while ranks agree on a view, so that they begin nothing.
+    """Lock that no caller gets while ranks agree on new members, so that no operation begins.
 
     Args:
         lock: The lock.

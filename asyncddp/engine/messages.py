@@ -84,7 +84,7 @@ HandlerArguments: TypeAlias = tuple[bool | int | float | str | None, ...]
 
 
 class TensorMessage(MessageStruct, frozen=True, tag=0):
-    """Header of a tensor, with its bytes, or with the tag of the transfer that follows."""
+    """Header of a tensor, with the tensor's bytes or the tag of the transfer that follows."""
 
     key: MatchKey
     verb: str
@@ -101,13 +101,13 @@ class TensorMessage(MessageStruct, frozen=True, tag=0):
 
 
 class Ack(MessageStruct, frozen=True, tag=1):
-    """Acknowledgement that the receiver expects a tensor, with the same dtype and shape."""
+    """Acknowledgement: the receiver expects the announced tensor, with the same dtype and shape."""
 
     key: MatchKey
 
 
 class Nack(MessageStruct, frozen=True, tag=2):
-    """Negative acknowledgement: an exchange has failed on the sending rank, for a reason."""
+    """Negative acknowledgement: tells a peer that the exchange has failed on this rank, and why."""
 
     key: MatchKey
     reason: str
@@ -253,7 +253,7 @@ def _in_utf8(message: Message) -> Message:
 
 
 class ExchangeSignature(msgspec.Struct, frozen=True):
-    """Signature that must be equal on both sides of an exchange: operation, dtype, shape, device.
+    """Properties that both sides of an exchange must share: operation, dtype, shape and device.
 
     ``members`` describes the list of tensors on which the operation is called, if there is one.
     """
@@ -283,7 +283,7 @@ class ExchangeSignature(msgspec.Struct, frozen=True):
 
 
 class AnyTensorSignature(ExchangeSignature, frozen=True):
-    """Signature of a receive that accepts any dtype and shape."""
+    """Properties of a receive that accepts a tensor of any dtype and shape."""
 
     @override
     def difference(self, message: TensorMessage) -> str | None:

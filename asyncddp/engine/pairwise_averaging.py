@@ -43,7 +43,7 @@ def _poll_word(words: memoryview, index: int, goal: int, pause: Pause | None) ->
 
 
 class PairwiseAveraging:
-    """Weighted average of this rank's tensor and one peer's, computed while polling.
+    """Weighted average of this rank's tensor and one peer's, by polling shared memory for chunks.
 
     It is :math:`x + w (x_p - x)`, with x this rank's tensor and w the weight of the peer's,
     :math:`x_p`.

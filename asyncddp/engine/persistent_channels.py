@@ -1,4 +1,4 @@
-"""Persistent channels: ring buffers reused by all exchanges of tensors of the same name.
+"""Persistent channels: ring buffers that all exchanges of one name, dtype and shape reuse.
 
 The first exchange of a name goes by message: header, bytes, acknowledgement. In the second one a
 rank offers a ring buffer to its peers on this machine. From the third one on, tensors of that name
@@ -36,7 +36,7 @@ _MAX_HISTORY = 256  # steps of a channel whose partners are remembered
 
 
 class PersistentChannel:
-    """Channel of one name and signature: the ring buffers to and from peers on this machine."""
+    """Ring buffers to and from peers on this machine, for one name, dtype and shape of tensors."""
 
     def __init__(self, name: str, signature: ExchangeSignature, layout: ChunkLayout) -> None:
         self.name, self.signature, self.layout = name, signature, layout
@@ -68,7 +68,7 @@ class PersistentChannel:
 
 
 class PersistentChannelTable:
-    """Table of one rank's persistent channels, keyed by name and signature.
+    """Table of one rank's persistent channels, by the name, dtype and shape of exchanges.
 
     ``shared_memory_group`` contains the ranks with which it shares memory. ``late_error`` is the
     error of an exchange that had ended on this rank before; the next operation raises it.

@@ -1,4 +1,4 @@
-"""Progress engine of one rank: accepts operations, numbers them by name, ends at shutdown."""
+"""Progress engine of one rank: accepts operations, and counts the uses of each name."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _BYTES_AHEAD = 256 << 20  # bytes after which a sender waits: they may lie in th
 
 
 class SendQueue:
-    """Queue of one rank's outgoing messages and tensors, guarded by the engine's lock."""
+    """Queue of one rank's outgoing messages and tensors, guarded by the progress engine's lock."""
 
     def __init__(self, transport: Transport, channels: PersistentChannelTable) -> None:
         self._transport, self._channels, self._tracing = transport, channels, channels.tracing

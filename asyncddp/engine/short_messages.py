@@ -1,4 +1,4 @@
-"""Short messages: sends a short tensor within one message, without submitting an operation.
+"""Short messages: each carries a whole small tensor, and is sent without a queued operation.
 
 Once a receiver has acknowledged the signature, the caller's thread posts such messages, and a
 receive is an entry of the matcher, completed by whichever thread makes progress. An operation is

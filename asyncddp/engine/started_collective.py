@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.005
 
 @dataclass
 class StartedCollective(Generic[R]):
-    """Collective of the transport in progress: its request, and the function for its result.
+    """Collective of a transport in progress: its request, and the function that makes its result.
 
     Attributes:
         request: Request of the transport.

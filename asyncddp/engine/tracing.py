@@ -1,4 +1,4 @@
-"""Tracing of the engine: records its transfers, collectives and averages in the timeline."""
+"""Tracing of the progress engine: records transfers, collectives and averages in the timeline."""
 
 from __future__ import annotations
 
