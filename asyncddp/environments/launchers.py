@@ -103,7 +103,7 @@ class HydraEnvironment(LauncherEnvironment):
 
 
 class PMIxEnvironment(LauncherEnvironment):
-    """Environment of a rank started by another PMIx launcher, which sets no size."""
+    """Environment of a rank started by a PMIx launcher that does not set the number of ranks."""
 
     command = "a launcher of PMIx"
     variables: ClassVar[Mapping[str, str]] = {"RANK": "PMIX_RANK"}
