@@ -87,11 +87,11 @@ class PeerLeftError(PeerError):
 
 
 class IsolatedError(PeerError):
-    """Error: the others of an elastic run go on without this rank, or it cannot reach them."""
+    """Error: the other ranks of an elastic run go on without this one, or cannot be reached."""
 
 
 class RankError(AsyncDDPError):
-    """Error raised by a rank of ``local_world()``, which is the ``__cause__`` of this one.
+    """Error: a rank of ``local_world()`` raised an exception, which is the ``__cause__`` of this.
 
     Attributes:
         rank: The rank that failed first.
