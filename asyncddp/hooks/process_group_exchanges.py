@@ -161,7 +161,7 @@ class ProcessGroupExchanges:
 
 
 class PendingBucketExchange(Generic[R]):
-    """Exchange of one bucket in progress: runs its steps from one batch of messages to the next.
+    """Pending exchange of one bucket, in steps that each wait for a batch of messages.
 
     Args:
         operation: Exchanges that the steps use.
