@@ -24,7 +24,7 @@ from asyncddp.launch.suspended_ranks import SUSPENDED_SECONDS, SuspendedRanks
 
 
 class _ElasticRanks(LocalRanks):
-    """Processes of all ranks; the others go on after a failure, as long as enough are left.
+    """Rank processes of an elastic run, which go on after failures as long as enough are left.
 
     A rank that fails again is replaced after 1, 2, 4 … seconds. One that is stopped is killed, as
     the others wait for it.

@@ -1,4 +1,4 @@
-"""Options of ``asyncddp run``, the job to launch, and the command line built from it."""
+"""Options of ``asyncddp run``, with the job and the command line that are made from them."""
 
 from __future__ import annotations
 

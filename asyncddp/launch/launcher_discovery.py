@@ -1,4 +1,4 @@
-"""Discovery of the launcher on this machine (``mpirun``, ``srun`` or the library's own)."""
+"""Discovery of the launcher on this machine (``mpirun``, ``srun`` or asyncddp's own)."""
 
 from __future__ import annotations
 

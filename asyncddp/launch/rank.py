@@ -1,4 +1,4 @@
-"""Program of one rank: runs a script, ``python -m asyncddp.launch.rank train.py --lr 0.1``.
+"""Entry point of one rank: runs a script, ``python -m asyncddp.launch.rank train.py --lr 0.1``.
 
 If it ends with an exception or a non-zero exit code, all ranks are ended, and this one says why.
 """

@@ -1,4 +1,4 @@
-"""Losses of an elastic run: which ranks have died or failed, and whether enough are left."""
+"""Lost ranks of an elastic run: ranks that have died or failed, and notices about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _count(ranks: int) -> str:
 
 
 class RankLosses:
-    """Record of the lost ranks of an elastic run, in notices for the terminal.
+    """Record of the lost ranks of an elastic run, which makes the notices about them.
 
     Args:
         ranks: How many were started.

@@ -1,4 +1,4 @@
-"""Directory in which ranks report to ``asyncddp run``; leftovers of killed runs are removed."""
+"""Directory into which ranks write their reports for ``asyncddp run``."""
 
 from __future__ import annotations
 

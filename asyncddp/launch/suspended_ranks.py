@@ -1,4 +1,4 @@
-"""Ranks that a signal has stopped, such as SIGSTOP, while others run and wait for them."""
+"""Ranks suspended by a signal such as SIGSTOP, while other ranks run and wait for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_suspended(pid: int) -> bool:
 
 
 class SuspendedRanks:
-    """Record of the ranks that are stopped, and since when.
+    """Record of the ranks that a signal has suspended, and since when.
 
     Time does not count in which all ranks are stopped, or their launcher, as by Ctrl-Z.
     """
