@@ -1,4 +1,4 @@
-"""Queue of non-blocking averages on fast paths: sends and completes them in batches.
+"""Queue of non-blocking averages, which are sent and completed in batches.
 
 A single call sends its tensor at once, and the average is computed when it is waited for. Of
 several calls the later ones are only queued: their tensors are sent together when one of them is

@@ -1,4 +1,4 @@
-"""Handles of non-blocking averages on fast paths; waiting for a handle computes the average."""
+"""Handles of non-blocking averages, which compute the average when polled or waited for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class AveragingPath(Protocol):
-    """Interface of a fast path of averages under one name, as their handles use it."""
+    """Interface of a fast path that sends and completes repeated averages of one name."""
 
     channel: PersistentChannel
     verb: str
@@ -53,7 +53,7 @@ class AveragingPath(Protocol):
 
 
 class AverageCompleter(Protocol):
-    """Interface of a queue of non-blocking averages, as their handles use it."""
+    """Interface of a queue that sends and completes non-blocking averages."""
 
     def send(self) -> None:
         """Send the tensors of all queued calls."""

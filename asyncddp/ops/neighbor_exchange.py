@@ -20,7 +20,7 @@ from asyncddp.tensors.byte_views import dense
 
 
 class ExchangedTensors(NamedTuple):
-    """Tensors of one exchange with neighbours: the one sent, and those received by rank."""
+    """Tensors of one exchange with neighbours: the sent tensor, and those received, by rank."""
 
     rank: int
     sent: torch.Tensor

@@ -1,4 +1,4 @@
-"""Process groups: sets of ranks that call collectives, and planning of these collectives."""
+"""Process groups: sets of ranks that call collectives together."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Output: TypeAlias = torch.Tensor | None
 
 @dataclass(frozen=True)
 class CollectiveImplementations(Generic[R]):
-    """Implementations of a collective by shared-memory slots or the transport, where they exist.
+    """Implementations of one collective, each optional: in shared memory, and by the transport.
 
     Attributes:
         combine: Computes the result from all ranks' tensors in shared-memory slots.

@@ -36,7 +36,7 @@ _SMALL = 1 << 19  # bytes of a tensor that the calling thread of a non-blocking 
 
 
 class NeighborAverageFastPath:
-    """Fast path of one repeated neighbour average: runs on the calling thread, without the engine.
+    """Fast path of one repeated neighbour average: runs on the calling thread, over shared memory.
 
     Its persistent channel belongs to a verb, the name that neighbours match, a dtype and a shape.
     """

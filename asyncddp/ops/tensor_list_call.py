@@ -44,7 +44,7 @@ FastCall: TypeAlias = tuple[NeighborAverageFastPath, WeightRow, torch.Tensor, to
 
 
 class ListKind(Enum):
-    """Kind of operation on a list of tensors, by packing: elementwise, by rows, or as bytes."""
+    """Packing of a list of tensors into flat ones: elementwise, by rows, or as bytes."""
 
     ELEMENTWISE = "as on one flat tensor of all elements, which it treats alike"
     ROWWISE = "as on one tensor whose rows have the shares of all, of which each rank gets some"
@@ -53,7 +53,7 @@ class ListKind(Enum):
 
 @dataclass(frozen=True)
 class Verb:
-    """Communication operation that users call: its planning function, and options of its calls.
+    """Definition of a communication operation: properties, and the function that specifies a call.
 
     Attributes:
         plan: Makes the operation from the verb's arguments.
@@ -217,7 +217,7 @@ class TensorListCall:
 
 
 class TensorListHandle(Handle[R]):
-    """Handle of a call on a list; polling it or waiting for it unpacks the result.
+    """Handle of a non-blocking operation on a list of tensors; waiting for it unpacks the result.
 
     The output tensors are written at that moment, on the calling thread.
     """
