@@ -44,7 +44,7 @@ def schedule_entries(
 
 
 class AlgorithmSwitcher:
-    """Switcher of a distributed optimizer's method, with the schedule of later methods.
+    """Switcher of a distributed optimizer's algorithm, with a schedule of later algorithms.
 
     Attributes:
         steps: Steps that the wrapper has completed.

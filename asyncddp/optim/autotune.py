@@ -1,4 +1,4 @@
-"""``Autotune``: options of the search for a method's fastest settings."""
+"""``Autotune``: options of the search for an algorithm's fastest settings."""
 
 from __future__ import annotations
 

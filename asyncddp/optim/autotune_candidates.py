@@ -1,4 +1,4 @@
-"""Candidates of the search for the fastest settings: those with equal results, and the user's."""
+"""Candidate settings for autotuning: those with equal results, and those that the user names."""
 
 from __future__ import annotations
 

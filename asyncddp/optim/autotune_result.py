@@ -1,4 +1,4 @@
-"""Result of a search for the fastest settings: measurements, conditions, file and report."""
+"""Result of autotuning: the fastest settings, with measurements and conditions of the search."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("asyncddp")
 
 
 class TuningConditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Conditions of a search (method, model, ranks, hardware); results hold only for them.
+    """Conditions under which settings were tuned: algorithm, model, ranks and hardware.
 
     Attributes:
         method: The algorithm with its options and settings that the search leaves as they are.
@@ -53,7 +53,7 @@ class TuningConditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TriedSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Candidate settings of the search, with the measured times of a step.
+    """Candidate settings of autotuning, with the measured times of a step.
 
     Attributes:
         setting: Arguments of ``DistributedOptimizer``.
@@ -65,7 +65,7 @@ class TriedSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AutotuneResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Result of a search for the fastest settings.
+    """Result of autotuning: the fastest settings, and all measurements.
 
     Attributes:
         setting: The arguments of ``DistributedOptimizer`` that it has chosen.

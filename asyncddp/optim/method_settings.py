@@ -1,4 +1,4 @@
-"""Settings of a training method, and the construction of the training phase that uses them."""
+"""Settings of a training algorithm, and the construction of its communication phase."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from asyncddp.topology.builders import TopologyLike
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """Settings of a training method, named as the arguments of ``DistributedOptimizer``.
+    """Settings of a training algorithm, named as the arguments of ``DistributedOptimizer``.
 
     Attributes:
         options: Options of the method itself.

@@ -1,4 +1,4 @@
-"""Functions that make the ranks' models and optimizer states equal when a method ends."""
+"""Functions that make models and optimizer states equal on all ranks, by average or broadcast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of distributed optimizers: its algorithm can be switched, paused and saved."""
+"""Base class of distributed optimizers, whose algorithm can be switched, paused and saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warning that a method with a long averaging interval has hardly averaged by the end of a run."""
+"""Warning that an algorithm with a long averaging interval has hardly averaged in a run."""
 
 from __future__ import annotations
 
