@@ -1,4 +1,4 @@
-"""Reducers: hook a model's gradients, and update and average it in each backward pass."""
+"""Reducers: update and average a model in each backward pass, through gradient hooks."""
 
 from __future__ import annotations
 
