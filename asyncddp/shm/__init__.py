@@ -1,4 +1,4 @@
-"""Shared memory between the processes of one machine: arena, buddy allocator, ring buffers, slots.
+"""Shared memory between the processes of one machine: allocation, ring buffers, collectives.
 
 Here belongs memory that several processes map, and the words with which they synchronise.
 ``transport``, ``engine`` and ``windows`` use it. A word is written by one rank alone and only
