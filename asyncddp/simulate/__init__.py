@@ -1,4 +1,4 @@
-"""Simulation of n virtual ranks in one process, with the same methods as on real ranks.
+"""Simulation of n virtual ranks in one process, with the same algorithms as on real ranks.
 
 Here belong problems, clocks and networks of virtual ranks, and the record of a run. Users and
 ``asyncddp compare`` call it. The methods are those of ``algorithms``, and results equal those of

@@ -1,4 +1,4 @@
-"""Event-driven simulation of one method on asynchronous ranks."""
+"""Event-driven simulation of one algorithm on asynchronous ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from asyncddp.tensors.allocation import detached_copy, make_tensor
 
 
 class AsynchronousRun:
-    r"""Simulated run of one method, in which each rank makes its steps at its own pace.
+    r"""Simulated run of one algorithm, in which each rank makes its steps at its own pace.
 
     A step of rank i begins at :math:`t`, when it publishes its tensors, and ends at
     :math:`t + c_i`, when it averages with the tensors received by then. The next step begins at

@@ -110,7 +110,7 @@ class AveragingScheme(ABC):
 
 
 class NeighborAveraging(AveragingScheme):
-    """Weighted averaging with neighbours, by messages or synchronised windows.
+    """Simulated weighted averaging with neighbours, by messages or synchronised windows.
 
     Retransmissions change no average; they only cost time and bytes.
 
@@ -214,7 +214,7 @@ class NeighborAveraging(AveragingScheme):
 
 
 class PushSumAveraging(NeighborAveraging):
-    """Averaging by push-sum: ranks send shares of tensors and of weights to out-neighbours."""
+    """Simulated push-sum: ranks send shares of tensors and of weights to out-neighbours."""
 
     def __init__(
         self, method: Algorithm, ranks: int, schedule: Schedule | None, scenario: Scenario
@@ -248,7 +248,7 @@ class PushSumAveraging(NeighborAveraging):
 
 
 class GlobalAveraging(AveragingScheme):
-    """Average or sum over all ranks that are still in the run.
+    """Simulated average or sum over all ranks that are still in the run.
 
     Ranks that have departed contribute zeros, as within ``join`` on real ranks; dead ones nothing.
     """

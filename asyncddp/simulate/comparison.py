@@ -1,4 +1,4 @@
-"""``compare``: runs several methods on one problem, and plots their results."""
+"""``compare``: runs several algorithms on one problem, and plots their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LINEAR = {"score"}
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """Simulated runs of several methods on one problem.
+    """Simulated runs of several algorithms on one problem.
 
     Attributes:
         problem: Its name.

@@ -38,7 +38,7 @@ class EventQueue:
 
 
 class SimulatedNetwork:
-    """Network of all ranks: messages arrive by the cost model of the links, or are lost.
+    """Simulated network of all ranks: delays messages by a cost model of the links, or loses them.
 
     Args:
         queue: The events.

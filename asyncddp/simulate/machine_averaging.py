@@ -15,7 +15,7 @@ from asyncddp.tensors.means import first_divisor
 
 
 class MachineAveraging(NeighborAveraging):
-    """Averaging inside each machine, and weighted averaging with neighbour machines.
+    """Simulated averaging inside each machine, then with neighbour machines by weights.
 
     Each rank sends its share of the mean to the same rank of a neighbour machine, encoded by itself
     where there is a compressor.
@@ -44,7 +44,7 @@ class MachineAveraging(NeighborAveraging):
 
 
 class LeaderAveraging(NeighborAveraging):
-    """Neighbour averaging of difference-sending methods by the first rank of each machine.
+    """Simulated averaging between machines' first ranks, for algorithms that send differences.
 
     The first rank keeps the method's state and compresses what it sends, see
     :class:`asyncddp.algorithms.leader_round.LeaderRound`. Buckets have a row for each machine.
@@ -67,7 +67,7 @@ class LeaderAveraging(NeighborAveraging):
 
 
 class HierarchicalAveraging(GlobalAveraging):
-    """Average or sum over all ranks; only one rank per machine uses the network.
+    """Simulated average or sum over all ranks; only one rank per machine uses the network.
 
     That rank sums over its machine, and compresses the sum if there is a compressor.
     """

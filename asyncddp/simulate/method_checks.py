@@ -1,4 +1,4 @@
-"""Checks that a method, graph and scenario can be simulated; errors explain why not."""
+"""Checks that an algorithm, graph and scenario can be simulated; errors explain why not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def drawn_topology(settings: MethodSettings, method: Algorithm, nodes: int) -> G
 
 
 class ViewSchedules:
-    """Schedule of each view of the ranks: drawn for its members, or without the other ranks.
+    """Topology schedules under churn: drawn for the present ranks, or with the others left out.
 
     Args:
         settings: The topology, and settings of the method.

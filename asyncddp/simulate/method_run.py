@@ -1,4 +1,4 @@
-"""Synchronous simulation of one method on all ranks: buckets, rounds, and the order of a step.
+"""Synchronous simulation of one algorithm on all ranks: buckets, rounds, and order of a step.
 
 Each communication timing is an order of the same parts of a step.
 """
@@ -36,7 +36,7 @@ from asyncddp.tensors.buckets import NamedFlatBucket, partition
 
 
 class MethodRun:
-    """Simulated run of one method, in which all ranks make their steps together.
+    """Simulated run of one algorithm, in which all ranks make their steps together.
 
     Args:
         ranks: The ranks.

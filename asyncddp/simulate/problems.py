@@ -1,4 +1,4 @@
-"""Problems for comparing methods: some with known solutions, and a small one on real data."""
+"""Problems for comparing algorithms: some with known solutions, and a small one on real data."""
 
 from __future__ import annotations
 

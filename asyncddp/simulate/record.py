@@ -27,7 +27,7 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Run:
-    r"""Record of a simulated run of one method: measurements over its steps, and the final models.
+    r"""Record of a simulated run of one algorithm: measurements over its steps, and final models.
 
     Arrays have one element for each record: the first before the first step, the last after the
     last one. What was not measured is NaN.

@@ -1,4 +1,4 @@
-r"""Buckets of all simulated ranks, and a method's hooks on them: once for all, or once per rank.
+r"""Buckets of all simulated ranks, on which an algorithm's hooks run.
 
 The contract between hooks and simulation
 -----------------------------------------
@@ -42,7 +42,7 @@ _UNDECLARED = "what single neighbours have sent is for methods that declare by_n
 
 
 class SimulatedBucket:
-    """Flat bucket of all simulated ranks, stacked, on which a method's hooks run.
+    """Flat bucket of all simulated ranks, stacked, on which an algorithm's hooks run.
 
     Args:
         method: The method.

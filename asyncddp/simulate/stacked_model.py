@@ -189,7 +189,7 @@ class StackedModel:
 
 
 class ParameterCopies:
-    """Copies of the parameters from a step's start, averaged in their place by some methods.
+    """Copies of the parameters from a step's start, which some algorithms average instead.
 
     Attributes:
         averaged_flats: The stacked tensors that are averaged: the copies, or the parameters.

@@ -1,4 +1,4 @@
-"""``train``: trains the models of n virtual ranks in one process by a method of the library."""
+"""``train``: trains models of n virtual ranks in one process by any of asyncddp's algorithms."""
 
 from __future__ import annotations
 
