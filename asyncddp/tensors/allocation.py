@@ -1,4 +1,4 @@
-"""Allocation of the library's own tensors, independent of torch's modes and defaults.
+"""Allocation of asyncddp's own tensors, independent of torch's modes and defaults.
 
 Every tensor that the library makes is made here or in :mod:`asyncddp.shm.arena`: an ordinary one
 also within ``torch.inference_mode``, with the requested dtype and device whatever torch's defaults

@@ -1,4 +1,4 @@
-"""The private names of FSDP2 and DTensor that sharing memory with their shards needs, all here.
+"""Access to private attributes of FSDP2 and DTensor, to share memory with their shards.
 
 FSDP2 gathers a parameter from a flat, padded tensor that it keeps beside the DTensor which the
 optimizer sees. To average in place, both have to lie in a bucket. Where a torch has other names,

@@ -1,4 +1,4 @@
-"""Local parts of parameters: the memory of this rank that a bucket holds of a DTensor.
+"""Local parts of parameters: this rank's memory of a DTensor, which buckets hold.
 
 Of an ordinary tensor that is the tensor itself. Of a parameter of FSDP2 it is the shard with its
 padding, so that all ranks of a mesh have buckets of equal sizes; the padding is zero.
