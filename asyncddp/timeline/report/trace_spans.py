@@ -1,4 +1,7 @@
-"""Spans of a merged timeline by rank and kind, collected for reports; 16 bytes per span."""
+"""Spans of a merged timeline, collected by rank and kind for reports.
+
+A span takes 16 bytes.
+"""
 
 from __future__ import annotations
 
