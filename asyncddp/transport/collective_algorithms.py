@@ -25,7 +25,7 @@ from asyncddp.transport.base import Request, is_short
 
 
 class PointToPointRequest(Request, Protocol):
-    """Interface of requests that can be tested without making progress."""
+    """Interface of a send or receive request that can be tested without making progress."""
 
     def test(self) -> bool:
         """Test for completion; raise the error of a failed transfer."""

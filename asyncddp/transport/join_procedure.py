@@ -1,4 +1,4 @@
-"""Joining of a run by a process that takes a lost rank's place, as the rooms above see it."""
+"""Interface by which a replacement process joins a run in the place of a lost rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class JoinProcedure(Protocol):
-    """Interface of the joining of a run by a process that takes a lost rank's place."""
+    """Interface by which a replacement process joins a run in the place of a lost rank."""
 
     def ask_to_be_let_in(self) -> None:
         """Ask the others for a view with this rank."""

@@ -1,4 +1,4 @@
-"""Collectives of a transport through its own sends and receives, between machines too.
+"""Collectives of a transport, made of its own sends and receives.
 
 Where each machine has several ranks that share memory, a large tensor is summed inside machines
 first. Then each rank of a machine sums its part of it with its counterparts on the others, so that

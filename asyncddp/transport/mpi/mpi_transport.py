@@ -1,4 +1,4 @@
-"""MPI transport through mpi4py, on duplicates of COMM_WORLD that no message of the user enters."""
+"""MPI transport through mpi4py, on private duplicates of COMM_WORLD."""
 
 from __future__ import annotations
 

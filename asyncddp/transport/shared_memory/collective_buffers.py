@@ -41,7 +41,7 @@ def piece_bytes(nbytes: int) -> int:
 
 
 class RankCollectiveBuffers:
-    """Shared-memory buffers of one rank: progress words, slots for pieces, slots for sums."""
+    """Shared-memory buffers of one rank for collectives: progress counters, tensor pieces, sums."""
 
     def __init__(self, view: MappedChunk, offset: int) -> None:
         self.words = view.words(offset, _HEADER_BYTES // 8)
@@ -207,7 +207,7 @@ class SharedMemoryCollectiveRequest(ABC):
 
 
 class SlotCollectiveRequest(SharedMemoryCollectiveRequest):
-    """Base class of requests of one collective whose pieces pass through buffer slots."""
+    """Base class of requests of one collective, whose tensor is copied into buffers in pieces."""
 
     @abstractmethod
     def _publish_piece(self, number: int) -> None:

@@ -30,7 +30,7 @@ _PIECE_BYTES = 1 << 22  # bytes that are read at once
 
 
 class SharedMemoryCopyRequest(SharedMemoryCollectiveRequest):
-    """Request of a collective that copies the tensors of its ``sources`` to other ranks.
+    """Request of a broadcast or allgather through shared memory, from the ranks ``sources``.
 
     ``parts`` get their bytes, where this rank does not give them itself.
     """

@@ -23,7 +23,7 @@ class RecordGatherer(Protocol):
 
 
 class _MappingTestPage(NamedTuple):
-    """Process id of a rank, and a shared page with which others test mapping its memory."""
+    """Shared page of a rank, by which other ranks test if they can map that rank's memory."""
 
     rank: int
     process: int

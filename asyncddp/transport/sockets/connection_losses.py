@@ -1,4 +1,4 @@
-"""Losses of connections: whether the process at the other end has ended, or is out of reach.
+"""Lost connections: the process at the other end may have ended, or be out of reach.
 
 A machine's system closes the connections of a process that ends, and refuses new ones. Between
 machines the other end may also have closed a connection after a silence, and live on.
@@ -16,7 +16,7 @@ _ANSWER_SECONDS = 1.0  # in which a machine accepts or refuses a connection
 
 
 class ConnectionLosses:
-    """Losses of connections to ranks, of which it is not known that they have ended."""
+    """Record of lost connections to ranks that are not known to have ended."""
 
     def __init__(self) -> None:
         self._closed: dict[int, RankRecord] = {}  # by the other end, which may live

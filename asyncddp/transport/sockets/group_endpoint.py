@@ -1,4 +1,4 @@
-"""Endpoint of a group of ranks: control messages, and tensors matched by sender and tag."""
+"""This rank's endpoint in a group of ranks: control messages, and tensors by sender and tag."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ class _AnnouncedSend(NamedTuple):
 
 
 class GroupEndpoint:
-    """Endpoint of a group of ranks on this rank; ``members`` are the group's world ranks."""
+    """This rank's endpoint for messages in a group of ranks.
+
+    ``members`` are the group's world ranks.
+    """
 
     def __init__(self, mesh: SocketMesh, group: int, members: Sequence[int]) -> None:
         self._mesh, self._group, self.members = mesh, group, members

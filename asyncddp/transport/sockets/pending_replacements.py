@@ -1,4 +1,4 @@
-"""Processes that would take a lost rank's place, until the others let them in."""
+"""Replacement processes that wait until the ranks let them take a lost rank's place."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from asyncddp.transport.sockets.world_records import RankRecord
 
 
 class ReplacementRequest(NamedTuple):
-    """Message of a replacement to a rank: its record, and True once it can take part."""
+    """Message of a replacement process to a rank: its addresses, and if it is ready to join."""
 
     record: RankRecord
     ready: bool
 
 
 class ReplacementReply(NamedTuple):
-    """Reply of a rank: its view, the records of all ranks, and why the process cannot join."""
+    """Reply of a rank to a replacement process: members, ranks' records, and any refusal."""
 
     view: View
     records: tuple[RankRecord, ...]
@@ -36,7 +36,7 @@ def replacement_frame(
 
 
 class PendingReplacement:
-    """Process that asks to take a lost rank's place; its frames wait until it is let in."""
+    """Replacement process that waits for a lost rank's place, and the frames that it has sent."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -56,7 +56,7 @@ class PendingReplacement:
 
 
 class PendingReplacements:
-    """Pending replacements that this rank knows, by the rank that they would be."""
+    """Replacement processes that this rank knows, by the rank whose place they would take."""
 
     def __init__(self) -> None:
         self._by_rank: dict[int, PendingReplacement] = {}

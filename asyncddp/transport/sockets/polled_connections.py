@@ -1,4 +1,4 @@
-"""Connections of one rank, by the descriptor of their socket, and the bytes that move on them."""
+"""Connections of one rank, polled to send and receive bytes without blocking."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def publish(world: WorldRecord, config: Config) -> None:
 
 
 class ReplacementJoin:
-    """Joining of one process: it has met the others, and has yet to take part.
+    """Pending join of a replacement process, connected to the other ranks but not yet a member.
 
     Attributes:
         mesh: Its connections to all of them.

@@ -42,13 +42,13 @@ class DoneMessage(_IPCMessageBase, frozen=True, tag=1):
 
 
 class CloseMemoryMessage(_IPCMessageBase, frozen=True, tag=2):
-    """Request of an owner that a peer close imported memory."""
+    """Message by which a buffer's owner asks a peer to close its mapping of the memory."""
 
     memory_id: int
 
 
 class MemoryClosedMessage(_IPCMessageBase, frozen=True, tag=3):
-    """Reply to a close request: the peer has closed the memory."""
+    """Reply message: the peer has closed its mapping of the memory."""
 
     memory_id: int
 

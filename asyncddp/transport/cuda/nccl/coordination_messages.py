@@ -1,4 +1,4 @@
-"""Messages by two ranks to agree on a common launch order of NCCL sends and receives.
+"""Messages by which two ranks agree on a common launch order of NCCL sends and receives.
 
 The lower rank is the *leader*: it creates the communicator's unique id and decides the order. The
 higher rank is the *follower*: it announces its requests, each by its descriptor, and launches them
@@ -15,27 +15,27 @@ from asyncddp.serialization import unpack
 
 
 class _CoordinationMessageBase(msgspec.Struct, array_like=True, tag=True):
-    """Base class of coordination messages, encoded as the class name and the field values."""
+    """Base class of the messages by which two ranks coordinate their NCCL calls."""
 
 
 class OpenCommunicatorMessage(_CoordinationMessageBase):
-    """Request of the follower to open an NCCL communicator for both ranks."""
+    """Request of the higher rank (follower) to open an NCCL communicator for both ranks."""
 
     has_budget: bool
 
 
 class UniqueIdMessage(_CoordinationMessageBase):
-    """Reply of the leader with the NCCL unique id that both ranks open a communicator with."""
+    """Reply of the lower rank (leader) with the NCCL unique id for opening a communicator."""
 
     unique_id: bytes
 
 
 class OpenRefusedMessage(_CoordinationMessageBase):
-    """Reply of the leader that refuses NCCL: both ranks then stage through host memory."""
+    """Reply of the lower rank (leader) that refuses NCCL: both then stage through host memory."""
 
 
 class TransferPostedMessage(_CoordinationMessageBase):
-    """Descriptor of a posted send or receive, numbered per rank; announces it to the peer."""
+    """Announcement of a posted send or receive to the peer, numbered per rank."""
 
     number: int
     sends: bool
@@ -44,20 +44,20 @@ class TransferPostedMessage(_CoordinationMessageBase):
 
 
 class GroupLaunchMessage(_CoordinationMessageBase):
-    """Order of the leader: the requests that both ranks launch now as one NCCL group."""
+    """Command of the lower rank (leader): both launch these requests now as one NCCL group."""
 
     numbers: tuple[int, ...]
 
 
 class SizeMismatchMessage(_CoordinationMessageBase):
-    """Notice of the leader that the sizes of a matched send and receive differ."""
+    """Notice of the lower rank (leader) that a matched send and receive differ in size."""
 
     number: int
     size: int
 
 
 class CancelMessage(_CoordinationMessageBase):
-    """Notice of the follower that it has cancelled a receive."""
+    """Notice of the higher rank (follower) that it has cancelled a receive."""
 
     descriptor: TransferPostedMessage
 
