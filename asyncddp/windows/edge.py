@@ -1,4 +1,4 @@
-"""Interfaces of a window edge: the one-sided channel from one rank to one neighbour."""
+"""Interfaces of the writer and the reader of a window's tensors, from one rank to a neighbour."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PublishedSnapshot(NamedTuple):
 
 
 class EdgeWriter(ABC):
-    """Interface of the writing end of a window edge: publishes tensors to one neighbour."""
+    """Interface of the writer that publishes a window's tensors to one neighbour."""
 
     published = 0  # the version that was published last
     visible_at_once = True  # the reader sees at once what is published
@@ -89,7 +89,7 @@ class EdgeWriter(ABC):
 
 
 class EdgeReader(ABC):
-    """Interface of the reading end of a window edge: reads tensors that one neighbour publishes.
+    """Interface of the reader of the tensors that one neighbour publishes in a window.
 
     If a neighbour has exited, its last tensor may be lost; reading then raises a PeerLeftError.
     """

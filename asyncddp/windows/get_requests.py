@@ -1,4 +1,4 @@
-"""Gets by message: requests for tensors that other ranks have published, and their replies."""
+"""Get requests: messages that fetch tensors which other ranks have published, and replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Window edge to a rank on another machine: tensors are sent by message, one at a time.
+"""Writer and reader of a window's tensors between machines, which sends one message at a time.
 
 While one message is in flight, the next one waits at the writer, where a later put replaces it and
 a later accumulate is added to it. So with a slow network readers see fewer versions, but a writer
@@ -42,7 +42,7 @@ class _PendingPut(NamedTuple):
 
 
 class MessageEdgeWriter(EdgeWriter):
-    """Writing end of a window edge by message: sends tensors to a neighbour on another machine."""
+    """Writer that sends a window's tensors as messages to a neighbour on another machine."""
 
     visible_at_once = False
 
@@ -123,7 +123,7 @@ class MessageEdgeWriter(EdgeWriter):
 
 
 class MessageEdgeReader(EdgeReader):
-    """Reading end of a window edge by message: stores tensors received from a neighbour.
+    """Reader of a window's tensors, which a neighbour on another machine sends as messages.
 
     ``tell`` sends the writer the version that was taken.
     """

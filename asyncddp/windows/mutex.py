@@ -22,7 +22,7 @@ LOCK, LOCKED, FREE = "lock", "locked", "free"
 
 
 class _LockRequest(NamedTuple):
-    """A rank's request for a lock; the ticket distinguishes the requests of a rank."""
+    """Request of a rank for a lock, numbered by a ticket."""
 
     rank: int
     ticket: int

@@ -37,7 +37,7 @@ class PendingGet:
 
 
 class WindowProtocol(Protocol):
-    """Interface of a window for the handles of its operations: name, context, check if open."""
+    """Interface of a window that handles of its operations use: context, name, check if open."""
 
     context: Context
     name: str

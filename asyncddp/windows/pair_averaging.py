@@ -33,7 +33,7 @@ _SILENT = 100  # openings after which a rank that does not reply is asked no mor
 
 
 class _AveragingRequest(NamedTuple):
-    """A peer's request to average with this rank; the ticket distinguishes its requests."""
+    """Request of a peer to average with this rank, numbered by a ticket."""
 
     peer: int
     ticket: int
@@ -42,7 +42,7 @@ class _AveragingRequest(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """This rank's request to a peer, not answered yet."""
+    """Request of this rank to average with a peer, which has not answered yet."""
 
     peer: int
     ticket: int

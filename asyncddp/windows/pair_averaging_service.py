@@ -1,4 +1,4 @@
-"""Messages of pairwise averaging, sent as active messages of the engine, keyed by tensor name."""
+"""Service of pairwise averaging: exchanges active messages for each tensor, by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLL_INTERVAL = 0.002  # seconds between polls of the transport while peers may
 
 
 class PairAveragingService:
-    """Pairwise averaging of one rank's tensors, by name, over the engine's active messages.
+    """Pairwise averaging of one rank's tensors, by name, over active messages.
 
     A name denotes the same tensor on all ranks; requests for an unknown name are refused.
     """

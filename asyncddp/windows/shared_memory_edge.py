@@ -1,4 +1,4 @@
-"""Window edge between two ranks of one machine: wait-free publication in shared memory.
+"""Wait-free writer and reader of a window's tensors, in shared memory of one machine.
 
 Each end is used by a single thread at a time. A version is published by one store. A reader marks
 the version that it reads, and then checks that it is still the newest; a writer that looks for a
@@ -70,7 +70,7 @@ class _PublishedSum(NamedTuple):
 
 
 class SharedMemoryWriter(EdgeWriter):
-    """Writing end of a window edge in shared memory: publishes tensors to a neighbour.
+    """Writer that publishes a window's tensors to a neighbour through shared memory.
 
     The words of the edge, initially zero, begin at the offset.
     """
@@ -155,7 +155,7 @@ class SharedMemoryWriter(EdgeWriter):
 
 
 class SharedMemoryReader(EdgeReader):
-    """Reading end of a window edge in shared memory: reads the tensors that a neighbour publishes.
+    """Reader of the tensors that a neighbour publishes in a window through shared memory.
 
     The words of the edge begin at a place in the memory of the writer's process.
     """

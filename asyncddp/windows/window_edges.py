@@ -1,4 +1,4 @@
-"""Edges of a window to its neighbours: shared memory within a machine, else messages."""
+"""Writers and readers of a window, for its neighbours on this machine and on others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OfferedTensor(NamedTuple):
 
 
 class WindowEdges:
-    """Edges of one rank's window: a writer per out-neighbour, a reader per in-neighbour."""
+    """Writers and readers of one rank's window: one per out-neighbour, and one per in-neighbour."""
 
     def __init__(self, control_words: ControlWords) -> None:
         self.control_words = control_words  # of edges to ranks of this machine
