@@ -1,4 +1,4 @@
-"""Training with any method of the library in scripts that use Hugging Face's accelerate.
+"""Training by any of asyncddp's algorithms in scripts that use Hugging Face's accelerate.
 
 ::
 

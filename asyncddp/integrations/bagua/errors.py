@@ -6,16 +6,16 @@ from asyncddp.errors import ArgumentError, UsageError
 
 
 class ProcessGroupError(UsageError, RuntimeError):
-    """Error of a missing or repeated call of ``init_process_group``."""
+    """Error: ``init_process_group`` was not called, or called twice."""
 
 
 class AlgorithmNameError(UsageError, TypeError):
-    """Error of an algorithm name that is not a string."""
+    """Error: the name of an algorithm is not a string."""
 
 
 class UnmanagedParameterError(UsageError, RuntimeError):
-    """Error of a parameter without optimizer, for an algorithm that communicates in its steps."""
+    """Error: a trained parameter belongs to no optimizer, so the algorithm cannot average it."""
 
 
 class SparseGradientError(ArgumentError, NotImplementedError):
-    """Error of a module with sparse gradients, which the algorithm cannot average."""
+    """Error: a module has sparse gradients, which the algorithm cannot average."""

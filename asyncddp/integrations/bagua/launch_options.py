@@ -57,7 +57,7 @@ common_options = add_options(
 
 
 class LauncherCommand(click.Command):
-    """Click command that reports the library's errors as click reports its own."""
+    """Click command that reports asyncddp's errors as click reports its own."""
 
     @override
     def invoke(self, ctx: click.Context) -> Any:

@@ -28,7 +28,7 @@ INSTEAD = {
 
 
 class MissingNameError(UsageError, ImportError):
-    """Error of a Bagua name that asyncddp does not provide; the message names the replacement."""
+    """Error: asyncddp lacks a name of Bagua's API; the message says what replaces it."""
 
 
 def refusing(module: str) -> Callable[[str], Any]:

@@ -12,23 +12,23 @@ from asyncddp.topology import TopologyError
 
 
 class NotInitializedValueError(NotInitializedError, ValueError):
-    """Error of a call before ``bf.init()`` or after ``bf.shutdown()``."""
+    """Error: an operation was called before ``bf.init()`` or after ``bf.shutdown()``."""
 
 
 class MismatchValueError(MismatchError, ValueError):
-    """Error of ranks whose calls of one name differ in operation, dtype, shape or neighbours."""
+    """Error: ranks' calls with the same name differ in operation, dtype, shape or neighbours."""
 
 
 class DtypeValueError(DtypeError, ValueError):
-    """Error of a tensor whose dtype the communication operation does not support."""
+    """Error: a tensor has a dtype that the communication operation does not support."""
 
 
 class TopologyAssertionError(TopologyError, AssertionError):
-    """Error of an unusable graph or schedule, or of invalid arguments to build one."""
+    """Error: a graph or schedule is unusable, or the arguments to build one are invalid."""
 
 
 class IntegerAverageError(ArgumentError, AssertionError):
-    """Error of a call that asks for the average of integer tensors."""
+    """Error: a call asks for the average of integer tensors."""
 
 
 _TRANSLATIONS: dict[type[Exception], type[Exception]] = {

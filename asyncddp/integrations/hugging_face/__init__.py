@@ -1,4 +1,4 @@
-"""Trainer for Hugging Face's transformers that trains with any method of the library.
+"""Trainer for Hugging Face's transformers that trains by any of asyncddp's algorithms.
 
 ::
 

@@ -24,7 +24,7 @@ _TrainerOfTransformers: Any = object
 
 
 class DecentralizedTrainerMixin(_TrainerOfTransformers):  # type: ignore[misc]  # any of them
-    r"""Trainer of transformers that averages models or gradients over ranks, by any method.
+    r"""Trainer of transformers that averages models or gradients by any of asyncddp's algorithms.
 
     The Trainer's optimizer, whatever its ``args.optim``, is wrapped by
     :class:`asyncddp.DistributedOptimizer`; the model is not wrapped in ``DistributedDataParallel``.

@@ -1,4 +1,4 @@
-"""Arguments of torch.distributed's collectives in old and new forms, such as tensors or lists."""
+"""Normalisation of torch.distributed's collective arguments, such as tensors or lists of them."""
 
 from __future__ import annotations
 

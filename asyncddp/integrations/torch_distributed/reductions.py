@@ -1,4 +1,4 @@
-"""Conversion of torch's reduction operators to the library's, with torch's rules per dtype."""
+"""Conversion of torch's reduction operators to asyncddp's, with torch's rules per dtype."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BITWISE = (LibraryOp.BAND, LibraryOp.BOR, LibraryOp.BXOR)
 
 
 class TorchReduction(NamedTuple):
-    """Reduction of one call: prepares the terms, has the library reduce them, finishes the result.
+    """Reduction of one torch.distributed call: its operator, and the scaling of inputs and result.
 
     Attributes:
         reduction: The library's operator, and the dtype in which it is computed.

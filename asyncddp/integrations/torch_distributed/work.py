@@ -51,7 +51,7 @@ class WorkFuture(Future[Any]):
 
 
 class GroupWork(Work):
-    """torch.distributed ``Work`` of an operation of a process group, which the engine runs.
+    """torch.distributed ``Work`` of a process group's operation, run by the progress engine.
 
     Attributes:
         outputs: Tensors that ``result()`` returns.
@@ -172,7 +172,7 @@ class GroupWork(Work):
 
 
 class FutureThread:
-    """Thread that completes the futures of ``Work`` objects, outside of the engine's threads."""
+    """Thread that completes the futures of ``Work`` objects, apart from the progress engine."""
 
     def __init__(self, title: str) -> None:
         self._title, self._lock = title, threading.Lock()

@@ -1,4 +1,4 @@
-"""World of torch process groups, separate from the library's own; opened once per process."""
+"""World of torch process groups, separate from asyncddp's own; opened once per process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bucket operations that call the library's collectives: sums and averages over a group's ranks."""
+"""Bucket operations that call asyncddp's collectives: sums and averages over a group's ranks."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["Communicator", "ReduceOp", "operator_of"]
 
 
 class ReduceOp(IntEnum):
-    """Reduction operator of Bagua's collectives, with Bagua's numbers."""
+    """Reduction operator of Bagua's collectives, numbered as in Bagua."""
 
     SUM = 0
     PRODUCT = 1

@@ -1,4 +1,4 @@
-"""Parameters and buffers that Bagua's wrappers communicate, and functions to make them equal."""
+"""Parameters and buffers that Bagua's wrappers communicate and make equal on all ranks."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class ReadinessListener(Protocol):
 
 
 class CommunicatedTensor:
-    """Record of a communicated tensor: its name, the tensor sent for it, and whom to notify of it.
+    """Record of a communicated tensor: its name, the tensor to send, and the listener to notify.
 
     Attributes:
         proxy: The tensor on which ``ensure_bagua_tensor`` was called.

@@ -130,7 +130,7 @@ class AlgorithmImpl:
 
 
 class Algorithm:
-    """Base class of algorithms as users declare them, with options; one may train several models.
+    """Base class of algorithms with options, as users choose them; one may train several models.
 
     Example:
         >>> import asyncddp.integrations.bagua.torch_api as bagua

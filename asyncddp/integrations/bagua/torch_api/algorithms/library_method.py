@@ -1,4 +1,4 @@
-"""Base class of Bagua's own algorithms: each one runs a method of the library."""
+"""Base class of Bagua's built-in algorithms, each of which runs one of asyncddp's algorithms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncddp.integrations.bagua.torch_api.process_group import BaguaProcessGrou
 
 @dataclass(frozen=True)
 class LibraryMethod:
-    """Training method of the library, described by the arguments of ``DistributedOptimizer``.
+    """Algorithm of asyncddp, described by the arguments of ``DistributedOptimizer``.
 
     Attributes:
         name: Name of the method.
@@ -27,7 +27,7 @@ class LibraryMethod:
 
 
 class LibraryAlgorithm(Algorithm):
-    """Base class of the declarations of algorithms that run a method of the library.
+    """Base class of Bagua's built-in algorithms, each of which runs one of asyncddp's algorithms.
 
     Its attributes are the algorithm's options, under Bagua's names.
     """

@@ -1,4 +1,4 @@
-"""Training of a wrapped model by a method of the library."""
+"""Training of a model in Bagua's wrapper by one of asyncddp's algorithms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BaguaOptimizer(DistributedOptimizer):
 
 
 class BucketView:
-    """View of a bucket of the library with Bagua's bucket attributes.
+    """View of one of asyncddp's buckets, with the attributes of Bagua's buckets.
 
     Attributes:
         name: Name of the bucket.
@@ -65,7 +65,7 @@ class BucketView:
 
 
 class MethodDriver:
-    """Driver that trains a wrapped model by a method: one distributed optimizer per optimizer.
+    """Driver that trains a model in Bagua's wrapper by one of asyncddp's algorithms.
 
     If gradients are averaged, parameters without an optimizer get one whose steps change nothing.
 
