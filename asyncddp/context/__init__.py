@@ -1,4 +1,4 @@
-"""Context of one rank: its number, transport, engine and topologies; ``init``, ``shutdown``.
+"""Context of one rank (number, transport, topologies), with ``init`` and ``shutdown``.
 
 Here belong the start and end of a world, its members, and its current graphs. Verbs, windows and
 constructors of the rooms above ask for the current context once; everything else is handed it.

@@ -1,4 +1,4 @@
-"""Context of one rank (transport, topologies, engine), and access to the current context."""
+"""Context of one rank (transport, topologies, progress engine), and access to the current one."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class MachineLayout:
 
 
 class Context:
-    """State of one rank between ``init()`` and ``shutdown()``: its number, topologies and engine.
+    """State of one rank from ``init()`` to ``shutdown()``: its number, topologies, progress engine.
 
     :func:`asyncddp.current` returns it.
 
