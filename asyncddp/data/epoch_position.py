@@ -13,7 +13,7 @@ _REMEDY = "another order of samples; build it as it was, or begin an epoch by se
 
 
 class EpochPosition:
-    """Base class of samplers and loaders that resume in mid-epoch: the epoch, and consumed samples.
+    """Base class of samplers and loaders that resume in mid-epoch, by epoch and consumed samples.
 
     The count assumes that all ranks are at this rank's position, so that other ranks can resume.
     """

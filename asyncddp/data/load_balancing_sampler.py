@@ -148,7 +148,7 @@ def _complexities(dataset: Any, complexity_fn: Callable[..., float]) -> list[flo
 
 
 class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
-    """Batch sampler that gives all ranks the same number of batches, even if batch sizes differ.
+    """Load-balancing batch sampler: all ranks get equally many batches, whose sizes may differ.
 
     A function of yours makes batches of a rank's samples, for example of equally many tokens. Ranks
     with fewer batches than others repeat their first ones, or with ``drop_last`` those with more
