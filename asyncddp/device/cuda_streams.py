@@ -111,7 +111,7 @@ def private_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class CudaStreams(DeviceStreams):
-    """Streams of a CUDA device: the caller's current stream, and side streams of the library.
+    """Streams of a CUDA device: the caller's current stream, and side streams of asyncddp.
 
     The host never waits for the device: events are queried, streams wait for each other.
 

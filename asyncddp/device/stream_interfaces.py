@@ -1,4 +1,4 @@
-"""Interfaces of device streams and events, their implementation for the host, stream ordering.
+"""Interfaces of device streams and events, with an implementation for the host.
 
 A device runs the work of one stream in order and the work of two streams in any order, unless one
 stream waits for an event of the other. :class:`DeviceStreams` has one stream for each
