@@ -1,4 +1,4 @@
-"""``asyncddp compare``: compares methods on simulated ranks, as a table and a plot."""
+"""``asyncddp compare``: compares algorithms on simulated ranks, as a table and a plot."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class MonitorSample:
 
 @dataclass(frozen=True)
 class MonitorLog:
-    """Contents of a monitor's file: samples by rank and step; of repeated steps, the latest."""
+    """Contents of a monitor's file: samples by rank and step, the latest if a step is repeated."""
 
     ranks: Mapping[int, Sequence[MonitorSample]]
     truncated: bool  # the last line is incomplete
