@@ -1,4 +1,4 @@
-"""Agreement checks: compare values that must be equal on all ranks, with one verdict for all."""
+"""Agreement checks: if a value differs between ranks, all of them raise the same error."""
 
 from __future__ import annotations
 
