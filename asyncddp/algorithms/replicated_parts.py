@@ -21,7 +21,7 @@ _VERB = "comparison of a replica's parts"
 
 
 class ReplicatedParts:
-    """Parameters that several ranks of a replica hold equally, and take from the lowest of them.
+    """Parameters that several ranks of a replica hold equally, by copies from the lowest rank.
 
     Each column averages its own copy. Where a method rounds by blocks or at random, or takes what
     has arrived, copies would drift apart. So they have buckets of their own, and after a step the

@@ -26,7 +26,7 @@ from asyncddp.transport.base import Request
 
 
 class PeerExchanges(Protocol):
-    """Interface of an operation's exchanges with peers, by the progress engine or by torch."""
+    """Interface of an operation's exchanges with peers, by the engine or torch.distributed."""
 
     @property
     def verb(self) -> str:

@@ -24,7 +24,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class AveragingPath(Protocol):
-    """Interface of a fast path that sends and completes repeated averages of one name."""
+    """Interface of a fast path that sends and completes repeated averages with one name."""
 
     channel: PersistentChannel
     verb: str

@@ -53,7 +53,7 @@ class ListKind(Enum):
 
 @dataclass(frozen=True)
 class Verb:
-    """Definition of a communication operation: properties, and the function that specifies a call.
+    """Definition of a communication operation, with the function that specifies each call.
 
     Attributes:
         plan: Makes the operation from the verb's arguments.

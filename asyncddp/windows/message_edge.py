@@ -1,4 +1,4 @@
-"""Writer and reader of a window's tensors between machines, which sends one message at a time.
+"""Writer and reader of a window's tensors between machines, by one message at a time.
 
 While one message is in flight, the next one waits at the writer, where a later put replaces it and
 a later accumulate is added to it. So with a slow network readers see fewer versions, but a writer

@@ -37,7 +37,7 @@ class PendingGet:
 
 
 class WindowProtocol(Protocol):
-    """Interface of a window that handles of its operations use: context, name, check if open."""
+    """Interface of a window that operation handles use for its name, context and open state."""
 
     context: Context
     name: str

@@ -8,7 +8,7 @@ from asyncddp.topology import GraphOrSchedule, lazy_weights, symmetric_exponenti
 
 
 class D2(CorrectedDiffusion):
-    r"""D²: exact diffusion with mixing matrix W, not (I + W) / 2, which mixes twice as fast.
+    r"""D²: exact diffusion whose mixing matrix is W, not (I + W) / 2, to mix twice as fast.
 
     .. math:: X^{k+1} = W \big(2 X^{k} - X^{k-1} - U^{k} + U^{k-1}\big), \qquad
               X^{1} = W (X^{0} - U^{0})

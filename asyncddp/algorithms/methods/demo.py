@@ -1,4 +1,4 @@
-"""``demo``: decoupled momentum (DeMo): ranks sum the momenta's largest DCT coefficients."""
+"""``demo``: DeMo (decoupled momentum): ranks sum only the momenta's largest DCT coefficients."""
 
 import torch
 from typing_extensions import override

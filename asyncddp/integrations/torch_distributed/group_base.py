@@ -1,4 +1,4 @@
-"""Base class of the process group, without collectives: names, messages, coalescing, closing."""
+"""Base class of asyncddp's torch process group: names, messages and closing, not collectives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ALIVE_BYTES = 1 << 16  # of the tensors of each
 
 
 class ProcessGroupBase(_ProcessGroup):  # type: ignore[misc]  # torch's stub is for the class in C++
-    """Base class of the process group, which has everything but the collectives.
+    """Base class of asyncddp's torch process group, with everything but the collectives.
 
     Args:
         group: The library's group of its ranks, in a context of torch's world.
