@@ -34,6 +34,7 @@ from .context.user_activities import timeline_end_activity as timeline_end_activ
 from .context.user_activities import timeline_start_activity as timeline_start_activity
 from .data.data_loader import DataLoaderShard as DataLoaderShard
 from .data.data_loader import prepare_data_loader as prepare_data_loader
+from .data.elastic_sampler import ElasticSampler as ElasticSampler
 from .data.load_balancing_sampler import (
     LoadBalancingDistributedBatchSampler as LoadBalancingDistributedBatchSampler,
 )

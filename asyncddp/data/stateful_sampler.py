@@ -127,16 +127,22 @@ class StatefulDistributedSampler(EpochPosition, Sampler[int]):
     def _rest(self) -> npt.NDArray[Any]:
         """Return this rank's indices in the rest of the epoch."""
         ranks, start = self.num_replicas, self._start
-        order = np.arange(self._samples) if self._parts is None else self._parts[self.rank]
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed + self.epoch)
-            order = order[torch.randperm(len(order), generator=generator, device="cpu").numpy()]
+        order = self._whole_epoch()
         if self._parts is not None:
             return np.resize(order, len(self))[start // ranks :]
         rest = order[start:]
         count = steps_of(len(rest), ranks, self.drop_last) * ranks
         rest = np.append(rest, np.resize(order, max(0, count - len(rest))))
         return rest[self.rank : count : ranks]
+
+    def _whole_epoch(self) -> npt.NDArray[Any]:
+        """Return the indices of the epoch, of this rank alone where it has a part of its own."""
+        order = np.arange(self._samples) if self._parts is None else self._parts[self.rank]
+        if not self.shuffle:
+            return order
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        permutation = torch.randperm(len(order), generator=generator, device="cpu").numpy()
+        return np.take(order, permutation)
 
 
 def _indices(part: npt.NDArray[Any], samples: int) -> bool:

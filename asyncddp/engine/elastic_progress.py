@@ -176,6 +176,15 @@ class ElasticProgress(ProgressLoop):
             self._use_counts[name] = number + 1
         return self.membership.view_at(name, number)
 
+    def views_after(self, number: int) -> list[View]:
+        """Return the views that have begun after one, as far as they are remembered."""
+        return [] if self.membership is None else self.membership.views_after(number)
+
+    def forget_uses(self, name: str) -> None:
+        """Forget how often a name has been used that nobody uses any more."""
+        with self._count_lock:
+            self._use_counts.pop(name, None)
+
     def _wait_for_view(self) -> bool:
         """Make progress if ranks agree on a view, and return whether they do."""
         membership = self.membership

@@ -191,6 +191,10 @@ class MembershipChanges:
         self._views = [*self._views, self.view][-_REMEMBERED:]
         return self.view
 
+    def views_after(self, number: int) -> list[View]:
+        """Return the views after one, as far as they are remembered."""
+        return [view for view in self._views if view.number > number]
+
     def view_at(self, name: str, number: int) -> View:
         """Return the view to which a round of a name belongs."""
         for view in reversed(self._views):
