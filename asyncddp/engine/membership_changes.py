@@ -58,7 +58,8 @@ class MembershipChanges:
             self.view = self._agreement.view
         else:
             number = outside.number
-            self._agreement = Agreement(rank, outside.members, counts, number=number)
+            others = set(outside.members) - {rank}  # which may not know yet who has died
+            self._agreement = Agreement(rank, others, counts, number=number)
             self.view = View.first([rank], max(1, number))
         self._agreed = self._known = self._entered = self._agreement.view
         self._views = [self.view]
@@ -112,8 +113,9 @@ class MembershipChanges:
         self._agreement.suspect(peer, certified=certified, reason=reason, now=time.monotonic())
 
     def admit(self, rank: int) -> None:
-        """Ask for a view with a new process of a rank."""
-        self._agreement.admit(rank, time.monotonic())
+        """Ask for a view with a new process of a rank, unless one that may have it is to begin."""
+        if self._agreement.view is self._known:
+            self._agreement.admit(rank, time.monotonic())
 
     @property
     def has_leavers(self) -> bool:

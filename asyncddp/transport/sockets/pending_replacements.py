@@ -98,5 +98,6 @@ class PendingReplacements:
 
     def let_in(self, rank: int) -> PendingReplacement | None:
         """Return the process that becomes a rank, and forget it; None if it has ended."""
+        self._requests = [one for one in self._requests if one[0] != rank]  # it has asked again
         found = self._by_rank.pop(rank, None)
         return None if found is None or found.ended or found.record is None else found

@@ -127,5 +127,6 @@ class ReplacementJoin:
 
     def finish(self) -> None:
         """Let the next process join."""
+        self.mesh.joins = False
         publish(self.mesh.world, self._startup.config)
         os.close(self._lock)

@@ -75,7 +75,7 @@ class SocketMesh(PolledConnections):
         self._waiting_frames: dict[int, list[tuple[int, FrameHeader, Payload]]] = {}
         self._routes: dict[int, Connection] = {}  # by rank: where this rank sends
         self._came: set[int] = set()  # ranks that have connected with this one
-        self._joins = joins
+        self.joins = joins
         self.pending_replacements = PendingReplacements()
         self.answers: dict[int, ReplacementReply] = {}  # to this rank's questions, where it joins
         for peer in range(self.size if joins else min(self.rank, _WATCHED)):
@@ -102,7 +102,7 @@ class SocketMesh(PolledConnections):
         connection = Connection(sock, peer, lambda: self.piece)
         self._add(connection)
         self._routes[peer] = connection
-        self._say_hello(connection, peer, joins=self._joins)
+        self._say_hello(connection, peer, joins=self.joins)
         return connection
 
     def _say_hello(self, connection: Connection, peer: int, *, joins: bool = False) -> None:
@@ -180,7 +180,9 @@ class SocketMesh(PolledConnections):
         elif self.pending_replacements.on_frame(connection, header, payload):
             return
         elif header.kind is FrameKind.JOIN:
-            self.answers[connection.peer] = unpack(payload, ReplacementReply, "the reply of a rank")
+            if self.joins:  # else a rank that is in, and does not know yet, has asked again
+                reply = unpack(payload, ReplacementReply, "the reply of a rank")
+                self.answers[connection.peer] = reply
         elif header.kind is FrameKind.BYE:
             connection.said_bye = True
             self.departed.add(connection.peer)
