@@ -56,6 +56,7 @@ class ElasticSampler(StatefulDistributedSampler):
     ) -> None:
         super().__init__(dataset, 1, 0, shuffle, seed, drop_last)
         self._context = current()
+        self.num_replicas, self.rank = self._context.size, self._context.rank
         self._label = next_label(self._context, "sampler")
         self._begin([])
 
@@ -68,10 +69,9 @@ class ElasticSampler(StatefulDistributedSampler):
     @override
     def __iter__(self) -> Iterator[int]:
         """Iterate over this rank's indices, from where it is in the epoch."""
-        rank = self._context.rank
         while True:
             self._follow()
-            share = self._shares.get(rank, ())
+            share = self._shares.get(self.rank, ())
             if self._taken >= len(share):
                 break
             self._taken += 1
@@ -82,8 +82,8 @@ class ElasticSampler(StatefulDistributedSampler):
         """Count a draw, and divide what is left by all views that have begun before it."""
         engine = self._context.engine
         while True:
-            number = self._drawn.get(self._context.rank, 0) + self._taken
-            view = engine.begin_round(self._name(self._context.rank), number)
+            number = self._drawn.get(self.rank, 0) + self._taken
+            view = engine.begin_round(self._name(self.rank), number)
             if self._shares and (view is None or view.number == self._view):
                 return
             if not self._shares:
@@ -139,7 +139,7 @@ class ElasticSampler(StatefulDistributedSampler):
         spare = np.resize(self._order, max(0, len(owners) - len(self._left)))
         dealt = np.append(self._left, spare)[: len(owners)]
         self._shares = {rank: dealt[owners == place] for place, rank in enumerate(members)}
-        self._view = view
+        self._view, self.num_replicas = view, len(members)
 
     def _close(self, counts: Mapping[int, int]) -> None:
         """Take what each rank has drawn of its share out of what is left."""
@@ -151,7 +151,7 @@ class ElasticSampler(StatefulDistributedSampler):
 
     @override
     def _place(self, epoch: int, start: int = 0) -> None:
-        over = self._name(self._context.rank, self.epoch - 1)  # the one before is over on all ranks
+        over = self._name(self.rank, self.epoch - 1)  # the one before is over on all ranks
         super()._place(epoch, start)
         self._begin([])
         self._context.engine.forget_uses(over)
@@ -164,8 +164,10 @@ class ElasticSampler(StatefulDistributedSampler):
         """
         self._catch_up()
         now = [dict.fromkeys(self._shares, self._taken)] if self._shares else []
-        history = [[list(pair) for pair in one.items()] for one in (*self._history, *now)]
-        return {**super().state_dict(), "history": history}
+        every = (*self._history, *now)
+        history = [[list(pair) for pair in one.items()] for one in every]
+        consumed = sum(sum(one.values()) for one in every)
+        return {**super().state_dict(), "consumed": consumed, "history": history}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -177,11 +179,13 @@ class ElasticSampler(StatefulDistributedSampler):
         Raises:
             ArgumentError: The settings differ, so that samples would come in another order.
         """
-        history = state_dict.get("history")
-        if not isinstance(history, list):
+        try:
+            history = [{int(r): int(n) for r, n in one} for one in state_dict["history"]]
+        except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
-                "ElasticSampler.load_state_dict: expected the state of an ElasticSampler, with an "
-                f"entry 'history', got {sorted(state_dict)}"
-            )
+                "ElasticSampler.load_state_dict: expected the state of an ElasticSampler, with "
+                "pairs of rank and number in an entry 'history', got "
+                f"{state_dict.get('history', sorted(state_dict))!r}"
+            ) from error
         super().load_state_dict(state_dict)
-        self._begin([dict(map(tuple, one)) for one in history])
+        self._begin(history)

@@ -98,7 +98,10 @@ class SlotFastPath(Generic[R]):
                         spec = replace(spec, steps=steps, slot_call=None)
                     work = engine.add(spec, MatchKey(name, number), rounds)
             except BaseException:
-                self._interrupt(number, rounds)
+                if anew is None:
+                    self._interrupt(number, rounds)
+                else:  # nothing was posted, and the others wait for it
+                    engine.add(anew, MatchKey(name, number), rounds)
                 raise
             if agreed and self._combine is not None:
                 try:

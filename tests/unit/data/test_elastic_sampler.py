@@ -75,7 +75,11 @@ def test_an_epoch_is_resumed_on_another_number_of_ranks(ranks):
 
     def begin():
         sampler = bf.ElasticSampler(SAMPLES, seed=1)
-        return [index for _, index in zip(range(4), sampler, strict=False)], sampler.state_dict()
+        drawn = [index for _, index in zip(range(4), sampler, strict=False)]
+        state = sampler.state_dict()
+        assert (sampler.num_replicas, sampler.rank) == (RANKS, bf.rank())
+        assert state["consumed"] == 4 * RANKS
+        return drawn, state
 
     def go_on(state):
         sampler = bf.ElasticSampler(SAMPLES, seed=1)
@@ -100,6 +104,8 @@ def test_a_state_of_another_sampler_or_order_is_refused():
         sampler = bf.ElasticSampler(SAMPLES)
         with pytest.raises(bf.ArgumentError, match="expected the state of an ElasticSampler"):
             sampler.load_state_dict(bf.StatefulDistributedSampler(SAMPLES).state_dict())
+        with pytest.raises(bf.ArgumentError, match=r"got \[\[1\]\]"):
+            sampler.load_state_dict({**sampler.state_dict(), "history": [[1]]})
         other = bf.ElasticSampler(SAMPLES, seed=1).state_dict()
         with pytest.raises(bf.ArgumentError, match="expected seed=0"):
             sampler.load_state_dict(other)
