@@ -148,7 +148,8 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
 
 def _run(spec: OperationSpec[R], about: Sequence[object]) -> R:
     """Run an operation on the calling thread, and return its result."""
-    return run_in_slots(current().engine, spec, about)
+    engine = current().engine
+    return engine.run(spec, about) if spec.slot_call is None else run_in_slots(engine, spec, about)
 
 
 def _repeatable(
