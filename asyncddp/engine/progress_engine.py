@@ -126,17 +126,22 @@ class ProgressEngine(ElasticProgress):
         return self.tracer.enqueue_span(spec.verb, spec.label, nbytes)
 
     def _enqueue(self, spec: OperationSpec[R], key: MatchKey | None = None) -> Work[R]:
-        name, rounds = spec.match_name, 0
+        rounds = 0
         if self.deferred.unsent:
             self.deferred.send()
         with self._count_lock if spec.begun or key is not None else self.submit_lock:
-            if spec.again is not None and name != self._collective:  # planned for an earlier view
-                spec = spec.again()
-                name = spec.match_name
+            spec = self.planned_for_view(spec)
+            name = spec.match_name
             if key is None:
                 step, rounds = self.count(spec.verb, spec.label, name)
                 key = MatchKey(name, step)
             return self.add(spec, key, rounds)
+
+    def planned_for_view(self, spec: OperationSpec[R]) -> OperationSpec[R]:
+        """Return a collective's plan for the members of this view; holds ``submit_lock``."""
+        if spec.again is None or spec.match_name == self._collective:
+            return spec
+        return spec.again()
 
     def add(self, spec: OperationSpec[R], key: MatchKey, rounds: int) -> Work[R]:
         """Queue an operation whose use of a name was counted; holds ``submit_lock``."""

@@ -73,7 +73,8 @@ class SlotFastPath(Generic[R]):
         if engine.deferred.unsent:
             engine.deferred.send()
         with engine.submit_lock:  # so that no other collective of this rank begins meanwhile
-            anew = None if self._is_current() else make_spec()  # the members have changed since
+            # the members may have changed since this path was found
+            anew = None if self._is_current() else engine.planned_for_view(make_spec())
             name = self._name if anew is None else anew.match_name
             alone = engine.is_free(self._sequence) and anew is None
             number, rounds = engine.count(self._verb, self._label, name)

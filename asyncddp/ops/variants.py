@@ -137,7 +137,7 @@ def _blocking(verb: Verb) -> Callable[..., Any]:
             given: Any = args[0] if args else kwargs.get("tensor")
             if on_lists and not isinstance(given, torch.Tensor) and is_collection(given):
                 return _run_on_list(verb, args, kwargs)
-            return _run(plan(*args, **kwargs), args)
+            return _run(_repeatable(plan, args, kwargs), args)
 
     name = plan.__name__ + "_" * in_place
     doc = f":func:`{plan.__name__}` whose result replaces the tensor, which is returned."
@@ -159,10 +159,10 @@ def _repeatable(
 
     Its tensor is kept where its result would overwrite it.
     """
-    context = current()
+    spec, context = plan(*args, **kwargs), current()
     membership = context.engine.membership
-    if membership is None:
-        return plan(*args, **kwargs)
+    if membership is None or not spec.ordered or spec.group != membership.collective:
+        return spec
     if args and isinstance(kwargs.get("out"), torch.Tensor):
         args = (_kept(args[0]), *args[1:])
 
@@ -170,9 +170,7 @@ def _repeatable(
         with use(context):
             return replace_field(plan(*args, **kwargs), again=again)
 
-    spec = plan(*args, **kwargs)
-    of_all = spec.ordered and spec.group == membership.collective
-    return replace_field(spec, again=again) if of_all else spec
+    return replace_field(spec, again=again)
 
 
 def run_planned(plan: Callable[[], OperationSpec[R]]) -> R:

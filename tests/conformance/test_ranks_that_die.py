@@ -201,6 +201,8 @@ COLLECTIVES = {
     "allgather": lambda rank: bf.allgather(torch.tensor([rank])).tolist(),
     "broadcast": lambda rank: bf.broadcast(torch.tensor([rank + 5]), 3).item(),
     "barrier": lambda rank: bf.barrier(),
+    "objects": lambda rank: bf.allgather_object(rank),
+    "an object": lambda rank: bf.broadcast_object([rank], 3),
 }
 
 
@@ -227,6 +229,8 @@ def test_collectives_are_made_again_among_the_survivors(call):
         "allgather": [0, 1, 3],
         "broadcast": 8,
         "barrier": None,
+        "objects": [0, 1, 3],
+        "an object": [3],
     }[call]
     for got in found[0][DIES_AT:]:
         assert got == (pytest.approx(after) if isinstance(after, float) else after)

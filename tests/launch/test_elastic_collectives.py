@@ -88,3 +88,42 @@ def test_a_rank_that_has_promised_ends_what_another_ends_before_its_promise(run)
     ended = run("--elastic", "-np", "3", *run.warm(ENDS_LATE))
     assert ended.code == 0, ended
     assert sorted(ended.stdout.splitlines()) == ["0 7 3 [0, 1]", "1 7 3 [0, 1]"], ended
+
+
+PLANNED_BEFORE = """
+import os, signal, sys, time
+import asyncddp as bf
+from asyncddp.context import current
+
+bf.init()
+rank, engine = bf.rank(), current().engine
+bf.allgather_object(rank)
+lock = engine.submit_lock
+
+class TakenLate:
+    # as by a thread that gets no processor until the next view has begun
+    def __enter__(self):
+        engine.submit_lock = lock
+        while bf.view().number == 0:
+            time.sleep(0.01)
+        return lock.__enter__()
+
+    def __exit__(self, *error):
+        return lock.__exit__(*error)
+
+if rank == 2:
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0:
+    engine.submit_lock = TakenLate()
+objects = [bf.allgather_object(rank) for _ in range(3)]
+sys.stdout.write(f"{rank} {objects}\\n")
+"""
+
+
+def test_what_was_planned_before_a_death_begins_among_the_survivors(run):
+    """A rank has found its slots and planned its call, and another view begins before the call."""
+    ended = run("--elastic", "-np", "4", run.script(PLANNED_BEFORE))
+    assert ended.code == 0, ended
+    expected = [f"{rank} {[[0, 1, 3]] * 3}" for rank in (0, 1, 3)]
+    assert sorted(ended.stdout.splitlines()) == expected, ended.stderr
