@@ -8,16 +8,22 @@ from asyncddp.integrations.lightning.callbacks import (
     SwitchAlgorithmMixin,
     TimelineCallbackMixin,
 )
+from asyncddp.integrations.lightning.sharded_strategy import ShardedStrategyMixin
 from asyncddp.integrations.lightning.trainer_strategy import TrainerStrategyMixin
 from asyncddp.integrations.lightning.world_strategy import WorldEnvironment
 
 with needed_package("asyncddp.integrations.pytorch_lightning needs it", "lightning"):
     from lightning_fabric.plugins.environments import ClusterEnvironment
     from pytorch_lightning.callbacks import Callback
-    from pytorch_lightning.strategies import ParallelStrategy, StrategyRegistry
+    from pytorch_lightning.strategies import (
+        ModelParallelStrategy,
+        ParallelStrategy,
+        StrategyRegistry,
+    )
 
 __all__ = [
     "AsyncDDPStrategy",
+    "AsyncModelParallelStrategy",
     "ConsensusMonitor",
     "StrategyRegistry",
     "SwitchAlgorithm",
@@ -27,6 +33,13 @@ __all__ = [
 
 class AsyncDDPStrategy(TrainerStrategyMixin, ParallelStrategy):  # type: ignore[misc] # noqa: D101
     __doc__ = TrainerStrategyMixin.__doc__
+
+
+class AsyncModelParallelStrategy(  # noqa: D101
+    ShardedStrategyMixin,
+    ModelParallelStrategy,  # type: ignore[misc]
+):
+    __doc__ = ShardedStrategyMixin.__doc__
 
 
 ClusterEnvironment.register(WorldEnvironment)

@@ -117,10 +117,11 @@ class TimelineCallbackMixin:
 
 
 def _optimizers_of(trainer: Any, caller: str) -> list[DistributedOptimizer]:
-    found: list[DistributedOptimizer] = getattr(trainer.strategy, "distributed_optimizers", [])
+    found = [one for one in trainer.optimizers if isinstance(one, DistributedOptimizer)]
     if not found:
         raise UsageError(
-            f"{caller}: the Trainer has no optimizer of AsyncDDPStrategy; expected "
-            f"strategy=AsyncDDPStrategy(…), got {type(trainer.strategy).__name__}"
+            f"{caller}: the Trainer has no optimizer that averages; expected "
+            "strategy=AsyncDDPStrategy(…), or a DistributedOptimizer of configure_optimizers, got "
+            f"{type(trainer.strategy).__name__}"
         )
     return found

@@ -82,7 +82,8 @@ class TrainerCheckpointsMixin(WorldStrategyMixin):
         self._paused = True
         if self._validate == "average" and self._averaged is None:
             self._averaged = ExitStack()
-            self._averaged.enter_context(average_model(self.lightning_module))
+            average = average_model(self.lightning_module, mesh=self._replica_mesh)
+            self._averaged.enter_context(average)
 
     def on_validation_end(self) -> None:
         """Restore each rank's own model, and resume asynchronous averaging."""

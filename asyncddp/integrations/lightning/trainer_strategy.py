@@ -105,7 +105,7 @@ class TrainerStrategyMixin(TrainerCheckpointsMixin):
         module = self.lightning_module
         module.to(self.root_device)
         if module.trainer.state.fn == "fit" and self._trained is not module:
-            broadcast_parameters(module)
+            broadcast_parameters(module, mesh=self._replica_mesh)
             self._trained = module
 
     def setup(self, trainer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -86,6 +87,8 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
     """Lightning's class that has the flags: Trainer or Fabric."""
     _layer_sync: Any = None
     _num_nodes = 1  # as Lightning has been told
+    _replica_mesh: Any = None
+    """The mesh's dimension that averages, where replicas are sharded."""
 
     def _join_world(
         self,
@@ -102,12 +105,13 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
         self._settings = MethodSettings.of(algorithm, arguments)
         self._settings.compressor_for(self._settings.create_method())
         self._topology, self._replicas = topology, replicas
-        self._process_group_backend = process_group_backend
         init()
         from lightning_utilities.core.rank_zero import rank_zero_only
 
         rank_zero_only.rank = current().rank  # which rank prints, in both packages
-        super().__init__(**of_lightning, cluster_environment=WorldEnvironment())
+        super().__init__(**of_lightning)
+        self._process_group_backend = process_group_backend
+        self.cluster_environment = WorldEnvironment()
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
@@ -201,13 +205,23 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
                 "unless torchmetrics or SyncBatchNorm need it",
                 stacklevel=2,
             )
+        self._initialize_process_group(backend)
+
+    @staticmethod
+    def _initialize_process_group(backend: str, timeout: timedelta | None = None) -> None:
+        """Initialise ``torch.distributed`` on the ranks of the world."""
+        context = current()
         alone = context.size == 1
         store = torch.distributed.HashStore() if alone else None  # type: ignore[attr-defined]
         # registers the backend asyncddp, and lets ranks of MPI meet without MASTER_ADDR
         import asyncddp.integrations.torch_distributed  # noqa: F401
 
         torch.distributed.init_process_group(
-            backend, store=store, rank=context.rank, world_size=context.size
+            backend,
+            timeout=timeout,
+            store=store,
+            rank=context.rank,
+            world_size=context.size,
         )
 
     # collectives
@@ -229,7 +243,8 @@ class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whic
     ) -> DistributedOptimizer:
         """Wrap an optimizer so that it trains by the strategy's method."""
         arguments = {**self._settings.arguments(), "topology": self._topology}
-        return DistributedOptimizer(optimizer, model, **arguments, broadcast=False)
+        mesh = self._replica_mesh
+        return DistributedOptimizer(optimizer, model, **arguments, broadcast=False, mesh=mesh)
 
 
 def check_shares_nothing(given: str, optimizers: Iterable[torch.optim.Optimizer]) -> None:
