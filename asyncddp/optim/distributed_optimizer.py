@@ -211,7 +211,18 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
     @override
     def _agreed(self, flag: bool) -> bool:
         inner = self._averager.inner
-        return flag if inner is None else inner.agree(flag)
+        if inner is None:
+            return flag
+        found, size = inner.sum([float(flag)])[0], inner.context.size
+        if 0 < found < size:
+            raise UsageError(
+                f"DistributedOptimizer.step(): GradScaler has found infinities on {found:.0f} of "
+                f"the replica's {size} ranks, and would scale one loss by different factors from "
+                "now on; no parameter was updated. It agrees over the mesh of its first gradient "
+                "alone: use DecentralizedDataParallel(..., scaler=scaler), which agrees over all, "
+                "or torch.bfloat16, which needs no scaler"
+            )
+        return found > 0
 
     self_weight = WeightOverrideDescriptor("self_weight")
     src_weights = WeightOverrideDescriptor("src_weights")

@@ -9,9 +9,7 @@ import torch
 from asyncddp.algorithms.phases.optimizer_buckets import BucketUpdateConfig
 from asyncddp.algorithms.wrapper_setup import checked_bucket_bytes, require_trainable
 from asyncddp.context import Context
-from asyncddp.context.mesh_context import inner_context
 from asyncddp.errors import ArgumentError
-from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.tensors.fsdp_params import register
 from asyncddp.tensors.local_parts import local, reshard
 
@@ -47,16 +45,6 @@ def checked_parameters(
             f"{type(model).__name__} without any that requires a gradient"
         )
     return named
-
-
-def check_scaler(context: Context, scaler: Any, method: MethodSettings) -> None:
-    """Raise an error for a GradScaler by which parts of one replica may skip different steps."""
-    if scaler is not None and inner_context(context) and method.is_plain("adapt_with_combine"):
-        raise ArgumentError(
-            "argument scaler: with mesh the default algorithm cannot agree inside a replica on "
-            "steps that a GradScaler skips; expected None, as torch.bfloat16 needs no scaler, or "
-            "algorithm='adapt_then_combine'"
-        )
 
 
 def checked_config(

@@ -29,7 +29,6 @@ from asyncddp.ops.settings_agreement import require_equal_tensors, tensors_of
 from asyncddp.optim.method_settings import MethodSettings
 from asyncddp.optim.parameter_sync import broadcast_start, starting_tensors
 from asyncddp.parallel.argument_validation import (
-    check_scaler,
     checked_config,
     checked_model,
     checked_parameters,
@@ -172,7 +171,6 @@ class DecentralizedDataParallel(NeighborProgressMixin, SwitchableModule):
         self._averages_buffers = bool(sync_buffer_in_global_avg)
         self._config, named = config, checked_parameters(context, model)
         require_equal_replicas(context, method.describe(), topology)
-        check_scaler(context, scaler, method)
         equal = context.size > 1 and bool(broadcast and init_sync)
         starts = starting_tensors([model]) if equal else {}
         settings = [f"sync={bool(sync)}", f"broadcast={equal}"]

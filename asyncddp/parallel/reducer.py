@@ -111,6 +111,7 @@ class Reducer:
         scaler, limit = self._config.scaler, self._config.grad_clip_norm
         if scaler is not None:
             scaler.unscale_(optimizer)
+            self._agree_on_infinities(scaler, optimizer)
         if self.observer is not None:
             for bucket in self.buckets:  # before anything is clipped
                 self.observer.before_update(bucket)
@@ -121,6 +122,15 @@ class Reducer:
         else:
             scaler.step(optimizer)
             scaler.update()
+
+    def _agree_on_infinities(self, scaler: torch.amp.GradScaler, optimizer: Any) -> None:
+        """Let all ranks of a sharded replica skip the step, and scale alike, if one has to."""
+        inner = self.averager.inner
+        if inner is not None:
+            found = scaler._found_inf_per_device(optimizer).values()
+            infinite = inner.agree(any(map(bool, found)))
+            for one in found:
+                one.fill_(float(infinite))
 
     def _end_step(self) -> None:
         """Notify the observer that a step has ended."""

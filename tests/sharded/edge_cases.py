@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
 import asyncddp as bf
 from asyncddp.tensors import fsdp_params
@@ -173,27 +174,42 @@ def frozen_and_tied() -> list[float]:
 
 
 @case
-def half_precision_computation() -> list[Any]:
-    """Parameters and averages stay in float32 where FSDP2 computes in bfloat16."""
+def half_precision_beside_whole_replicas() -> float:
+    """FSDP2 computes in bfloat16; parameters and averages stay in float32."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     run = Run.of(replace(LAYOUTS["uneven"], shard_options={"mp_policy": policy}))
     run = replace(run, make=lambda: run_of("uneven").make().float())
-    model = run.sharded()
-    wrapped = bf.DistributedOptimizer(
-        torch.optim.AdamW(model.parameters(), lr=3e-2), model, mesh=run.replicas
-    )
-    losses = []
-    for _ in range(10):
-        pair = next(run.batches(whole=False))
-        wrapped.zero_grad()
-        loss = loss_of(model, tuple(one.bfloat16() for one in pair))
-        loss.backward()
-        wrapped.step()
-        losses.append(float(bf.allreduce(loss.detach().float())))
-    return [
-        losses[-1] < losses[0],
-        {str(one.dtype) for one in model.parameters()} == {"torch.float32"},
-    ]
+
+    def train(model: nn.Module, batches: Iterator[Any], mesh: DeviceMesh | None) -> None:
+        wrapped = bf.DistributedOptimizer(ADAMW(model.parameters()), model, mesh=mesh)
+        for pair in batches:
+            wrapped.zero_grad()
+            if mesh is not None:
+                loss_of(model, tuple(one.bfloat16() for one in pair)).backward()
+            else:
+                of_parts = [
+                    gradients_in_half(model, part)
+                    for part in zip(*(one.bfloat16().chunk(2) for one in pair), strict=True)
+                ]
+                for parameter, *both in zip(model.parameters(), *of_parts, strict=True):
+                    parameter.grad = sum(both) / 2
+            wrapped.step()
+
+    return run.difference(*run.train(train))
+
+
+def gradients_in_half(model: nn.Module, pair: Any) -> list[torch.Tensor]:
+    half = copy.deepcopy(model).bfloat16()
+    loss_of(half, pair).backward()
+    return [one.grad.float() for one in half.parameters()]
+
+
+@case
+def offloaded_shards() -> float:
+    """Parameters that FSDP2 keeps on the host."""
+    offload = CPUOffloadPolicy(pin_memory=False)
+    run = Run.of(replace(LAYOUTS["uneven"], shard_options={"offload_policy": offload}))
+    return difference(run, algorithm="adapt_with_combine")
 
 
 @case

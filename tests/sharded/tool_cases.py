@@ -221,24 +221,6 @@ def join() -> float:
 
 
 @case
-def one_decision_of_a_replica() -> list[bool]:
-    """Infinities that one rank of a replica has found leave out the step on all of them."""
-    run = run_of("tp")
-    model = run.sharded()
-    wrapped = bf.DistributedOptimizer(ADAMW(model.parameters()), model, mesh=run.replicas)
-    before = [full(one).detach().clone() for one in model.parameters()]
-    loss_of(model, next(run.batches(whole=False))).backward()
-    wrapped.found_inf = torch.tensor(float(run.mesh.get_local_rank("tp") == 1))
-    wrapped.step()
-    del wrapped.found_inf
-    pairs = zip(before, model.parameters(), strict=True)
-    skipped = all(torch.equal(one, full(other).detach()) for one, other in pairs)
-    wrapped.step()
-    pairs = zip(before, model.parameters(), strict=True)
-    return [skipped, any(not torch.equal(one, full(other).detach()) for one, other in pairs)]
-
-
-@case
 def state_of_a_method() -> float:
     """A run goes on from the wrapper's state and the model's as if it had not stopped."""
     run, pairs = run_of("uneven"), list(run_of("uneven").batches(whole=False))
@@ -322,11 +304,6 @@ def mistakes() -> dict[str, str]:
         "fused": refusal(lambda: bf.fuse_optimizer(ADAMW(model.parameters()))),
         "checkpoint": refusal(lambda: bf.save_checkpoint("folder", model, step=1)),
         "state": refusal(lambda: bf.broadcast_optimizer_state(ADAMW(model.parameters()))),
-        "scaler": refusal(
-            lambda: bf.DecentralizedDataParallel(
-                model, ADAMW, mesh=run.replicas, scaler=torch.amp.GradScaler("cpu")
-            )
-        ),
     }
 
 
