@@ -19,7 +19,7 @@ from asyncddp.engine.messages import MACHINE_COLLECTIVE
 from asyncddp.errors import NotInitializedError
 from asyncddp.membership import View
 from asyncddp.tensors.allocation import make_tensor
-from asyncddp.timeline.tracer import create_tracer
+from asyncddp.timeline.tracer import Tracer, create_tracer
 from asyncddp.transport import Transport
 from asyncddp.transport.cuda.capabilities import default_device_index
 from asyncddp.transport.cuda.negotiation import close_device_transports, negotiate_from_config
@@ -112,11 +112,15 @@ class Context:
     """
 
     def __init__(
-        self, transport: Transport, config: Config, machines: MachineLayout | None = None
+        self,
+        transport: Transport,
+        config: Config,
+        machines: MachineLayout | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.transport, self.config = transport, config
         self.rank, self.size = transport.rank, transport.size
-        self.tracer = create_tracer(config, self.rank, self.size)
+        self.tracer = create_tracer(config, self.rank, self.size) if tracer is None else tracer
         found = MachineLayout.of(transport, config)  # tells the transport who is near, too
         self.machines = found if machines is None else machines
         members, recording = self.machines.members, self.machines.recording

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from asyncddp.context.context import Context, use
+from asyncddp.timeline.tracer import GroupTracer
 from asyncddp.transport import Transport
 from asyncddp.transport.loopback import LoopbackTransport
 
@@ -57,7 +58,8 @@ def split_disjoint(context: Context, groups: Sequence[Sequence[int]]) -> Context
 def _part(context: Context, transport: Transport, ranks: Sequence[int]) -> Context:
     """Create the context of a group, which is closed with ``context``, from its transport."""
     config = replace(context.config, timeline=None)
-    part = Context(transport, config, context.machines.restricted_to(ranks))
+    tracer = None if context.tracer is None else GroupTracer(context.tracer, ranks)
+    part = Context(transport, config, context.machines.restricted_to(ranks), tracer)
     context.exit_callbacks.append(lambda: part.close("its world has ended"))
     context.parts.append((tuple(ranks), part))
     context.tell_parts_of_failures()

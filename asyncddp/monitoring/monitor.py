@@ -24,6 +24,7 @@ from asyncddp.monitoring.watched_model_adapters import MONITORS_KEY, MonitorTarg
 from asyncddp.ops.settings_agreement import require_equal_on_all_ranks
 from asyncddp.optim.average_models import squared_deviation
 from asyncddp.rank_list_text import list_ranks
+from asyncddp.tensors.allocation import make_tensor
 
 logger = logging.getLogger("asyncddp")
 
@@ -51,6 +52,9 @@ def monitor(
     is the same on all, with a relative standard error of :math:`1/\sqrt{2 \cdot 64} \approx 9\,\%`.
     With ranks that go in step, projections of the same step are compared; with one-sided methods
     each with the newest of the others.
+
+    Where replicas are sharded, a record is of a whole replica, whose number is its rank; times and
+    staleness are those of its first part. The first rank of replica 0 writes.
 
     Making one is collective. It ends with its ``with`` block, with :meth:`Monitor.close`, or with
     the world.
@@ -103,7 +107,7 @@ def monitor(
     constructors = sink_constructors(to, append=first_step > 0)
     with ExitStack() as undo:
         sinks: list[Sink] = []
-        for open_sink in constructors if target.context.rank == ROOT else ():
+        for open_sink in constructors if target.writes else ():
             sinks.append(open_sink())
             undo.callback(sinks[-1].close)
         made = Monitor(target, every, sinks, consensus, first_step)
@@ -130,7 +134,8 @@ class Monitor:
         context = target.context
         self._target, self._every, self._sinks = target, every, sinks
         self._consensus, self._step = consensus, first_step
-        self._projection = RandomProjection() if consensus == "projection" else None
+        part = 0 if target.inner is None else target.inner.context.rank
+        self._projection = RandomProjection(seed=part) if consensus == "projection" else None
         self.latest: dict[int, Record] = {}
         self._cost = CumulativeTimer()
         self._reports = ReportExchange(context, target.label)
@@ -185,37 +190,43 @@ class Monitor:
         steps, *seconds = (one - other for one, other in zip(times, last, strict=True))
         step_seconds, exposed_seconds, monitor_seconds = (second / steps for second in seconds)
         self._last_times = times
+        norm = target.gradient_norm()
+        sent, square, gradient, known = target.whole(
+            [target.averager.bytes_sent, self._exact_square(), (norm or 0.0) ** 2, norm is not None]
+        )
         behind = [found.lag for found in target.watched.staleness().values()]
         record = Record(
             rank=target.context.rank,
             step=self._step,
             time=time.time(),
-            consensus_distance=self._exact_distance(),
+            consensus_distance=math.sqrt(square) if self._consensus == "exact" else None,
             consensus_error=None if self._consensus is None else self.relative_error,
-            gradient_norm=target.gradient_norm(),
+            gradient_norm=math.sqrt(gradient) if known else None,
             step_seconds=step_seconds,
             exposed_seconds=exposed_seconds,
             monitor_seconds=monitor_seconds,
-            bytes_sent=target.averager.bytes_sent,
+            bytes_sent=int(sent),
             staleness=None if target.in_step else max([0, *behind]),
             departed=target.watched.departed,
         )
         self.latest[record.rank] = record
         project = self._projection
-        projection = None if project is None else project(target.parameters)
+        projection = None if project is None else project(target.parts)
+        if projection is not None and target.inner is not None:
+            projection = make_tensor(target.whole(projection.tolist()), projection.dtype)
         return RankStepReport(record, projection)
 
-    def _exact_distance(self) -> float | None:
-        """Compute the exact consensus distance; collective."""
+    def _exact_square(self) -> float:
+        """Compute this rank's part of the exact squared distance; 0 unless wanted; collective."""
         if self._consensus != "exact":
-            return None
+            return 0.0
         if self._target.averager.join_coordinator is not None:
             raise UsageError(
                 "monitor: consensus='exact' needs all ranks in every report, but inside join some "
                 "are done before others; use consensus='projection'"
             )
         with use(self._target.context):
-            return math.sqrt(squared_deviation(self._target.parameters))
+            return squared_deviation(self._target.parts)
 
     def _process_arrived(self) -> None:
         collector, arrived = self._collector, self._reports.arrived

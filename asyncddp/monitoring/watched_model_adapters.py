@@ -13,8 +13,11 @@ from typing_extensions import override
 from asyncddp.algorithms.model_averager import ModelAverager
 from asyncddp.algorithms.phases.optimizer_buckets import OptimizedParameters
 from asyncddp.errors import ArgumentError, UsageError
+from asyncddp.monitoring.report_collector import ROOT
 from asyncddp.optim import DistributedOptimizer
+from asyncddp.optim.average_models import counted_once
 from asyncddp.parallel import DecentralizedDataParallel
+from asyncddp.tensors.local_parts import is_distributed, local_grad, shard
 
 MONITORS_KEY = "monitors"
 """Key in a context's extensions of its monitors, by the labels of their targets."""
@@ -26,6 +29,10 @@ class MonitorTarget(ABC):
     def __init__(self, watched: DistributedOptimizer | DecentralizedDataParallel) -> None:
         self.watched = watched
         self.context, self.label = self.averager.context, self.averager.label
+        inner = self.averager.inner
+        in_parts = inner is not None and inner.agree(any(map(is_distributed, self.parameters)))
+        self.inner = inner if in_parts else None
+        self._counted = self._count()
 
     @property
     @abstractmethod
@@ -67,12 +74,32 @@ class MonitorTarget(ABC):
                 "as `to`, or close it first"
             )
 
-    def prepare(self) -> None:  # noqa: B027 - not all need it
-        """Prepare for a step that will be reported."""
+    @property
+    def writes(self) -> bool:
+        """True on the rank that writes the reports: the first, of a sharded replica 0 as well."""
+        first = self.inner is None or self.inner.context.is_first
+        return self.context.rank == ROOT and first
+
+    @property
+    def parts(self) -> list[torch.Tensor]:
+        """This rank's parts of trained parameters that no lower rank of the replica has, too."""
+        return [shard(one) for one in self._counted]
+
+    def _count(self) -> list[torch.Tensor]:
+        named = {str(number): one for number, one in enumerate(self.parameters)}
+        return counted_once(self.inner, named)
+
+    def whole(self, values: Sequence[float]) -> list[float]:
+        """Add figures over the ranks of a sharded replica; collective in it."""
+        return list(values) if self.inner is None else self.inner.sum(values)
+
+    def prepare(self) -> None:
+        """Prepare for a step that will be reported; collective in a sharded replica."""
+        self._counted = self._count()
 
     @abstractmethod
     def gradient_norm(self) -> float | None:
-        """Return the gradient norm of the reported step; None if there were no gradients."""
+        """Return the norm of this rank's gradients in the reported step; None without any."""
 
     @abstractmethod
     def attach(self, on_step: Callable[[], None], is_reported: Callable[[], bool]) -> None:
@@ -105,8 +132,9 @@ class OptimizerTarget(MonitorTarget):
 
     @override
     def prepare(self) -> None:
+        super().prepare()
         self._remove_hooks()
-        for parameter in self.parameters:
+        for parameter in self._counted:
             if parameter.is_leaf:
                 hook = parameter.register_post_accumulate_grad_hook(self._add_norm)  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
@@ -129,7 +157,7 @@ class OptimizerTarget(MonitorTarget):
         norms = list(self._norms.values())
         self._remove_hooks()
         if not norms or unscaled:
-            norms, scale = _gradient_norms(self.parameters), None
+            norms, scale = _gradient_norms(self._counted), None
         norm = math.sqrt(_sum_of_squares(norms)) if norms else None
         return norm if norm is None or scale is None else norm / float(scale)
 
@@ -178,7 +206,11 @@ class ModuleTarget(MonitorTarget):
 
     def before_update(self, bucket: OptimizedParameters) -> None:
         """Add a bucket's gradients to the norm, if the step will be reported."""
-        if self._is_reported() and (norms := _gradient_norms(bucket.parameters)):
+        if not self._is_reported():
+            return
+        counted = set(map(id, self._counted))
+        parameters = [one for one in bucket.parameters if id(one) in counted]
+        if norms := _gradient_norms(parameters):
             self._square = _sum_of_squares(norms) + (self._square or 0.0)
 
     def after_step(self) -> None:
@@ -189,7 +221,7 @@ class ModuleTarget(MonitorTarget):
 
 def _gradient_norms(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the norms of all existing gradients, including sparse ones."""
-    gradients = (one.grad.detach() for one in parameters if one.grad is not None)
+    gradients = (one for parameter in parameters if (one := local_grad(parameter)) is not None)
     dense = (
         one.coalesce().values() if one.layout == torch.sparse_coo else one for one in gradients
     )

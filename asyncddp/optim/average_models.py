@@ -69,24 +69,24 @@ def consensus_distance(
     with use(context):
         named = _tensors_of(model)
         require_equal_tensors(context, "consensus_distance", named)
-        parts = _own_parts(InnerMesh.of(context), named)
+        inner = InnerMesh.of(context)
+        parts = [shard(one) for one in counted_once(inner, named)]
         square = make_tensor(squared_deviation(parts), torch.float64)
         total = float(allreduce(square))
-    inner = InnerMesh.of(context)
     in_parts = inner is not None and (
         mesh is not None or inner.agree(any(map(is_distributed, named.values())))
     )
     return math.sqrt(inner.sum([total])[0] if inner is not None and in_parts else total)
 
 
-def _own_parts(inner: InnerMesh | None, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return this rank's parts of tensors, but those that lower ranks of its replica have too."""
+def counted_once(inner: InnerMesh | None, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors but those of which lower ranks of the replica have the same part."""
     if inner is None:
         return list(named.values())
     with use(inner.context):
         copies = holders_of(named)
     own = inner.context.rank
-    return [shard(one) for name, one in named.items() if copies.get(name, (own,))[0] == own]
+    return [one for name, one in named.items() if copies.get(name, (own,))[0] == own]
 
 
 def squared_deviation(tensors: Sequence[torch.Tensor]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -67,9 +67,14 @@ class WaitSpan:
     """Span in which a thread waits for tensors of ``peers``, and averages them as they arrive."""
 
     def __init__(
-        self, thread: ThreadTracingState, verb: str, name: str, peers: Iterable[int] = ()
+        self,
+        thread: ThreadTracingState,
+        verb: str,
+        name: str,
+        peers: Iterable[int] = (),
+        ranks: Sequence[int] | None = None,
     ) -> None:
-        self._thread, self._verb, self._name = thread, verb, name
+        self._thread, self._verb, self._name, self._ranks = thread, verb, name, ranks
         self._peers: dict[int, None] = dict.fromkeys(peers)
         self._outer, thread.waiting = thread.waiting, self
         self._mixed = False
@@ -105,7 +110,8 @@ class WaitSpan:
     def _record(self, until: int) -> None:
         if until - self._since < MERGE_GAP or (self._mixed and not self._peers):
             return
-        args: dict[str, Any] = {"verb": self._verb, "name": self._name, "for": list(self._peers)}
+        peers = [peer if self._ranks is None else self._ranks[peer] for peer in self._peers]
+        args: dict[str, Any] = {"verb": self._verb, "name": self._name, "for": peers}
         thread = self._thread
         thread.record(Span("wait", self._verb, thread.track, self._since, until, args))
 

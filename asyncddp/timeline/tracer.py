@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,6 +232,37 @@ class Tracer:
         self._flush_mixes()
         for callback in self.flush_callbacks:
             callback()
+
+
+class GroupTracer(Tracer):
+    """Tracer of a group's context, which records in its world's, by ranks of the world.
+
+    Args:
+        world: The world's tracer.
+        ranks: The members' ranks in it.
+    """
+
+    def __init__(self, world: Tracer, ranks: Sequence[int]) -> None:
+        vars(self).update(vars(world))
+        self._ranks = tuple(ranks)
+
+    def record_transfer(self, kind: str, verb: str, name: str, peer: int, *facts: Any) -> None:
+        """Record a message of a member."""
+        super().record_transfer(kind, verb, name, self._ranks[peer], *facts)
+
+    def record_mix(
+        self, verb: str, name: str, begin: int, end: int, nbytes: int, peers: tuple[int, ...]
+    ) -> None:
+        """Record an average with members."""
+        of_world = tuple(self._ranks[peer] for peer in peers)
+        super().record_mix(verb, name, begin, end, nbytes, of_world)
+
+    def start_wait(self, verb: str, name: str, peers: tuple[int, ...] = ()) -> WaitSpan:
+        """Begin a wait for members."""
+        return WaitSpan(self.current_thread(), verb, name, peers, self._ranks)
+
+    def close(self) -> None:
+        """Do nothing: the world closes the file."""
 
 
 def trace_path(where: str, rank: int) -> Path:

@@ -10,6 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import ModelParallelStrategy as FabricModelParallelStrategy
 from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -18,6 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import asyncddp as bf
 from asyncddp.integrations.lightning import (
     AsyncModelParallelStrategy,
+    ConsensusMonitor,
     SwitchAlgorithm,
     TimelineCallback,
 )
@@ -205,16 +207,34 @@ def fabrics_own_strategy() -> list[float]:
     return [difference(net.module, expected)]
 
 
+class Kept(Logger):
+    """A logger that keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.figures: dict[str, float] = {}
+
+    name, version = "kept", 0
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Keep nothing of these."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.figures.update(metrics)
+
+
 @case
-def callbacks() -> list[str]:
-    """A switch and the timeline, with either strategy."""
+def callbacks() -> list[list[Any]]:
+    """The monitor, a switch and the timeline, with either strategy."""
     found = []
     own = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2)
     for model, made in ((Sharded(), strategy("adapt_with_combine")), (ByHand(), own)):
-        several = [SwitchAlgorithm({1: "gradient_allreduce"}), TimelineCallback()]
-        run = trainer(made, devices=4 if made is own else 1, callbacks=several)
+        kept, switch = Kept(), SwitchAlgorithm({1: "gradient_allreduce"})
+        several = [ConsensusMonitor(every=1), switch, TimelineCallback()]
+        run = trainer(made, devices=4 if made is own else 1, callbacks=several, logger=kept)
         run.fit(model, loader())
-        found.append(run.optimizers[0].algorithm)
+        distances = [kept.figures.get(f"asyncddp/consensus_distance/rank_{n}") for n in range(2)]
+        found.append([run.optimizers[0].algorithm, *distances])
     return found
 
 

@@ -22,10 +22,12 @@ _MARK = "outcome: "
 Case = Callable[[], Any]
 
 
-def run_cases(module: str, names: Sequence[str], ranks: int, folder: Path) -> dict[str, Any]:
+def run_cases(
+    module: str, names: Sequence[str], ranks: int, folder: Path, **environ: str
+) -> dict[str, Any]:
     """Run cases of a module's ``CASES`` on ranks, in order; return rank 0's results by name."""
     script = f"from tests.sharded.world import main\nmain({module!r}, {list(names)!r})\n"
-    settings = {"ASYNCDDP_TIMEOUT": "60", "STORE": str(folder / "store")}
+    settings = {"ASYNCDDP_TIMEOUT": "60", "STORE": str(folder / "store"), **environ}
     ended = run_on_mpirun(ranks, script, folder, environ=settings)
     lines = [one for one in ended.stdout.splitlines() if one.startswith(_MARK)]
     found = dict(json.loads(one.removeprefix(_MARK)) for one in lines)
