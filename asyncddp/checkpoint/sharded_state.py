@@ -14,8 +14,14 @@ import torch
 from asyncddp.checkpoint.training_state import METHOD_KEYS
 from asyncddp.errors import ArgumentError
 from asyncddp.parallel.decentralized_data_parallel import DecentralizedDataParallel
-from asyncddp.tensors.allocation import empty, zeros, zeros_like
-from asyncddp.tensors.local_parts import fitted, is_distributed, local, shard
+from asyncddp.tensors.allocation import empty, zeros_like
+from asyncddp.tensors.local_parts import (
+    fitted,
+    is_distributed,
+    like_parameter,
+    local,
+    shard,
+)
 
 Path: TypeAlias = tuple[Any, ...]
 _META = torch.device("meta")
@@ -71,7 +77,8 @@ class ParameterState:
         wanted, nested = [], dict[str, Any]()
         for path, value, owner in self._find(state):
             if value.is_meta and owner is not None:
-                wanted.append((path, _like(owner, value), owner))
+                like = like_parameter(owner, value.shape, value.dtype)
+                wanted.append((path, like, owner))
                 _put(nested, path, wanted[-1][1])
         read(nested)
         for path, whole, owner in wanted:
@@ -153,16 +160,3 @@ def _padded(whole: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
     part, padded = shard(whole), zeros_like(local(owner), whole.dtype)
     fitted(padded, part).copy_(part)
     return padded
-
-
-def _like(owner: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Make a tensor of a saved one's shape, divided as the parameter is, if it has that shape."""
-    if value.shape == owner.shape:
-        return zeros_like(owner, value.dtype)
-    whole = zeros(value.shape, value.dtype, owner.device)
-    if not is_distributed(owner):
-        return whole
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh: Any = owner.device_mesh  # type: ignore[attr-defined]
-    return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import KeyPath, tree_flatten_with_path, tree_map, tree_map_with_path
 
 from asyncddp.context import current
+from asyncddp.context.context import use
+from asyncddp.context.mesh_context import replica_context
 from asyncddp.errors import ArgumentError
 from asyncddp.ops.broadcast import broadcast
 from asyncddp.ops.object_collectives import broadcast_object
 from asyncddp.ops.settings_agreement import require_equal_tensors
 from asyncddp.optim.distributed_optimizer import DistributedOptimizer
 from asyncddp.tensors.allocation import empty
-from asyncddp.tensors.local_parts import is_distributed
+from asyncddp.tensors.local_parts import is_distributed, like_parameter, shard
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,16 @@ class _TensorPlaceholder:
     shape: tuple[int, ...]
     dtype: torch.dtype
     on_host: bool
+    distributed: bool
 
 
 _RANK_LOCAL_KEYS = ("params", "param_names")
 """Keys of a parameter group that each rank keeps."""
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, *, mesh: DeviceMesh | None = None
+) -> None:
     """Broadcast the root's optimizer state and options to all ranks.
 
     Works for any optimizer, with whatever nesting, tensors, numbers and None it keeps; numbers
@@ -43,6 +51,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     Args:
         optimizer: The optimizer, with the same parameters in the same groups on all ranks.
         root_rank: The root.
+        mesh: Where parameters are sharded: the dimension of the mesh whose ranks are replicas, of
+            which the root is one. Each rank receives its parts.
 
     Raises:
         NotInitializedError: ``init()`` was not called.
@@ -67,17 +77,12 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
             f"{type(optimizer).__name__}"
         )
     named = _named_parameters(optimizer)
-    if any(map(is_distributed, named.values())):
-        raise ArgumentError(
-            "broadcast_optimizer_state: argument optimizer: expected ordinary parameters, got "
-            "DTensors; load one state on all replicas, by torch.distributed.checkpoint and "
-            "set_optimizer_state_dict of torch.distributed.checkpoint.state_dict"
-        )
-    require_equal_tensors(current(), "broadcast_optimizer_state", named)
-    own_value: Any = _collect_state(optimizer, named)
-    root = current().rank == root_rank
-    structure = broadcast_object(tree_map(_placeholder, own_value) if root else None, root_rank)
-    content = _receive_tensors(structure, own_value, root_rank, optimizer)
+    with use(replica_context(mesh)):
+        require_equal_tensors(current(), "broadcast_optimizer_state", named)
+        own_value: Any = _collect_state(optimizer, named)
+        root = current().rank == root_rank
+        structure = broadcast_object(tree_map(_placeholder, own_value) if root else None, root_rank)
+        content = _receive_tensors(structure, own_value, root_rank, named)
     if root:
         return
     for group, options in zip(optimizer.param_groups, content["options"], strict=True):
@@ -116,11 +121,12 @@ def _collect_state(
 def _placeholder(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return _TensorPlaceholder(tuple(value.shape), value.dtype, value.device.type == "cpu")
+    on_host = value.device.type == "cpu"
+    return _TensorPlaceholder(tuple(value.shape), value.dtype, on_host, is_distributed(value))
 
 
 def _receive_tensors(
-    structure: Any, own_value: Any, root_rank: int, optimizer: torch.optim.Optimizer
+    structure: Any, own_value: Any, root_rank: int, named: dict[str, torch.Tensor]
 ) -> Any:
     """Fill a structure with the root's tensors, reusing this rank's tensors if they fit."""
     own = dict(tree_flatten_with_path(own_value)[0])
@@ -131,9 +137,20 @@ def _receive_tensors(
         target = own.get(path)
         form = entry.shape, entry.dtype
         if not isinstance(target, torch.Tensor) or (tuple(target.shape), target.dtype) != form:
-            device = optimizer.param_groups[0]["params"][0].device
-            target = empty(*form, torch.device("cpu") if entry.on_host else device)
+            target = _empty(entry, path, named)
         with torch.no_grad():
-            return broadcast(target, root_rank, out=target)
+            broadcast(shard(target), root_rank, out=shard(target))
+        return target
 
     return tree_map_with_path(receive, structure)
+
+
+def _empty(
+    entry: _TensorPlaceholder, path: KeyPath, named: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """Allocate a tensor like the root's, sharded as the parameter is to which it belongs."""
+    if entry.distributed:
+        key: Any = path[1]
+        return like_parameter(named[key.key[1]], entry.shape, entry.dtype)
+    device = torch.device("cpu") if entry.on_host else next(iter(named.values())).device
+    return empty(entry.shape, entry.dtype, device)

@@ -6,10 +6,12 @@ padding, so that all ranks of a mesh have buckets of equal sizes; the padding is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
+from asyncddp.tensors.allocation import zeros, zeros_like
 from asyncddp.tensors.fsdp_params import (
     fsdp_modules,
     move_shard,
@@ -84,6 +86,19 @@ def fitted(view: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         if padded != used:
             view = view.narrow(dimension, 0, used)
     return view
+
+
+def like_parameter(owner: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Make zeros of a shape, divided as a parameter is, if it has that shape; else whole."""
+    if tuple(shape) == owner.shape:
+        return zeros_like(owner, dtype)
+    whole = zeros(tuple(shape), dtype, owner.device)
+    if not is_distributed(owner):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh: Any = owner.device_mesh  # type: ignore[attr-defined]
+    return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def reshard(modules: Iterable[torch.nn.Module]) -> None:

@@ -32,6 +32,7 @@ EQUAL = (
     "join",
     "state_of_a_method",
     "checkpoint_of_the_average",
+    "broadcast_of_a_state",
 )
 OFTEN = ["tp: win_put", "tp: choco_sgd"]
 RARELY = [name for name in tool_cases.OWN_LAWS if name not in OFTEN]
@@ -47,7 +48,7 @@ REMEDIES = {
     "clock": "num_steps_per_communication",
     "fused": "use the optimizer's own fused=True",
     "checkpoint": "give mesh=mesh['replica']",
-    "state": "torch.distributed.checkpoint",
+    "state": "give mesh=mesh['replica']",
 }
 
 

@@ -204,11 +204,13 @@ def switch() -> float:
 
 
 @case
-def join() -> float:
+def join() -> list[float]:
     """Replicas with batches of different number: who is done takes part for the others."""
 
-    def train(model: nn.Module, batches: Iterator[Any], mesh: DeviceMesh | None) -> None:
-        wrapped = bf.DistributedOptimizer(ADAMW(model.parameters()), model, mesh=mesh)
+    def train(
+        model: nn.Module, batches: Iterator[Any], mesh: DeviceMesh | None, algorithm: str
+    ) -> None:
+        wrapped = bf.DistributedOptimizer(ADAMW(model.parameters()), model, algorithm, mesh=mesh)
         with bf.join(wrapped):
             for number, pair in enumerate(batches):
                 if number < 3 + 2 * run.replica:
@@ -217,7 +219,8 @@ def join() -> float:
                     wrapped.step()
 
     run = run_of("uneven")
-    return run.difference(*run.train(train))
+    names = "adapt_then_combine", "gradient_allreduce"
+    return [run.difference(*run.train(partial(train, algorithm=name))) for name in names]
 
 
 @case
@@ -251,6 +254,28 @@ def state_of_a_method() -> float:
     go(other, resumed, pairs[4:])
     both = zip(model.parameters(), other.parameters(), strict=True)
     return max(float((full(a) - full(b)).detach().abs().max()) for a, b in both)
+
+
+@case
+def broadcast_of_a_state() -> list[float]:
+    """Replicas whose optimizers have states of their own, or none yet, take replica 1's."""
+    found = []
+    for layout in ("uneven", "tp"):
+        run = run_of(layout)
+        model = run.sharded()
+        optimizer = ADAMW(model.parameters(), lr=0.1 * (1 + run.replica))
+        if run.replica == 1:
+            loss_of(model, next(run.batches(whole=False))).backward()
+            optimizer.step()
+        bf.broadcast_optimizer_state(optimizer, 1, mesh=run.replicas)
+        moments = [optimizer.state[one]["exp_avg"] for one in model.parameters()]
+        with bf.replicas(run.replicas):
+            found.append(bf.consensus_distance([full(one) for one in moments]))
+        found.append(float(optimizer.param_groups[0]["lr"] != 0.2))
+        pairs = zip(moments, model.parameters(), strict=True)
+        found += [float(one.shape != parameter.shape) for one, parameter in pairs]
+        found.append(float(not any(full(one).any() for one in moments)))
+    return found
 
 
 @case
