@@ -217,10 +217,8 @@ class DistributedOptimizer(WindowMethodsMixin, SwitchableOptimizer):
         if 0 < found < size:
             raise UsageError(
                 f"DistributedOptimizer.step(): GradScaler has found infinities on {found:.0f} of "
-                f"the replica's {size} ranks, and would scale one loss by different factors from "
-                "now on; no parameter was updated. It agrees over the mesh of its first gradient "
-                "alone: use DecentralizedDataParallel(..., scaler=scaler), which agrees over all, "
-                "or torch.bfloat16, which needs no scaler"
+                f"the replica's {size} ranks, whose scales would differ now; nothing was updated. "
+                "Use DecentralizedDataParallel(..., scaler=scaler), which agrees, or torch.bfloat16"
             )
         return found > 0
 
