@@ -6,8 +6,9 @@
 
 Each replica is one model in ``--shards`` parts. Inside a replica FSDP2 gathers and reduces, as it
 always does. Between replicas each rank talks to those that hold the same part as it: every step
-with one neighbour (``one_peer``), every ``--every`` steps with a neighbour (``noloco``) or with all
-(``diloco``); ``hsdp`` is torch's own way, which averages gradients of each step over all replicas.
+with one neighbour, parameters (``one_peer``) or one bit of each difference (``choco_sgd``); every
+``--every`` steps with a neighbour (``noloco``) or with all (``diloco``). ``hsdp`` is torch's own
+way, which averages gradients of each step over all replicas.
 The text is what Python's ``help()`` shows, so that nothing is fetched.
 """
 
@@ -30,7 +31,13 @@ from torch.distributed.fsdp import fully_shard
 
 import asyncddp as bf
 
-METHODS = ("diloco", "noloco", "one_peer", "hsdp")
+METHODS: dict[str, dict[str, Any]] = {  # arguments of DistributedOptimizer; None is --every
+    "diloco": {"algorithm": "diloco", "communication_interval": None},
+    "noloco": {"algorithm": "noloco", "communication_interval": None},
+    "one_peer": {"algorithm": "adapt_then_combine", "topology": "one_peer_exponential"},
+    "choco_sgd": {"algorithm": "choco_sgd", "compression": "sign"},
+    "hsdp": {},
+}
 HELD_OUT = 40_000  # bytes
 
 
@@ -71,7 +78,12 @@ class GPT(nn.Module):
 
 def main() -> None:
     """Train, and print on rank 0 what the method has cost and what it has given."""
-    options = parse_options()
+    train(parse_options())
+    dist.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> dict[str, float]:
+    """Train with one method, all ranks together; return what was reported."""
     bf.init()
     start_gloo()
     if bf.size() != options.replicas * options.shards:
@@ -101,8 +113,7 @@ def main() -> None:
         if step % options.log_every == 0:
             mean = float(bf.allreduce(loss.detach()))
             tell(f"step {step:5d}  loss {mean:.3f}  {time.monotonic() - begun:.1f} s")
-    report(options, model, optimizer, mesh, text[-HELD_OUT:], parameters)
-    dist.destroy_process_group()
+    return report(options, model, optimizer, mesh, text[-HELD_OUT:], parameters)
 
 
 def optimizer_of(
@@ -112,12 +123,10 @@ def optimizer_of(
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     if options.method == "hsdp":
         return optimizer
-    settings: dict[str, Any] = {
-        "algorithm": "adapt_then_combine",
-        "topology": "one_peer_exponential",
+    settings = {
+        name: options.every if value is None else value
+        for name, value in METHODS[options.method].items()
     }
-    if options.method != "one_peer":
-        settings = {"algorithm": options.method, "communication_interval": options.every}
     return bf.DistributedOptimizer(optimizer, model, mesh=mesh["replica"], **settings)
 
 
@@ -128,7 +137,7 @@ def report(
     mesh: DeviceMesh,
     held_out: torch.Tensor,
     parameters: int,
-) -> None:
+) -> dict[str, float]:
     """Print loss on held-out text, bytes that went between replicas, and the replicas' distance."""
     n = options.replicas
     sent = 2 * (n - 1) / n * 4 * parameters / options.shards * options.steps  # a ring's allreduce
@@ -146,6 +155,7 @@ def report(
         f"{sent / options.steps / 1e6:.4f} MB between replicas for a rank and step, "
         f"distance {distance:.3g}"
     )
+    return {"parameters": parameters, "loss": loss, "bytes": sent / options.steps}
 
 
 @torch.no_grad()
@@ -165,7 +175,7 @@ def batches(
     text: torch.Tensor, options: argparse.Namespace
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield batches of this rank, each from places drawn at random."""
-    generator = torch.Generator().manual_seed(1000 + bf.rank())
+    generator = torch.Generator().manual_seed(1000 * (1 + options.seed) + bf.rank())
     for _ in range(options.steps):
         limit = len(text) - options.length - 1
         starts = torch.randint(limit, (options.batch,), generator=generator).tolist()
@@ -196,12 +206,12 @@ def tell(line: str) -> None:
         print(line, flush=True)
 
 
-def parse_options() -> argparse.Namespace:
+def parse_options(words: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--shards", type=int, default=2, help="ranks of a replica")
-    parser.add_argument("--method", choices=METHODS, default="diloco")
+    parser.add_argument("--method", choices=[*METHODS], default="diloco")
     parser.add_argument("--every", type=int, default=10, help="steps between averages")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8, help="sequences of a rank")
@@ -213,7 +223,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=20)
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.smoke:
         options.steps, options.batch, options.every, options.log_every = 8, 2, 2, 4
         options.width, options.layers, options.length = 16, 1, 16

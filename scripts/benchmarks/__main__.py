@@ -24,7 +24,7 @@ APART = {
     "network-gpt": "network.gpt",
     "one-to-n": "one_to_n.bench",
     **{name: f"{name}.bench" for name in ("scale", "methods", "gpu", "elastic")},
-    **{name: name for name in ("memory", "lightning", "compression")},
+    **{name: name for name in ("sharded", "memory", "lightning", "compression")},
 }
 """Benches that start their own ranks: each has a module with a function ``figures``.
 
@@ -39,7 +39,7 @@ A function ``refuse`` beside it ends the command where the bench cannot run at a
 @click.option("--quick", is_flag=True, help="Little of everything: seconds.")
 @click.option("--rounds", type=click.IntRange(min=2), default=None)
 @click.option("--stand-in", "pretend", is_flag=True, help="Of gpu: the same on the host.")
-@click.option("--with-torchft", is_flag=True, help="Of elastic: install torchft, and measure it.")
+@click.option("--with-torchft", is_flag=True, help="Of elastic and sharded: torchft, too.")
 @click.option("--transport", "transports", multiple=True, type=click.Choice(GPU_TRANSPORTS))
 def main(
     names: Sequence[str], json_file: Path | None, plot_file: Path | None, **options: Any

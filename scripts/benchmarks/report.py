@@ -28,7 +28,7 @@ class BenchOptions:
         rounds: How often each thing is measured; None for the bench's own choice.
         pretend: Whether the host stands in for a GPU.
         transports: Of ``gpu``: these alone; none for all.
-        with_torchft: Of ``elastic``: whether torchft is installed and measured.
+        with_torchft: Of ``elastic`` and ``sharded``: whether torchft is installed and measured.
     """
 
     quick: bool

@@ -126,14 +126,14 @@ def test_another_bench_follows_windows_in_the_same_run(without_gloo):
         (
             (),
             "There are: ops windows step timeline torch-distributed network network-steps "
-            "network-methods network-cost network-gpt one-to-n scale elastic memory lightning "
-            "methods compression gpu",
+            "network-methods network-cost network-gpt one-to-n sharded scale elastic memory "
+            "lightning methods compression gpu",
         ),
         (("nope",), "no bench 'nope'; there are: ops windows step timeline"),
         (("ops", "--ranks", "1"), "--ranks needs a number of at least 2"),
         (("ops", "--json", "/no/such/folder/x"), "--json needs a file in a folder that exists"),
         (("ops", "--fast"), "no option '--fast'"),
-        (("ops", "--with-torchft"), "--with-torchft is for elastic alone, not for: ops"),
+        (("ops", "--with-torchft"), "--with-torchft is for elastic or sharded alone, not for: ops"),
     ],
 )
 def test_wrong_arguments_are_refused_in_a_sentence(tmp_path, arguments, words):

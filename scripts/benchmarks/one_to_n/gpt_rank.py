@@ -12,13 +12,13 @@ import torch
 import asyncddp as bf
 from benchmarks.network.simulated_accelerator import SimulatedAccelerator
 
-_EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt.py"
+_EXAMPLES = Path(__file__).parents[3] / "examples"
 _PASSES = 3  # a backward pass takes twice as long as a forward pass
 
 
-def load_example() -> Any:
-    """Import the example, which is no package."""
-    spec = importlib.util.spec_from_file_location("gpt", _EXAMPLE)
+def load_example(name: str = "gpt") -> Any:
+    """Import an example, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, _EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
@@ -26,7 +26,7 @@ def load_example() -> Any:
     return example
 
 
-def _slowed(gpt: type[torch.nn.Module], seconds: float) -> type[torch.nn.Module]:
+def slowed(gpt: type[torch.nn.Module], seconds: float) -> type[torch.nn.Module]:
     """Return the model with a sleep after each block, ``seconds`` a step in all."""
 
     class SlowedGPT(gpt):  # type: ignore[misc, valid-type]
@@ -58,5 +58,5 @@ def train(
     bf.init()
     if accelerator:
         last = bf.rank() == bf.size() - 1
-        example.GPT = _slowed(example.GPT, accelerator * (slower if last else 1))
+        example.GPT = slowed(example.GPT, accelerator * (slower if last else 1))
     return {"records": example.train(options)}
