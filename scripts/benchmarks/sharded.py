@@ -44,11 +44,11 @@ _METHODS = {
     "noloco": _Method(f"noloco, H = {_EVERY}", 2 / _EVERY, 1 / _EVERY),
 }
 _LOSS_NOTE = (
-    "examples/sharded_gpt.py: 2 replicas of 2 shards, all methods with the same tokens and step "
-    "size, outer steps with η = 0.5 and μ = 0.5. Held-out loss of the average model, mean and "
-    "standard deviation over seeds; the difference is taken seed by seed. MB that a rank sends to "
-    "the other replica in a step: by the guide's formula, and by the interface of its host, with "
-    "headers. HSDP sends its messages once for each of FSDP2's groups."
+    f"examples/sharded_gpt.py, {_STEPS} steps: 2 replicas of 2 shards, all methods with the same "
+    "tokens and step size, outer steps with η = 0.5 and μ = 0.5. Held-out loss of the average "
+    f"model, mean and standard deviation of {_SEEDS} seeds; the difference is taken seed by seed. "
+    "MB that a rank sends to the other replica in a step: by the guide's formula, and by the "
+    "interface of its host, with headers. HSDP sends its messages for each group of FSDP2's."
 )
 _TIME_NOTE = (
     "Two hosts, which are network namespaces of this machine and share its cores; a replica on "
