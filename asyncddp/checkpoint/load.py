@@ -244,7 +244,8 @@ def _read(
         return together(
             _VERB, f"read {file}", lambda: _content(intact(folder, name, one), one, place)
         )
-    reader = next((rank for rank, here in enumerate(one.files) if name in here), None)
+    every = zip(current().members, one.files, strict=True)
+    reader = next((rank for rank, here in every if name in here), None)
     if reader is None:
         raise ValueError(f"no rank has a whole {name}")
     here = current().rank == reader

@@ -72,3 +72,27 @@ def test_a_rank_that_is_behind_ends_its_rounds_along_the_former_edges(run):
     ended = run("--elastic", "-np", "4", *run.warm(LAGS))
     assert ended.code == 0, ended
     assert sorted(ended.stdout.splitlines()) == [f"{rank} [0, 1, 3]" for rank in (0, 1, 3)]
+
+
+LOADS = """
+import os, signal, sys, time
+import asyncddp as bf
+import torch
+
+bf.init()
+if bf.rank() == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+while bf.view().number == 0:
+    time.sleep(0.002)
+model = torch.nn.Linear(1, 1)
+torch.nn.init.constant_(model.weight, bf.rank())
+bf.save_checkpoint("saved", model, step=1)
+assert bf.load_checkpoint("saved", model).step == 1
+sys.stdout.write(f"{bf.rank()} {model.weight.item()}\\n")
+"""
+
+
+def test_a_checkpoint_is_read_without_the_first_rank(run):
+    """One of those that are left reads it for the others."""
+    ended = run("--elastic", "-np", "3", *run.warm(LOADS))
+    assert (ended.code, sorted(ended.stdout.splitlines())) == (0, ["1 1.5", "2 1.5"]), ended
