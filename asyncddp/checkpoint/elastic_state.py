@@ -21,6 +21,7 @@ from asyncddp.checkpoint.training_state import (
     own_state,
 )
 from asyncddp.context import current
+from asyncddp.context.mesh_context import world_of
 from asyncddp.engine import Handle
 from asyncddp.errors import (
     ArgumentError,
@@ -181,6 +182,11 @@ class ElasticState:
     def _begin(self) -> None:
         """Begin a step, and send the state to ranks that join with it, if it is this one's turn."""
         engine, rank = self._context.engine, self._context.rank
+        if world_of(self._context).engine.units:
+            raise UsageError(
+                f"{_VERB}: replicas that are sharded can be lost, but neither leave nor be "
+                "replaced: count the steps by range() in place of state.steps()"
+            )
         if self._leaves:
             self._ask_to_leave()
         view = engine.begin_step(self.step)

@@ -66,7 +66,8 @@ def start(options: RunOptions, program: Sequence[str], *, module: bool = False) 
         if not options.dry_run:
             environment[REPORT_DIR] = str(reports)
         if options.elastic:
-            (reports / "elastic").touch()  # by which init() knows that nobody ends its rank
+            # by which ranks know that nobody ends them, and if one that is lost is replaced
+            (reports / "elastic").write_text(str(options.restarts or 0))
         job = build_job(options, program, environment, module=module)
         command = _build_command(found, job)
         if options.dry_run or options.verbose:

@@ -16,6 +16,7 @@ from asyncddp.context.clock_sync import ClockSync, measure_clock_offset
 from asyncddp.context.topologies import Topologies
 from asyncddp.engine import ProgressEngine
 from asyncddp.engine.messages import MACHINE_COLLECTIVE
+from asyncddp.engine.unit_agreement import UnitAgreement
 from asyncddp.errors import NotInitializedError
 from asyncddp.membership import View
 from asyncddp.tensors.allocation import make_tensor
@@ -97,6 +98,7 @@ class Context:
         transport: The transport between all ranks.
         config: Its settings.
         machines: Which ranks are on which machine; None asks the machines.
+        agreement: Says which ranks take part in an elastic run; None lets them agree on it.
 
     Attributes:
         rank, size: This rank, and how many there are.
@@ -117,6 +119,7 @@ class Context:
         config: Config,
         machines: MachineLayout | None = None,
         tracer: Tracer | None = None,
+        agreement: UnitAgreement | None = None,
     ) -> None:
         self.transport, self.config = transport, config
         self.rank, self.size = transport.rank, transport.size
@@ -147,7 +150,7 @@ class Context:
         )
         self.topologies = Topologies(self.size, self.machine_size, self.rank)
         first = measure_clock_offset(transport, recording, config.timeout)
-        self.engine = ProgressEngine(transport, config, self.tracer)
+        self.engine = ProgressEngine(transport, config, self.tracer, agreement)
         if self.engine.membership is not None:
             self.topologies.view_at = self.engine.membership.view_at
             self.engine.on_view.append(self._enter_view)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from asyncddp.context.context import Context
 
 _FORWARD_DELAY = 0.1  # seconds for the launcher to forward what was written
+_CAUSE_DELAY = 0.5  # seconds in which a rank learns that another one of its replica is lost
 _REPORT_DELAY = 0.25  # seconds for ranks that fail at the same time to report it too
 
 
@@ -86,7 +87,7 @@ def exit_code(error: BaseException) -> int:
     return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
-def end_run(error: BaseException) -> NoReturn:
+def end_run(error: BaseException, *, is_cause: bool = False) -> NoReturn:
     """Report an uncaught error, and end all ranks with its exit code.
 
     In an elastic run it tells the others at once that this rank has left, and they go on.
@@ -98,6 +99,8 @@ def end_run(error: BaseException) -> NoReturn:
     if _CrashHandlerState.process not in (0, os.getpid()):
         _end_fork(error)
     context = _CrashHandlerState.context
+    if not is_cause:
+        _await_cause(context)
     rank, size = (context.rank, context.size) if context else launcher_rank_and_size()
     code = exit_code(error)
     quiet = isinstance(error, (SystemExit, KeyboardInterrupt))
@@ -123,6 +126,17 @@ def end_run(error: BaseException) -> NoReturn:
         time.sleep(0.0 if context.config.elastic else wait)
         context.transport.abort(code)
     os._exit(code)
+
+
+def _await_cause(context: Context | None) -> None:
+    """Let the loss of another rank of a sharded replica end this process, if it is the cause.
+
+    A process group of torch.distributed may see it first.
+    """
+    end = time.monotonic() + _CAUSE_DELAY
+    while context is not None and context.engine.on_failure and time.monotonic() < end:
+        context.engine.progress()
+        time.sleep(0.01)
 
 
 def _end_fork(error: BaseException) -> NoReturn:

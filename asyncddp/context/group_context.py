@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from asyncddp.config import Config
 from asyncddp.context.context import Context, use
+from asyncddp.engine.unit_agreement import UnitAgreement
 from asyncddp.timeline.tracer import GroupTracer
 from asyncddp.transport import Transport
 from asyncddp.transport.loopback import LoopbackTransport
@@ -41,25 +43,35 @@ def split_context(context: Context, ranks: Sequence[int]) -> Context | None:
     if not member:
         context.exit_callbacks.append(transport.close)
         return None
-    return _part(context, transport, ranks)
+    return _part(context, transport, ranks, context.config)
 
 
-def split_disjoint(context: Context, groups: Sequence[Sequence[int]]) -> Context:
+def split_disjoint(
+    context: Context, groups: Sequence[Sequence[int]], agreement: UnitAgreement | None = None
+) -> Context:
     """Create the context of the group to which this rank belongs; collective.
 
-    As :func:`split_context`, for groups of which each rank is in exactly one, at once.
+    As :func:`split_context`, for groups of which each rank is in exactly one, at once. In an
+    elastic run such a group needs all of its ranks, but for those that ``agreement`` leaves out.
     """
     mine = next(number for number, ranks in enumerate(groups) if context.rank in ranks)
     with context.engine.lock:
         transport = context.transport.split(mine, context.rank)
-    return _part(context, transport, groups[mine])
+    config = replace(context.config, elastic=agreement is not None)
+    return _part(context, transport, groups[mine], config, agreement)
 
 
-def _part(context: Context, transport: Transport, ranks: Sequence[int]) -> Context:
+def _part(
+    context: Context,
+    transport: Transport,
+    ranks: Sequence[int],
+    config: Config,
+    agreement: UnitAgreement | None = None,
+) -> Context:
     """Create the context of a group, which is closed with ``context``, from its transport."""
-    config = replace(context.config, timeline=None)
     tracer = None if context.tracer is None else GroupTracer(context.tracer, ranks)
-    part = Context(transport, config, context.machines.restricted_to(ranks), tracer)
+    machines = context.machines.restricted_to(ranks)
+    part = Context(transport, replace(config, timeline=None), machines, tracer, agreement)
     context.exit_callbacks.append(lambda: part.close("its world has ended"))
     context.parts.append((tuple(ranks), part))
     context.tell_parts_of_failures()

@@ -7,15 +7,19 @@ part is averaged. The ranks of one replica are its inner mesh.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from asyncddp.context.context import Context, current, use
+from asyncddp.context.crash_handler import end_run
 from asyncddp.context.group_context import split_disjoint
-from asyncddp.errors import ArgumentError
+from asyncddp.engine.unit_agreement import UnitAgreement
+from asyncddp.errors import ArgumentError, PeerLeftError
+from asyncddp.rank_list_text import list_ranks
 from asyncddp.tensors.allocation import make_tensor
 
 if TYPE_CHECKING:
@@ -107,18 +111,66 @@ def _ranks_of(mesh: DeviceMesh) -> tuple[int, ...]:
 
 def _split(world: Context, ranks: tuple[int, ...]) -> Context:
     """Split the world into columns, and into replicas across them; collective."""
-    if world.config.elastic:
-        raise ArgumentError(
-            "argument mesh: replicas that are sharded cannot go on without a rank yet; start the "
-            "run without --elastic"
-        )
+    _check_elastic(world)
     columns, numbers = _columns(world, ranks)
     across = sorted({tuple(sorted(replica)) for replica in zip(*columns, strict=True)})
-    column, inner = split_disjoint(world, columns), split_disjoint(world, across)
+    agreement = _agreement_of_replicas(world, columns)
+    column, inner = split_disjoint(world, columns, agreement), split_disjoint(world, across)
     (own,) = (replica for replica in across if world.rank in replica)
+    if agreement is not None:
+        world.engine.on_failure.append(_ends_replica(column.rank, own))
     known = frozenset(numbers[rank] for rank in own)
     column.extensions.update({_INNER: inner, _WORLD: world, _RANKS: known})
     return column
+
+
+def _check_elastic(world: Context) -> None:
+    """Raise an error if the columns of an elastic run cannot be made: all ranks raise it."""
+    lost = sorted(set(range(world.size)).difference(world.members))
+    if lost:
+        raise ArgumentError(
+            f"argument mesh: the run goes on without {list_ranks(lost)}, and columns are made of "
+            "all ranks; use the mesh for the first time before training begins"
+        )
+    marker = Path(world.config.report_dir or "", "elastic")  # of asyncddp run
+    if world.config.elastic and marker.is_file() and int(marker.read_text()):
+        raise ArgumentError(
+            "argument mesh: a replica that is sharded cannot be replaced, since process groups of "
+            "torch.distributed admit no other process; start the run without --restarts, and the "
+            "other replicas go on where one is lost"
+        )
+
+
+def _agreement_of_replicas(
+    world: Context, columns: Sequence[Sequence[int]]
+) -> UnitAgreement | None:
+    """Make the agreement on replicas of an elastic run, which follows that on ranks."""
+    membership, known = world.engine.membership, len(world.extensions[_COLUMNS])
+    if membership is None:
+        return None
+    number, column = next(
+        (number, column) for number, column in enumerate(columns) if world.rank in column
+    )
+    names = f"mesh {known}: ", f"mesh {known}, column {number}: "
+    replicas = list(zip(*columns, strict=True))
+    with world.engine.lock:
+        made = UnitAgreement(membership, replicas, column.index(world.rank), names)
+        world.engine.units.append(made)
+    return made
+
+
+def _ends_replica(replica: int, ranks: Collection[int]) -> Callable[[int, str], None]:
+    """Make the function that ends this process where another rank of its replica has failed."""
+
+    def end(rank: int, reason: str) -> None:
+        if rank in ranks:
+            error = PeerLeftError(
+                f"replica {replica} ends, since its rank {rank} is lost ({reason})"
+            )
+            error.origin = rank
+            end_run(error, is_cause=True)
+
+    return end
 
 
 def _columns(world: Context, ranks: tuple[int, ...]) -> tuple[list[tuple[int, ...]], list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from typing_extensions import override
@@ -15,8 +15,9 @@ from asyncddp.engine.messages import COLLECTIVE, MatchKey, Message
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
 from asyncddp.engine.tracing import EngineTracing
+from asyncddp.engine.unit_agreement import UnitAgreement
 from asyncddp.engine.work import Work
-from asyncddp.errors import AsyncDDPError, PeerLeftError
+from asyncddp.errors import AsyncDDPError, IsolatedError, PeerLeftError
 from asyncddp.membership import View
 from asyncddp.transport.base import Transport
 
@@ -34,9 +35,17 @@ class ElasticProgress(ProgressLoop):
         refusal: Says why no rank can join, empty if ranks can; asked once a process would join.
         slot_paths: Fast paths of collectives, which the verbs fill and read.
         membership: The views of an elastic run; None in other runs.
+        units: Agreements on units of ranks, which follow the views of these ranks.
+        on_failure: Called with each rank that was killed or has raised, and the reason.
     """
 
-    def __init__(self, transport: Transport, config: Config, tracing: EngineTracing) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        config: Config,
+        tracing: EngineTracing,
+        agreement: UnitAgreement | None = None,
+    ) -> None:
         self.config = config
         self._count_lock = threading.Lock()  # so that submitting never waits for a round
         self.submit_lock: AbstractContextManager[object] = self._count_lock
@@ -45,11 +54,15 @@ class ElasticProgress(ProgressLoop):
         self.refusal: Callable[[], str] = str
         self.slot_paths: dict[Any, Any] = {}
         self.membership: MembershipChanges | None = None
+        self.units: list[UnitAgreement] = []
+        self.on_failure: list[Callable[[int, str], object]] = []
         self._collective, self._ended_before_view = COLLECTIVE, 0
         super().__init__(transport, config, tracing)
         if self.matcher.elastic and transport.size > 1:
             facts = transport.rank, transport.size, self._promised_counts, self.matcher.sends
-            self.membership = MembershipChanges(*facts, transport.outside)
+            self.membership = MembershipChanges(*facts, transport.outside, agreement)
+            if agreement is not None:
+                agreement.count = self._counts_of_group
             self.submit_lock = GatedLock(self._count_lock, self._wait_for_view)
 
     @override
@@ -79,16 +92,21 @@ class ElasticProgress(ProgressLoop):
             gone = range(self.transport.size) if membership.loses else membership.gone
             for peer, reason in self.lost_peers.outside(gone):
                 membership.suspect(peer, reason, certified=self.transport.has_ended(peer))
+                for callback in self.on_failure if self.has_failed(peer) else ():
+                    callback(peer, reason)
         self._admit_replacements(membership)
         view = membership.progress()
         if view is None:
             return
+        for units in self.units:
+            units.learn(view)
         rank = self.transport.rank
         for peer in view.joined:
             if peer != rank:
                 self.lost_peers.readmit(peer)
                 self.transport.readmit(peer)
         if view.left and not membership.awaits_part:
+            self.lost_peers.mark_dead(dict.fromkeys(view.left, f"view {view.number} leaves it out"))
             self.matcher.forget_rounds(view.left, view.starts)
             self._tell_of_view(membership.view)
             self._redo_interrupted()
@@ -205,7 +223,19 @@ class ElasticProgress(ProgressLoop):
                 work.interrupt()
             begun = self._ended_before_view + self._use_counts[self._collective]
             counts = {**self._use_counts, ENDED: begun - len(interrupted)}
-            return counts if self.step is None else {**counts, STEP: self.step + 1}
+        for units in self.units:
+            counts |= units.promised()
+        return counts if self.step is None else {**counts, STEP: self.step + 1}
+
+    def _counts_of_group(self) -> Mapping[str, int]:
+        """Return the counts of a group of units, once it has begun all views before the next."""
+        membership = self.membership
+        with self.lock, suppress(IsolatedError):  # raised where the group makes progress
+            while membership is not None and not (self.closed or membership.settled):
+                self._progress_membership()
+            if not self.closed:
+                return self._promised_counts()
+        return {}
 
     def _under_way_of_all(self) -> list[Work[Any]]:
         """List the collectives of all ranks that are under way, in their order."""

@@ -34,6 +34,7 @@ class MembershipChanges:
         counts: Function that returns how often each name has been used.
         sends: Queue of messages.
         outside: View of the others, which this rank is to join; None if it began with them.
+        agreement: The agreement on views; None makes one among these ranks.
 
     Attributes:
         view: The newest view, without ranks that do not take part yet.
@@ -51,10 +52,11 @@ class MembershipChanges:
         counts: Callable[[], Mapping[str, int]],
         sends: SendQueue,
         outside: View | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
         self._rank, self._sends = rank, sends
         if outside is None:
-            self._agreement = Agreement(rank, range(size), counts)
+            self._agreement = agreement or Agreement(rank, range(size), counts)
             self.view = self._agreement.view
         else:
             number = outside.number
@@ -78,9 +80,24 @@ class MembershipChanges:
         return f"<collective of view {number}>" if number else COLLECTIVE
 
     @property
+    def accused(self) -> frozenset[int]:
+        """Ranks that the next view leaves out, as far as this rank knows."""
+        return self._agreement.accused
+
+    @property
+    def isolated(self) -> str | None:
+        """Why the others go on without this rank; None while it takes part."""
+        return self._agreement.isolated
+
+    @property
+    def settled(self) -> bool:
+        """True if nothing that this rank knows of calls for another view."""
+        return self._agreement.settled
+
+    @property
     def loses(self) -> bool:
         """True if the next view leaves members out, with which no collective can end."""
-        return not self.gone.issuperset(self._agreement.accused)
+        return not self.gone.issuperset(self.accused)
 
     @property
     def frozen(self) -> bool:

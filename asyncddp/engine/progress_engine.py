@@ -23,6 +23,7 @@ from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.short_messages import ShortMessageHandle
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
+from asyncddp.engine.unit_agreement import UnitAgreement
 from asyncddp.engine.work import OperationSpec, Work
 from asyncddp.errors import NotInitializedError, PeerLeftError
 from asyncddp.membership import View
@@ -54,8 +55,15 @@ class ProgressEngine(ElasticProgress):
         submit_lock: Held while operations are counted and queued.
     """
 
-    def __init__(self, transport: Transport, config: Config, tracer: Tracer | None = None) -> None:
-        super().__init__(transport, config, EngineTracing(tracer) if tracer else NO_TRACING)
+    def __init__(
+        self,
+        transport: Transport,
+        config: Config,
+        tracer: Tracer | None = None,
+        agreement: UnitAgreement | None = None,
+    ) -> None:
+        tracing = EngineTracing(tracer) if tracer else NO_TRACING
+        super().__init__(transport, config, tracing, agreement)
         self.config, self._channels = config, self.matcher.channels
         self._round_counts: dict[tuple[str, str], int] = defaultdict(int)
         self._last_caller = 0  # the thread that submitted last
