@@ -80,6 +80,7 @@ class ElasticState:
         EnvironmentProblem: No rank can join, since the others use windows: those of the user, or of
             an asynchronous method. Or a ``state_dict()`` of the rank that sends has failed; that
             rank warns, and goes on.
+        UsageError: Replicas are sharded; on all ranks, with the first step.
         WaitTimeoutError: The others have not let this rank in by the deadline.
 
     Example:

@@ -90,6 +90,7 @@ def exit_code(error: BaseException) -> int:
 def end_run(error: BaseException, *, is_cause: bool = False) -> NoReturn:
     """Report an uncaught error, and end all ranks with its exit code.
 
+    A rank of a sharded replica asks first whether the loss of another one is the cause.
     In an elastic run it tells the others at once that this rank has left, and they go on.
     In a process that was forked from a rank it ends that process alone, with Python's traceback.
     Under ``asyncddp run`` it is written into ``rank-<r>.json`` in ``ASYNCDDP_REPORT_DIR``, and the
@@ -99,7 +100,7 @@ def end_run(error: BaseException, *, is_cause: bool = False) -> NoReturn:
     if _CrashHandlerState.process not in (0, os.getpid()):
         _end_fork(error)
     context = _CrashHandlerState.context
-    if not is_cause:
+    if isinstance(error, Exception) and not is_cause:
         _await_cause(context)
     rank, size = (context.rank, context.size) if context else launcher_rank_and_size()
     code = exit_code(error)

@@ -38,6 +38,9 @@ def replicas(mesh: DeviceMesh) -> Iterator[Context]:
     connect this rank with those that hold the same part of the model in the other replicas; they
     never match those of other parts. Collective over all ranks at the first use of a mesh.
 
+    In an elastic run a replica takes part while all of its ranks do. The loss of one ends the
+    others of its replica with ``PeerLeftError``, and the replicas that are left go on.
+
     Args:
         mesh: One dimension of the mesh of all ranks, along which the model is not sharded, such as
             ``mesh["replica"]``.
@@ -47,7 +50,8 @@ def replicas(mesh: DeviceMesh) -> Iterator[Context]:
 
     Raises:
         NotInitializedError: ``init()`` was not called.
-        ArgumentError: The mesh has several dimensions, or other ranks than this world.
+        ArgumentError: The mesh has several dimensions, or other ranks than this world. Or the run
+            is elastic, and has lost a rank before the mesh was used, or replaces ranks.
 
     Example:
         >>> import asyncddp as bf, torch

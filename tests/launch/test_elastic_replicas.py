@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
+import time
 
 import pytest
 import torch
+
+from tests.support import BEFORE_DEADLINE
 
 pytestmark = pytest.mark.training
 
@@ -207,8 +211,18 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("phase", ["average", "backward", "collective", "hangs", "raises"])
-@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize(
+    ("phase", "victim"),
+    [
+        ("average", 0),
+        ("average", 3),
+        ("backward", 3),
+        ("collective", 0),
+        ("collective", 3),
+        ("hangs", 3),
+        ("raises", 3),
+    ],
+)
 def test_one_verdict_for_a_replica_in_every_phase(run, phase, victim):
     """A part's result is one weighted average of what replicas had, whatever its column got."""
     ended = run("--elastic", "-np", "6", *run.warm(DIES), phase, "adapt_then_combine", str(victim))
@@ -271,4 +285,22 @@ def test_what_is_refused_says_what_to_do(run, options, case, error):
     ended = run("--elastic", *options, "-np", "4", *run.warm(REFUSED), case)
     assert ended.code != 0
     assert error in ended.stderr, ended
+    assert run.wait_until_gone(20) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_ended_tells_of_no_lost_replica(run, number):
+    """Ranks that end with the others of their replica are no news then."""
+    waits = DIES.replace("for step in", 'Path(f"there-{rank}").touch()\nfor step in')
+    child = run.start(
+        "--elastic", "-np", "4", *run.warm(waits), "hangs", "adapt_then_combine", "3"
+    )  # fmt: skip
+    ends = time.monotonic() + BEFORE_DEADLINE
+    while len(list(run.folder.glob("there-*"))) < 4 and time.monotonic() < ends:
+        time.sleep(0.01)
+    child.send_signal(number)
+    ended = run.finish(child)
+    assert (ended.code, ended.stderr) == (
+        128 + number, f"asyncddp run: ended by signal {number} ({number.name})\n"
+    )  # fmt: skip
     assert run.wait_until_gone(20) == []
