@@ -106,7 +106,8 @@ class ElasticProgress(ProgressLoop):
                 self.lost_peers.readmit(peer)
                 self.transport.readmit(peer)
         if view.left and not membership.awaits_part:
-            self.lost_peers.mark_dead(dict.fromkeys(view.left, f"view {view.number} leaves it out"))
+            out = set(view.left).difference(view.joined)
+            self.lost_peers.mark_dead(dict.fromkeys(out, f"view {view.number} leaves it out"))
             self.matcher.forget_rounds(view.left, view.starts)
             self._tell_of_view(membership.view)
             self._redo_interrupted()
