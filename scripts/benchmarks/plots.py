@@ -145,7 +145,7 @@ def draw_bars(
         axes.set_xlabel(label)
         axes.grid(axis="x")
         if len(series) > 1:
-            axes.legend()
+            legend_below(figure, axes)
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
