@@ -122,6 +122,9 @@ _LAUNCH_OPTIONS = (
                  metavar="N",
                  help="Replace N ranks that die by new processes, which take over another rank's "
                  "state: see asyncddp.ElasticState [0]."),
+    click.option("--spares", type=IntegerParamType("number of processes", 0), default=0,
+                 metavar="N",
+                 help="Processes that have imported torch and wait to replace a rank [0]."),
     click.option("--bind-to", type=click.Choice(["none", "core", "socket", "numa"]),
                  default="none", show_default=True, help="What a rank is bound to."),
     click.option("--oversubscribe/--no-oversubscribe", default=None,

@@ -15,6 +15,7 @@ from asyncddp.launch.hosts import Host, is_loopback, is_this_machine, parse_plac
 from asyncddp.launch.job_options import Job, RunOptions
 from asyncddp.launch.launcher_discovery import LOCAL_NAME
 from asyncddp.launch.machine_limits import cores
+from asyncddp.launch.rank import RUNNER
 from asyncddp.launch.rank_environment import (
     forwarded_variables,
     launch_variables,
@@ -22,8 +23,6 @@ from asyncddp.launch.rank_environment import (
     rendezvous_variables,
     specifies_hosts,
 )
-
-_RUNNER = ("-m", "asyncddp.launch.rank")
 
 
 def build_job(
@@ -41,7 +40,8 @@ def build_job(
     ranks = options.num_proc or slots
     ranks = ranks or int(environment.get("SLURM_NTASKS", "1") if in_allocation else 1)
     exports = parse_exports(options.exports, environment)
-    least = _least_ranks(options, ranks)
+    words = build_rank_program(program, module=module, here=not remote)
+    least = _least_ranks(options, ranks, words)
     if least is not None:
         _check_elastic(options, {**environment, **exports}, hosts, ranks, remote=remote)
     live = os.isatty(1) or os.isatty(2)
@@ -62,26 +62,38 @@ def build_job(
     if over is None:
         over = bool(hosts and ranks > slots) or (not remote and ranks > cores())
     return Job(
-        ranks, build_rank_program(program, module=module, here=not remote),
+        ranks, words,
         hosts=hosts, remote=remote, alone=alone, interface=interface,
         ssh_port=options.ssh_port, remote_shell=options.remote_shell, extra=extra,
         bind_to=options.bind_to, oversubscribe=over, tag_output=options.tag_output, live=live,
         environment=environment, set_environment={**ours, **added},
         forward=forwarded_variables({**environment, **added}, exports),
-        root=os.geteuid() == 0, min_ranks=least, restarts=options.restarts,
+        root=os.geteuid() == 0, min_ranks=least, restarts=options.restarts, spares=options.spares,
     )  # fmt: skip
 
 
-def _least_ranks(options: RunOptions, ranks: int) -> int | None:
+def _least_ranks(options: RunOptions, ranks: int, program: Sequence[str]) -> int | None:
     """Return how many ranks an elastic run needs; None for a run that ends with its first rank."""
     if not options.elastic:
-        for flag, value in (("--min", options.min_ranks), ("--restarts", options.restarts or None)):
+        restarts, spares = options.restarts or None, options.spares or None
+        given = {"--min": options.min_ranks, "--restarts": restarts, "--spares": spares}
+        for flag, value in given.items():
             if value is not None:
                 raise ArgumentError(
                     f"{flag}: expected beside --elastic, got {flag} {value} alone. Add --elastic, "
                     f"or leave {flag} out."
                 )
         return None
+    if options.spares > options.restarts:
+        raise ArgumentError(
+            f"--spares: expected at most --restarts, {options.restarts}, which says how many ranks "
+            f"are replaced, got {options.spares}. Give --restarts {options.spares}."
+        )
+    if options.spares and tuple(program[1:3]) != RUNNER:
+        raise ArgumentError(
+            f"--spares: expected a Python script, which imports torch, got {program[0]!r}. Leave "
+            "--spares out."
+        )
     least = 1 if options.min_ranks is None else options.min_ranks
     if least > ranks:
         raise ArgumentError(
@@ -134,13 +146,13 @@ def build_rank_program(words: Sequence[str], *, module: bool, here: bool = True)
     Python goes through :mod:`asyncddp.launch.rank`.
     """
     if module:
-        return (sys.executable, *_RUNNER, "-m", *words)
+        return (sys.executable, *RUNNER, "-m", *words)
     words = _without_python(words)
     first = words[0]
     if first == "-m" or first.endswith((".py", ".pyc")):
         if first != "-m" and here and not Path(first).is_file():
             raise ArgumentError(f"no such script: {first!r} (looked in {Path.cwd()}).")
-        return (sys.executable, *_RUNNER, *words)
+        return (sys.executable, *RUNNER, *words)
     if here and shutil.which(first) is None:
         raise ArgumentError(
             f"no such program: {first!r}. A Python script ends in .py; a module is run by "

@@ -25,6 +25,7 @@ class RunOptions:
     elastic: bool = False
     min_ranks: int | None = None
     restarts: int = 0
+    spares: int = 0
     bind_to: str = "none"
     oversubscribe: bool | None = None
     ranks_per_machine: int | None = None
@@ -73,6 +74,7 @@ class Job:
     root: bool = False
     min_ranks: int | None = None  # elastic: so many ranks must be left, or the run is ended
     restarts: int = 0  # elastic: so many ranks that die are replaced
+    spares: int = 0  # elastic: so many processes wait for that
 
     def default_option(self, *names: str, value: str) -> list[str]:
         """Return ``[names[0], value]``, or nothing if the user's own arguments set the option."""

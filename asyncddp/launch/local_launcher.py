@@ -46,24 +46,27 @@ class LocalRanks(RankProcesses):
         self.code = 0
         self._count, self._program, self._tag = count, program, tag
         self._environment, self._relays = {**environment, **added}, list[threading.Thread]()
-        streams = [stream for rank in range(count) for stream in self._start_rank(rank)]
+        ranks = ((rank, self._rank_variables(rank)) for rank in range(count))
+        streams = [stream for one in ranks for stream in self._start_process(*one)]
         self._forward(streams)  # threads only after the last fork
 
-    def _start_rank(
-        self, rank: object, environment: Mapping[str, str] | None = None
+    def _rank_variables(self, rank: object) -> dict[str, str]:
+        return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+    def _start_process(
+        self,
+        name: object,
+        variables: Mapping[str, str],
+        program: Sequence[str] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> list[tuple[IO[bytes] | None, int, object]]:
         """Start the process of a rank; return its output streams, each with its target."""
-        own = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self._count),
-            "NODE_RANK": "0",
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(self._count),
-        }
-        stream = subprocess.PIPE if self._tag else None
-        given = {**self._environment, **own, **(environment or {})}
-        process = self.start(rank, self._program, given, stream, stream)
-        return [(process.stdout, 1, rank), (process.stderr, 2, rank)]
+        count, stream = str(self._count), subprocess.PIPE if self._tag else None
+        sizes = {"WORLD_SIZE": count, "NODE_RANK": "0", "LOCAL_WORLD_SIZE": count}
+        given = {**self._environment, **sizes, **variables}
+        words = program or self._program
+        process = self.start(name, words, given, stream, stream, stdin=stdin)
+        return [(process.stdout, 1, name), (process.stderr, 2, name)]
 
     def _forward(self, streams: Sequence[tuple[IO[bytes] | None, int, object]]) -> None:
         """Forward output streams, in threads."""

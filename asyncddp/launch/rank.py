@@ -20,6 +20,8 @@ from asyncddp.environments.launchers import announced, set_torch_variables
 
 RANKS_PER_NODE = "ASYNCDDP_RANKS_PER_NODE"
 """Set by a launcher that starts equally many ranks on each node, one node after another."""
+RUNNER = ("-m", "asyncddp.launch.rank")
+"""Arguments of Python that run the rest of a command line as a rank."""
 _HANDLER = "asyncddp.context.crash_handler"
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
@@ -41,7 +43,7 @@ def _recorded_lifetime() -> Iterator[None]:
         record_end(report_directory, rank)
 
 
-def _set_variables() -> None:
+def set_variables() -> None:
     """Set OMP_NUM_THREADS and torch.distributed's variables, unless the user has set them."""
     size = announced("LOCAL_WORLD_SIZE")
     if size is not None and read_variable("OMP_NUM_THREADS", str) is None:
@@ -82,7 +84,7 @@ def main(words: Sequence[str]) -> None:
     """Run a script or module with its arguments as one rank; end all ranks if it fails."""
     if not words or list(words) == ["-m"]:
         sys.exit("usage: python -m asyncddp.launch.rank SCRIPT.py|-m MODULE [ARGUMENT]...")
-    _set_variables()
+    set_variables()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # lines of ranks do not mix, even without buffers
             stream.reconfigure(line_buffering=True, write_through=False)

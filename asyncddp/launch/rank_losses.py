@@ -30,7 +30,8 @@ class RankLosses:
         self, ranks: int, least: int, restarts: int, report_directory: Path | None
     ) -> None:
         self.ranks, self._least, self._report_directory = ranks, least, report_directory
-        self._restarts_left = restarts
+        self.restarts_left = restarts
+        """How many more lost ranks are replaced."""
         self._lost: dict[object, str] = {}  # how each rank was lost that has no other process
         self._replaced: dict[object, str] = {}  # how each rank was lost that has one
         self._ended = 0  # by the launcher
@@ -66,14 +67,14 @@ class RankLosses:
         if self.ending and caused:
             self._ended += 1
             return ""
-        replaced = self._restarts_left > 0 and running > 0 and not self.ending
+        replaced = self.restarts_left > 0 and running > 0 and not self.ending
         (self._replaced if replaced else self._lost)[rank] = f"rank {rank} {how}"
         line = f"asyncddp: rank {rank} (pid {pid}) {how}{_describe_error(report)}"
         others = self._describe_others(running)
         if replaced:
-            self._restarts_left -= 1
+            self.restarts_left -= 1
             self._forget_report(rank)
-            others += f", and another process takes its place ({self._restarts_left} more may)"
+            others += f", and another process takes its place ({self.restarts_left} more may)"
         else:
             self._replaced.pop(rank, None)
         return f"{self._new_traceback(report)}{line}{others}\n"

@@ -132,13 +132,14 @@ class RankProcesses:
         environment: Mapping[str, str],
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
-        """Start a process with empty standard input."""
+        """Start a process, by default with empty standard input."""
         variable, _, value = self._marker.partition("=")
         process = self.running[name] = subprocess.Popen(
             list(command),
             env={**environment, variable: value} if variable else dict(environment),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=self._sessions,

@@ -260,6 +260,11 @@ def test_a_rank_that_is_lost_before_all_have_joined_ends_the_run(run, act, code)
     [
         (("--min", "2"), "--min: expected beside --elastic, got --min 2 alone. Add --elastic, or"),
         (("--restarts", "2"), "--restarts: expected beside --elastic, got --restarts 2 alone. Add"),
+        (("--spares", "2"), "--spares: expected beside --elastic, got --spares 2 alone. Add"),
+        (
+            ("--elastic", "--restarts", "1", "--spares", "2"),
+            "--spares: expected at most --restarts, 1, which says how many ranks are replaced, got",
+        ),
         (
             ("--elastic", "--min", "5"),
             "--min: expected at most the number of ranks, 4, got 5. Give a smaller number, or",
@@ -295,4 +300,4 @@ def test_the_command_shows_what_makes_it_elastic(run):
     ended = run("--elastic", "--min", "2", "-np", "3", "--dry-run", run.script(""))
     assert ended.code == 0
     assert "ASYNCDDP_ELASTIC=1 " in ended.stdout
-    assert "asyncddp.launch.elastic_launcher 3 2 0 -- " in ended.stdout
+    assert "asyncddp.launch.elastic_launcher 3 2 0 0 -- " in ended.stdout

@@ -42,7 +42,7 @@ class _LocalLauncher(Launcher):
                 )
         arguments = [executable, "-m", PROGRAM, str(job.ranks)]
         if job.min_ranks is not None:
-            numbers = job.ranks, job.min_ranks, job.restarts
+            numbers = job.ranks, job.min_ranks, job.restarts, job.spares
             arguments = [executable, "-m", ELASTIC_PROGRAM, *map(str, numbers)]
         arguments += ["--tag-output"] if job.tag_output else []
         return LaunchCommand((*arguments, "--", *job.program), dict(job.set_environment))
