@@ -62,6 +62,7 @@ ALGORITHMS: PluginRegistry[type[Algorithm]] = PluginRegistry(
         "d2": f"{_METHODS}.d2:D2",
         "decentralized": f"{_METHODS}.decentralized:Decentralized",
         "decentlam": f"{_METHODS}.decentlam:DecentLaM",
+        "decoupled_diloco": f"{_METHODS}.decoupled_diloco:DecoupledDiLoCo",
         "deepsqueeze": f"{_METHODS}.deepsqueeze:DeepSqueeze",
         "demo": f"{_METHODS}.demo:DeMo",
         "des_loc": f"{_METHODS}.des_loc:DesLoc",

@@ -79,6 +79,9 @@ class Algorithm:
         scales_steps: Whether updates are scaled, unless the user says otherwise, so that ranks of
             different speeds count equally, where else the optimum is weighted by step rates; None
             where they need no scale.
+        counts_puts: Whether, in rounds through windows by puts, the weight of a neighbour is
+            multiplied by how often it has put a tensor since this rank's last round, and all
+            weights are divided by their sum.
         compression: What compression does to it.
         default_compression: Name of the compressor that it uses unless the user names another;
             None for none.
@@ -137,6 +140,7 @@ class Algorithm:
     changes_alone: ClassVar[bool] = False
     joined_ranks: ClassVar[JoinedRanks] = JoinedRanks.LEAVE
     scales_steps: ClassVar[bool | None] = None
+    counts_puts: ClassVar[bool] = False
     compression: ClassVar[CompressionUse] = CompressionUse.PERTURBS
     default_compression: ClassVar[str | None] = None
     default_communication: str | None = None

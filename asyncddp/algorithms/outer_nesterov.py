@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -15,9 +16,16 @@ from asyncddp.algorithms.method_traits import (
     CompressionUse,
     JoinedRanks,
 )
-from asyncddp.algorithms.wrapper_setup import checked_interval, checked_positive, checked_share
+from asyncddp.algorithms.wrapper_setup import (
+    checked_integer,
+    checked_interval,
+    checked_positive,
+    checked_share,
+)
+from asyncddp.errors import ArgumentError
 
 OUTER, MOMENTUM = "outer parameters", "outer momentum"
+_FRAGMENTS = 4
 
 
 class OuterStep(Algorithm):
@@ -76,3 +84,48 @@ class OuterNesterov(OuterStep):
         momentum.mul_(mu).add_(change)
         outer.sub_(change, alpha=self.outer_lr).sub_(momentum, alpha=self.outer_lr * mu)
         return outer
+
+
+class FragmentNesterov(OuterNesterov):
+    """Base class of algorithms that make such a step for one fragment of the model at a time.
+
+    Args:
+        communication_interval: h, steps of the optimizer from one round to the next.
+        fragments: P, at most the number of parameters; None for 4, of which some may be empty.
+        outer_lr: The outer step size, above 0.
+        outer_momentum: The outer momentum, in [0, 1).
+
+    Raises:
+        ArgumentError: A number out of range.
+    """
+
+    def __init__(
+        self,
+        communication_interval: int,
+        fragments: int | None,
+        outer_lr: float,
+        outer_momentum: float,
+    ) -> None:
+        super().__init__(communication_interval, outer_lr, outer_momentum)
+        self._wanted = fragments
+        self.fragments = checked_integer(
+            "argument fragments", _FRAGMENTS if fragments is None else fragments, 1
+        )
+
+    @override
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        super().check_optimizer(optimizer)
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._wanted is not None and self._wanted > count:
+            raise ArgumentError(
+                f"argument fragments: expected at most {count}, as many as there are parameters, "
+                f"got {self._wanted}: rounds of the others would send nothing"
+            )
+
+    @override
+    def messages_of(self, shape: Sequence[int]) -> float:
+        return 1.0 / self.fragments
+
+    @override
+    def takes_part(self, bucket: AveragedBucket) -> bool:
+        return bucket.round % self.fragments == bucket.fragment

@@ -42,6 +42,19 @@ class WeightRow:
         kept = {s: weight for s, weight in self.src_weights.items() if s not in sources}
         return WeightRow(math.fsum([self.self_weight, *moved]), kept, self.dst_weights)
 
+    def times(self, counts: Mapping[int, int]) -> WeightRow:
+        r"""Return the row with the weights of sources multiplied by counts, and a sum of 1.
+
+        .. math:: w'_{ii} = w_{ii} / s, \qquad w'_{ij} = c_j w_{ij} / s, \qquad
+                  s = w_{ii} + \sum_j c_j w_{ij}
+
+        Sources with a count of 0 are left out.
+        """
+        weights = {source: weight * counts[source] for source, weight in self.src_weights.items()}
+        total = math.fsum([self.self_weight, *weights.values()])
+        kept = {source: weight / total for source, weight in weights.items() if weight}
+        return WeightRow(self.self_weight / total, kept, self.dst_weights)
+
     def between(self, ranks: Sequence[int]) -> WeightRow:
         """Return the row with node k of the graph replaced by rank ``ranks[k]``."""
         sources = {ranks[node]: weight for node, weight in self.src_weights.items()}

@@ -7,12 +7,14 @@ link: puts, gets, shares of push-sum, and pairwise averages by the same protocol
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from typing_extensions import override
 
+from asyncddp.algorithms.algorithm import Algorithm
 from asyncddp.kernels.weight_row import WeightRow
 from asyncddp.simulate.events import SimulatedNetwork
 from asyncddp.tensors.allocation import detached_copy, empty_like
@@ -30,6 +32,7 @@ class AsynchronousExchange(ABC):
         schedule: The graph of each of a rank's rounds.
         network: Carries the messages.
         initial: What each rank has at first, by bucket.
+        method: The method, whose rounds exchange one of its fragments each.
         arrived: Called with a rank when something has arrived there.
     """
 
@@ -43,8 +46,10 @@ class AsynchronousExchange(ABC):
         schedule: Schedule,
         network: SimulatedNetwork,
         initial: Sequence[Tensors],
+        method: Algorithm,
         arrived: Callable[[int], None],
     ) -> None:
+        self._method, self._fragments = method, method.fragments
         self._schedule, self._network, self._arrived = schedule, network, arrived
         self._clocks = [[0] * schedule.n for _ in initial]
         self.departed: Mapping[int, int] = {}
@@ -111,15 +116,18 @@ class PutExchange(AsynchronousExchange):
     @override
     def begin(self, initial: Sequence[Tensors]) -> None:
         self._own: list[Tensors] = [list(tensors) for tensors in initial]
-        self._heard: list[dict[int, Tensors]] = [{} for _ in initial]
+        parts = range(self._fragments)
+        self._heard: list[list[dict[int, Tensors]]] = [[{} for _ in parts] for _ in initial]
+        self._puts = [[Counter[int]() for _ in parts] for _ in initial]
 
     @override
     def publish(self, rank: int, number: int, tensors: Tensors) -> None:
         self._own[rank] = sent = [detached_copy(one) for one in tensors]
-        targets = self._near(rank, number).dst_ranks
+        targets, part = self._near(rank, number).dst_ranks, number % self._fragments
 
         def arrive(target: int) -> None:
-            self._heard[target][rank] = sent
+            self._heard[target][part][rank] = sent
+            self._puts[target][part][rank] += 1
             self._hear(target, rank, number + 1)
 
         self._network.send(rank, targets, _nbytes(sent), arrive)
@@ -127,9 +135,12 @@ class PutExchange(AsynchronousExchange):
 
     @override
     def mix(self, rank: int, number: int) -> Tensors:
-        near = self._near(rank, number)
+        near, part = self._near(rank, number), number % self._fragments
         row = WeightRow(near.self_weight, near.src_weights, {}).without(self._gone(number))
-        return _mixed(row, self._own[rank], self._heard[rank])
+        if self._method.counts_puts:
+            row = row.times(self._puts[rank][part])
+            self._puts[rank][part].clear()
+        return _mixed(row, self._own[rank], self._heard[rank][part])
 
 
 class GetExchange(PutExchange):
@@ -170,7 +181,7 @@ class GetExchange(PutExchange):
 
         def arrive(target: int) -> None:
             self._requested[target].discard(source)
-            self._heard[target][source] = found
+            self._heard[target][0][source] = found
             self._hear(target, source, clock)
 
         lost = self._network.send(source, [rank], _nbytes(found), arrive)

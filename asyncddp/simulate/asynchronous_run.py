@@ -79,6 +79,7 @@ class AsynchronousRun:
             method.schedule_along(checked_topology(settings, method, ranks)),
             self.network,
             [[bucket.flat for bucket in own] for own in self._buckets],
+            method,
             self._on_arrival,
         )
         self._exchange.tells_all = self._bound is not None
@@ -144,7 +145,7 @@ class AsynchronousRun:
             else:
                 self._scale_by_bias(rank, torch.Tensor.mul_)
                 self._update(rank)
-                if due and when is CommunicationTiming.AFTER_BIASED_STEP:
+                if due and not self._published[rank]:
                     self._publish(rank)
                 yield from self._mix_if(due, rank)
             self._counters[rank].end(averaged=due)
@@ -172,8 +173,11 @@ class AsynchronousRun:
         for bucket in self._buckets[rank]:
             bucket.round = self._rounds[rank]
         with torch.no_grad():
-            sent = [self._method.outgoing(bucket) for bucket in self._buckets[rank]]
+            sent = [self._method.outgoing(bucket) for bucket in self._taking_part(rank)]
             self._exchange.publish(rank, self._rounds[rank], sent)
+
+    def _taking_part(self, rank: int) -> list[AveragedBucket]:
+        return [bucket for bucket in self._buckets[rank] if self._method.takes_part(bucket)]
 
     def _compute_gradients(self, rank: int) -> None:
         """Compute the gradient at the parameters from the start of the step."""
@@ -207,7 +211,7 @@ class AsynchronousRun:
             yield
         with torch.no_grad(), self.copies.averaged(rank):
             mixed = self._exchange.mix(rank, number)
-            for bucket, one in zip(self._buckets[rank], mixed, strict=True):
+            for bucket, one in zip(self._taking_part(rank), mixed, strict=True):
                 self._method.incoming(bucket, ReceivedAverage(one))
         self._rounds[rank] += 1
         self._published[rank] = False

@@ -291,6 +291,17 @@ def streaming_diloco(
         yield x.copy()
 
 
+def decoupled_diloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9):
+    theta, m = x, np.zeros_like(x)
+    for k in iter_steps(1):
+        x = x - rates(k - 1) * gradient(x)
+        if k % every == 0:
+            change = theta - w(k // every - 1) @ x
+            m = mu * m + change
+            x = theta = theta - eta * (change + mu * m)
+        yield x
+
+
 def noloco(x, w, gradient, rates, every=3, eta=0.7, mu=0.9, kappa=0.7):
     phi, delta = x, np.zeros_like(x)
     for k in iter_steps(1):
@@ -504,6 +515,7 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     ),
     "demo": ({"beta": 0.9, "compression": "bf16"}, demo),
     "noloco": ({"communication_interval": 3}, noloco),
+    "decoupled_diloco": ({"communication_interval": 3, "fragments": 1}, decoupled_diloco),
     "factored_gossip_diloco": ({"communication_interval": 3}, factored_gossip_diloco),
     "gasloc": (
         {"communication_interval": 3, "outer_momentum": 0.5, "consensus_rate": 0.6},

@@ -1,19 +1,14 @@
 """``streaming_diloco``: DiLoCo for one fragment of the model at a time, during training."""
 
-from collections.abc import Sequence
-
-import torch
 from typing_extensions import override
 
 from asyncddp.algorithms.averaged_bucket import AveragedBucket, Received
-from asyncddp.algorithms.outer_nesterov import OUTER, OuterNesterov
+from asyncddp.algorithms.outer_nesterov import OUTER, FragmentNesterov
 from asyncddp.algorithms.wrapper_setup import checked_integer, checked_share
 from asyncddp.errors import ArgumentError
 
-_FRAGMENTS = 4
 
-
-class StreamingDiLoCo(OuterNesterov):
+class StreamingDiLoCo(FragmentNesterov):
     r"""Streaming DiLoCo: outer steps of one model fragment at a time, overlapped with local steps.
 
     .. math:: \Delta_p = \frac1n \sum_j Q(\theta_p - \theta_{j,p}), \qquad
@@ -59,12 +54,8 @@ class StreamingDiLoCo(OuterNesterov):
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
     ) -> None:
-        super().__init__(communication_interval, outer_lr, outer_momentum)
+        super().__init__(communication_interval, fragments, outer_lr, outer_momentum)
         interval = communication_interval
-        self._wanted = fragments
-        self.fragments = checked_integer(
-            "argument fragments", _FRAGMENTS if fragments is None else fragments, 1
-        )
         chosen = min(1, interval - 1) if delay is None else delay
         self.delay = checked_integer("argument delay", chosen, 0)
         if self.delay >= interval:
@@ -73,24 +64,6 @@ class StreamingDiLoCo(OuterNesterov):
                 f"fragment arrives before the next is sent, got {delay!r}"
             )
         self.mixing = checked_share("argument mixing", mixing)
-
-    @override
-    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        super().check_optimizer(optimizer)
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if self._wanted is not None and self._wanted > count:
-            raise ArgumentError(
-                f"argument fragments: expected at most {count}, as many as there are parameters, "
-                f"got {self._wanted}: rounds of the others would send nothing"
-            )
-
-    @override
-    def messages_of(self, shape: Sequence[int]) -> float:
-        return 1.0 / self.fragments
-
-    @override
-    def takes_part(self, bucket: AveragedBucket) -> bool:
-        return bucket.round % self.fragments == bucket.fragment
 
     @override
     def incoming(self, bucket: AveragedBucket, received: Received) -> None:

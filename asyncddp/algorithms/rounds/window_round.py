@@ -118,7 +118,9 @@ class WindowRound(AveragingRound):
 
     @override
     def finish_bucket(self, index: int, before_write: BeforeWrite | None = None) -> None:
-        if index not in self._started:  # neighbours have published, whether this rank did or not
+        averager = self._averager
+        takes_part = averager.algorithm.takes_part(averager.buckets[index])
+        if takes_part and index not in self._started:  # neighbours have published, if not this rank
             window = self._averager.windows[index]
             self._started[index] = BucketExchange(partial(self._average, window))
         super().finish_bucket(index, before_write)

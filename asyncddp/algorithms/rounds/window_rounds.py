@@ -48,7 +48,10 @@ class WindowPutRound(WindowRound):
 
     def _mix(self, bucket: BucketWindow, row: WeightRow) -> None:
         """Average with the latest put of each neighbour."""
-        heard = row.without([s for s in row.src_weights if not bucket.has_put_from(s)])
+        if self._averager.algorithm.counts_puts:
+            heard = row.times(bucket.window.versions())
+        else:
+            heard = row.without([s for s in row.src_weights if not bucket.has_put_from(s)])
         weights = heard.self_weight, heard.src_weights
         bucket.window.update(*weights, reset=False, clone=False, with_p=False)
 
