@@ -31,7 +31,7 @@ class RankLosses:
     ) -> None:
         self.ranks, self._least, self._report_directory = ranks, least, report_directory
         self.restarts_left = restarts
-        """How many more lost ranks are replaced."""
+        """Number of lost ranks that may still be replaced."""
         self._lost: dict[object, str] = {}  # how each rank was lost that has no other process
         self._replaced: dict[object, str] = {}  # how each rank was lost that has one
         self._ended = 0  # by the launcher

@@ -219,6 +219,8 @@ class WindowManager:
         """Dispatch a peer's message; called by the engine, under its lock."""
         number, word, *facts = content
         window = self._by_number.get(number)
+        if window is not None and word in (LOOK, LOCK):  # who asks waits until this rank polls
+            self._engine.idle_interval = _POLL_INTERVAL
         if window is not None:
             self._message_handlers[word](window, peer, word, [*facts, tensor])
         elif word in (PUT, ADD, GET, LOOK, LOCK):
@@ -249,8 +251,6 @@ class WindowManager:
         )
 
     def _handle_lock(self, window: Window, peer: int, word: str, facts: list[Any]) -> None:
-        # whoever waits for a slot waits for this rank to poll
-        self._engine.idle_interval = _POLL_INTERVAL
         window.mutex.handle_message(peer, word, facts[0])
 
 

@@ -118,5 +118,5 @@ def test_a_rank_asks_cuda_for_queues_before_its_script_begins(monkeypatch, tmp_p
     """On machines that have NVIDIA's driver."""
     monkeypatch.setattr(rank, "_NVIDIA_DRIVER", tmp_path if driver else tmp_path / "none")
     with mock.patch.dict(os.environ, clear=True):
-        rank._set_variables()
+        rank.set_variables()
         assert ("CUDA_DEVICE_MAX_CONNECTIONS" in os.environ) is driver

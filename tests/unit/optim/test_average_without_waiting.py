@@ -45,6 +45,29 @@ def lent(model, **options):
         return inside.weight[0, 0].item(), average
 
 
+def test_who_was_asked_polls_often_as_long_as_there_are_windows():
+    """The next look at a computing rank takes no tenth of a second."""
+
+    def case():
+        engine, model = bf.current().engine, constant(bf.rank())
+        pause = engine.idle_interval
+        optimizer = wrapped(model)
+        step(model, optimizer)
+        bf.barrier()
+        before = engine.idle_interval
+        bf.barrier()
+        if bf.rank() == 0:
+            lent(model)
+        bf.barrier()
+        asked = engine.idle_interval
+        bf.win_free()
+        return before / pause, asked / pause, engine.idle_interval / pause
+
+    first, *others = LoopbackWorld(3).run(case)
+    assert first == (1, 1, 1)
+    assert all(one[0] == 1 and one[1] < 0.1 and one[2] == 1 for one in others), others
+
+
 def test_ranks_that_are_no_neighbours_and_sleep_in_their_step():
     """The owners are in the middle of their forward pass, and wait for the end of the average."""
     over = threading.Event()
