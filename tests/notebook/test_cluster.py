@@ -160,8 +160,15 @@ def test_ranks_rest_whose_cells_the_client_has_seen_end(cluster, monkeypatch):
     assert cluster.interrupt() == []
 
 
-def test_ctrl_c_ends_the_cell_on_the_ranks_and_verbs_go_on(cluster, session, tmp_path):
+@pytest.mark.parametrize("late", [False, True], ids=["", "the hub knows late"])
+def test_ctrl_c_ends_the_cell_on_the_ranks_and_verbs_go_on(
+    cluster, session, tmp_path, monkeypatch, late
+):
     """SIGINT in the notebook raises ``KeyboardInterrupt`` in all ranks' cells; verbs go on."""
+    busy, asked = cluster._busy, []
+    monkeypatch.setattr(
+        cluster, "_busy", lambda: asked.append(1) or busy()[: 4 * len(asked[late:])]
+    )
     begun = FileEvent(tmp_path / "begun")
 
     def interrupt():
