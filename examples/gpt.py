@@ -149,6 +149,8 @@ def train(options: argparse.Namespace) -> list[dict[str, Any]]:
     torch.manual_seed(options.seed)
     text = read_text(options.data)
     held_out, text = text[: len(text) // 20], text[len(text) // 20 :]
+    if len(held_out) <= options.length:
+        raise SystemExit(f"argument --data: expected {20 * options.length + 20} bytes or more")
     model = GPT(options.width, options.layers, options.heads, options.length)
     network, optimizer = distributed(options, model)
     network = torch.compile(network) if options.compile else network
@@ -287,8 +289,8 @@ def perplexity(
 ) -> float:
     """Return exp(loss) on text that nobody trains on; ranks share the work out, or one does all."""
     length = options.length
-    every = max(1, len(text) // length // options.evaluate_on)
-    starts = torch.arange(options.evaluate_on) * every * length
+    count = min(options.evaluate_on, (len(text) - 1) // length)
+    starts = torch.arange(count) * ((len(text) - 1) // length // count) * length
     if together:
         starts = starts[bf.rank() :: bf.size()]
     losses = torch.zeros(2)

@@ -26,6 +26,7 @@ BY_OPTIMIZER = {
     "gradient_ready, of two passes": ("gradient_allreduce", {"num_steps_per_communication": 2}),
     "moments": ("gradient_tracking", {}),
     "by the clock": ("async_model_average", {"sync_interval_ms": 1}),
+    "through_step": ("async_model_average", {}),
     "after_biased_step": ("push_sum", {}),
     "window": ("win_put", {}),
 }
@@ -36,8 +37,10 @@ BY_MODULE = {
     "gradient_ready": ("gradient_allreduce", {}),
     "window": ("win_put", {}),
 }
-IN_TURNS = ("win_put", "push_sum")  # one rank steps after the other: always the same
-SAME_DATA = ("async_model_average",)  # averages at any time, which then changes nothing
+IN_TURNS = ("win_put", "push_sum", "async_model_average")
+"""Methods with which one rank steps after the other, so that the models are always the same."""
+BY_CLOCK = "sync_interval_ms"
+"""Option of averages at any time, which change nothing where all ranks have the same data."""
 
 
 class Net(nn.Module):
@@ -67,13 +70,13 @@ def prepare(way, backend):
     return model, torch.compile(model, backend=backend) if way == "function" else model
 
 
-def train(step, method, turns_from=STEPS):
+def train(step, options, turns_from=STEPS):
     """Make steps with data of this rank's own, in turns or together, or with the same data.
 
     Before turns begin equal models stay equal.
     """
     for number in range(STEPS):
-        seed = number if method in SAME_DATA else 100 * number + bf.rank()
+        seed = number if BY_CLOCK in options else 100 * number + bf.rank()
         data = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         scale = 0.0 if number < turns_from < STEPS else 1.0
         for rank in range(bf.size()) if number >= turns_from else [bf.rank()]:
@@ -99,7 +102,7 @@ def by_optimizer(way, backend, method, options):
         (scale * used(data).square().mean()).backward()
         optimizer.step()
 
-    train(step, method, 0 if method in IN_TURNS else STEPS)
+    train(step, options, 0 if method in IN_TURNS and BY_CLOCK not in options else STEPS)
     return vector(model)
 
 
@@ -114,7 +117,7 @@ def by_module(way, backend, method, options):
         (scale * used(data).square().mean()).backward()
 
     # the end of the first backward pass is collective
-    train(step, method, 1 if method in IN_TURNS or "sync" in options else STEPS)
+    train(step, options, 1 if method in IN_TURNS or "sync" in options else STEPS)
     ddp.eval(average=False)
     result = vector(model)
     ddp.close()

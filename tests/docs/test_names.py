@@ -60,8 +60,8 @@ def test_bounds_of_memory_are_those_of_the_allocators():
     finally:
         shared.close()
     assert f"Shared memory comes in chunks of {chunk >> 20} MiB," in text
-    assert f"Of free shared memory at most {limit >> 30} GiB keeps its pages," in text
-    assert f"of free private memory at most {_arena._blocks._limit >> 20} MiB;" in text
+    assert f"At most {limit >> 30} GiB of free shared memory and " in text
+    assert f"{_arena._blocks._limit >> 20} MiB of free private memory keep their pages" in text
 
 
 def test_public_names_have_an_example_or_a_link():

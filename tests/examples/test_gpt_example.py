@@ -122,3 +122,14 @@ def test_wrong_options_are_named(tmp_path, words, says):
     done = run_gpt(2, *words, cwd=tmp_path)
     assert done.code != 0
     assert says in done.stdout + done.stderr
+
+
+def test_a_file_of_little_text_is_used_or_refused_in_words(tmp_path):
+    """One with a single piece of held-out text trains; a shorter one is told how much is needed."""
+    file = tmp_path / "text"
+    for size, code in ((700, 0), (300, 1)):
+        file.write_bytes(b"ab c" * (size // 4))
+        words = "--method", "adapt_then_combine", "--length", "32", "--data", str(file)
+        done = run_gpt(1, *words, cwd=tmp_path)
+        assert done.code == code, done
+    assert "argument --data: expected 660 bytes or more" in done.stderr

@@ -17,6 +17,7 @@ from benchmarks.tables import FigureRow, FigureTable
 _QUICK = " --smoke --steps 8 --evaluate-every 4"
 _RANKS = (1, 2, 4, 8)
 _RATES = (0.004, 0.008, 0.016)
+_FOR_RANKS = ("gradient_allreduce", "adapt_then_combine", "local_sgd --every 10", "win_put")
 _OUTER = ((1.0, 0.0), (0.5, 0.5), (0.7, 0.5), (0.2, 0.8), (0.4, 0.9), (0.7, 0.9))
 _INTERVALS = (10, 40)
 _LONG = 600  # steps of the trainings of methods that communicate rarely
@@ -187,11 +188,11 @@ def figures(options: BenchOptions, advance: Advance) -> BenchFigures:
         resumed = all_of(_resumed(folder))
     title = f"adapt_then_combine, resumed after {_LEFT_AFTER} of 200 steps"
     tables.append(_learnt("resumed", title, resumed))
-    for method in ("gradient_allreduce", "adapt_then_combine"):
+    for method in _FOR_RANKS:
         columns = ("ranks", *(f"step size {rate}" for rate in _RATES))
         title = f"perplexity of {method}, 200 steps of 8 sequences a rank"
         lines = [*grid(_added_ranks(method), _RANKS, _RATES)]
-        tables.append(FigureTable(f"ranks_{method}", title, columns, lines))
+        tables.append(FigureTable(f"ranks_{method.split()[0]}", title, columns, lines))
     title = "adapt_then_combine, averages more rarely"
     tables.append(_learnt("averages", title, all_of(_AVERAGES)))
     title = "perplexity of diloco, 400 steps, by outer step size η and momentum μ"
