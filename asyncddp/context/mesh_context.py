@@ -1,4 +1,4 @@
-"""Contexts of replicas that are sharded: one for each dimension of a device mesh that averages.
+"""Contexts of sharded replicas: one of all ranks with the same shard, one of a replica's ranks.
 
 A model may be sharded inside a replica, over the other dimensions of torch's ``DeviceMesh``. Ranks
 that hold the same part of it, one of each replica, are a column: they are the world in which the

@@ -1,4 +1,4 @@
-"""Progress of elastic runs: no call begins between two views, and collectives begin again."""
+"""Progress of elastic runs: calls wait while members change; interrupted collectives restart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class ElasticProgress(ProgressLoop):
-    """Progress loop that agrees with other ranks on who takes part, if the run is elastic.
+    """Progress loop which, in elastic runs, also agrees with other ranks on the current members.
 
     Attributes:
         submit_lock: Held while operations are counted and queued; in elastic runs callers do not

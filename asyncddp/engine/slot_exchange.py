@@ -1,4 +1,4 @@
-"""Collectives through slots in shared memory, where ranks compare calls and share small tensors.
+"""Collectives in shared memory, where all ranks compare their calls and post small tensors.
 
 If all ranks of a world or group share memory, each first posts a digest of its call, with its data
 if these are small. If the digests agree, all ranks have called the same collective, and small data
@@ -32,7 +32,7 @@ Start: TypeAlias = Combine[StartedCollective[R]]
 
 
 class SlotExchange(Struct, Generic[R], frozen=True, dict=True):
-    """Description of a collective through shared-memory slots, for all calls of one signature.
+    """Description of a shared-memory collective, reused by all calls of one name, dtype and shape.
 
     Attributes:
         signature: The signature, which must be the same on all ranks.
@@ -73,7 +73,7 @@ class SlotExchange(Struct, Generic[R], frozen=True, dict=True):
 
 
 class SlotCall(Struct, Generic[R], frozen=True):
-    """Call of a collective through shared-memory slots: description, input and output tensor."""
+    """Call of a shared-memory collective: its description, with input and output tensor."""
 
     exchange: SlotExchange[R]
     given: torch.Tensor | None = None
@@ -95,7 +95,7 @@ class SlotCall(Struct, Generic[R], frozen=True):
 
 
 class _SlotRoomCondition:
-    """Wait condition: this rank's slot is free, since all ranks have read its earlier data."""
+    """Wait condition: all ranks have read this rank's earlier data, so it may post new data."""
 
     def __init__(self, slots: CollectiveSlots, key: MatchKey) -> None:
         self._slots, self._key = slots, key

@@ -58,7 +58,7 @@ def require_name(verb: str, name: object) -> None:
 
 
 class OperationSpec(Struct, Generic[R], frozen=True):
-    """Specification of an operation: its type (such as allreduce), name, steps and options."""
+    """Specification of an operation: its type, such as allreduce, its name, steps and options."""
 
     verb: str
     steps: Callable[[OperationExchanges], Steps[R]]  # creates the generator that runs it

@@ -1,4 +1,4 @@
-"""Membership: the ranks of a run agree on which of them are here, and from which rounds on.
+"""Membership of a run: ranks agree on which of them take part, and from which round on.
 
 Here belongs the agreement of ranks on views, as a state machine without sockets, threads or clocks.
 The engine's progress loop feeds it messages, evidence and times, and sends its messages. Two ranks

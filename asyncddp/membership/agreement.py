@@ -1,4 +1,4 @@
-"""Agreement of ranks on the next view: single-decree Paxos for each number of a view."""
+"""Agreement of ranks on the members of an elastic run: single-decree Paxos for each change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CUT_OFF = 4  # patiences without a quorum of ranks that are not suspected
 
 
 class Agreement:
-    """State machine of one rank that agrees with the others on views.
+    """State machine by which one rank agrees with the others on the members of an elastic run.
 
     The caller feeds it evidence, messages and times, and sends what :meth:`outgoing` returns, in
     order. A rank that is not one of ``members`` waits to be joined by a view after ``number``.

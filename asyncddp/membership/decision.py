@@ -1,4 +1,4 @@
-"""Decision of one view: single-decree Paxos, in which every rank accepts and voters propose."""
+"""Decision on one change of members: single-decree Paxos; every rank accepts, voters propose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncddp.membership.view import View
 
 
 class Proposal:
-    """Ballot of this rank: the promises that it has, the view that it proposes, and who accepts it.
+    """Paxos proposal of this rank: its ballot, promises received, value, and accepting ranks.
 
     ``dead`` does not change: every rank that promises or accepts has learned of these deaths first.
     """
@@ -31,7 +31,7 @@ class Proposal:
 
 
 class Decision:
-    """Part of one rank in the decision of the view that follows ``view``.
+    """Paxos instance of one rank, which decides the set of members that follows the present one.
 
     Args:
         rank: Rank of this process.

@@ -1,4 +1,4 @@
-"""Evidence of one rank against the members of its view: deaths, and reports of suspicions."""
+"""Evidence that members have failed: known deaths, and suspicions reported by other ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from asyncddp.membership.view import View
 
 
 class Evidence:
-    """Evidence that a rank has: who acts no more, and who weakly suspects whom.
+    """Evidence of failures that one rank has: dead ranks, and which ranks suspect which others.
 
     A certified death is a fact. A weak suspicion counts once more than half of the other members
     that are not dead report it, and only while the others could decide without the suspects.

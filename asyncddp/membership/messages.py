@@ -1,4 +1,4 @@
-"""Messages of the agreement on views; they extend the messages of the engine.
+"""Messages by which ranks agree on the members of an elastic run.
 
 ``number`` is that of the sender's view: the next one is what the message helps to decide.
 """
@@ -14,7 +14,7 @@ from asyncddp.membership.view import View
 
 
 class Ballot(NamedTuple):
-    """Number of an attempt to decide a view, unique to the rank that makes it; higher ones win."""
+    """Paxos ballot number, unique to the rank that makes it; higher ballots win."""
 
     round: int
     rank: int
@@ -25,11 +25,11 @@ NO_BALLOT = Ballot(0, -1)
 
 
 class MessageStruct(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base class of all messages: an immutable struct, encoded as an array of its fields."""
+    """Base class of all messages between ranks: an immutable struct, encoded as an array."""
 
 
 class Suspicion(MessageStruct, frozen=True, tag=7):
-    """Evidence against a rank: the proof that it acts no more, or one rank's weak suspicion."""
+    """Evidence against a rank: a proof of its death, or the weak suspicion of another rank."""
 
     number: int
     rank: int
@@ -39,7 +39,7 @@ class Suspicion(MessageStruct, frozen=True, tag=7):
 
 
 class Prepare(MessageStruct, frozen=True, tag=8):
-    """Request to freeze, and to promise to accept nothing of a lower ballot."""
+    """Paxos prepare: asks ranks to pause, and to accept nothing with a lower ballot."""
 
     number: int
     ballot: Ballot
@@ -47,7 +47,7 @@ class Prepare(MessageStruct, frozen=True, tag=8):
 
 
 class Promise(MessageStruct, frozen=True, tag=9):
-    """Highest ballot that the sender has promised, with its counts; a refusal of lower ballots."""
+    """Paxos promise: the highest ballot that the sender has promised, and its operation counts."""
 
     number: int
     ballot: Ballot
@@ -57,7 +57,7 @@ class Promise(MessageStruct, frozen=True, tag=9):
 
 
 class Accept(MessageStruct, frozen=True, tag=10):
-    """Request to accept a view."""
+    """Paxos accept request: asks ranks to accept a proposed set of members."""
 
     number: int
     ballot: Ballot
@@ -66,14 +66,14 @@ class Accept(MessageStruct, frozen=True, tag=10):
 
 
 class Accepted(MessageStruct, frozen=True, tag=11):
-    """Answer of a rank that has accepted the view of a ballot."""
+    """Paxos reply: the sender has accepted the proposal of a ballot."""
 
     number: int
     ballot: Ballot
 
 
 class Commit(MessageStruct, frozen=True, tag=12):
-    """Notice of a view that is decided."""
+    """Notice that a new set of members has been decided."""
 
     view: View
 
@@ -84,20 +84,20 @@ class Commit(MessageStruct, frozen=True, tag=12):
 
 
 class ViewRequest(MessageStruct, frozen=True, tag=13):
-    """Request for the view of whoever has a later one."""
+    """Request to ranks that know a later set of members to send it."""
 
     number: int
 
 
 class JoinRequest(MessageStruct, frozen=True, tag=14):
-    """Request to add a rank to the next view."""
+    """Request to add a rank to the next set of members."""
 
     number: int
     rank: int
 
 
 class LeaveRequest(MessageStruct, frozen=True, tag=15):
-    """Request for a view after which a rank takes no part."""
+    """Request of a rank to leave the run, at a step on which its members agree."""
 
     number: int
     rank: int

@@ -1,4 +1,4 @@
-"""ProposerTurns: when a rank proposes a view, so that ranks do not outbid each other for ever."""
+"""Turns of proposers, by time, so that ranks do not outbid each other for ever."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LONGEST_WAIT = 16  # the factor to which the time between two attempts grows
 
 
 class ProposerTurns:
-    """Times at which a rank proposes: the first candidate at once, others one patience later each.
+    """Times at which a rank proposes: the first candidate at once, each later one after a delay.
 
     ``clock`` is the time that has passed for this rank. A rank that was paused finds old answers in
     its inbox: a pause counts as half a patience.

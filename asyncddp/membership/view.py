@@ -1,4 +1,4 @@
-"""Views: who is a member, from which rounds on, and which sets of members may decide the next."""
+"""Membership view: members of a run, the rounds from which they take part, and quorums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class View(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Committed membership of a run; views of one run are numbered from 0.
+    """Membership view: the agreed set of members of a run; views are numbered from 0.
 
     Rounds of a name below ``starts[name]`` belong to the earlier view, later rounds to this one. A
     name that is not in ``starts`` starts at 0. A rank that joins becomes a voter in the first later

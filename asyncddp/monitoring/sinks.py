@@ -184,7 +184,7 @@ class JsonLinesSink:
 
 
 class TensorBoardSink:
-    """Sink that writes measurements to a ``SummaryWriter``, and closes it if it owns it."""
+    """Sink that writes measurements to a TensorBoard ``SummaryWriter``, and may own that writer."""
 
     def __init__(self, writer: Any, *, own: bool = False) -> None:
         self._writer, self._own = writer, own

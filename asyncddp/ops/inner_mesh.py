@@ -1,4 +1,4 @@
-"""Collectives inside a replica that is sharded, whose ranks decide as one."""
+"""Collectives among the ranks of one sharded replica, for decisions that they make as one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncddp.tensors.allocation import make_tensor
 
 
 class InnerMesh:
-    """Ranks of one replica: those that hold the parts of one model.
+    """Ranks of one sharded replica, each of which holds a shard of the same model.
 
     Columns of replicas never talk to each other; what a replica must do as one, such as leaving
     out a step, its ranks decide here.

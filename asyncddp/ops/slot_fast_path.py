@@ -1,4 +1,4 @@
-"""Fast path of collectives through slots in shared memory: runs on the calling thread.
+"""Fast path of shared-memory collectives, which runs on the calling thread.
 
 Everything that does not depend on a tensor's values is computed in the first call of a verb with
 given arguments, and reused in later calls. If a rank does not come at once, anything differs
@@ -37,7 +37,7 @@ _REMEMBERED = 1024  # fast paths of an engine
 
 
 class SlotFastPath(Generic[R]):
-    """Fast path of a collective called with equal arguments, for one dtype and shape."""
+    """Fast path of a shared-memory collective that is repeated with one dtype and shape."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TensorVerb(Protocol[P, R]):
-    """Blocking communication operation on a tensor, or on a list, tuple or dict of tensors."""
+    """Blocking operation on a tensor, or on a list, tuple or dict of tensors."""
 
     @overload
     def __call__(self, tensor: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -59,7 +59,7 @@ class TensorVerb(Protocol[P, R]):
 
 
 class NonblockingTensorVerb(Protocol[P, R]):
-    """Non-blocking communication operation on a tensor, or on a list, tuple or dict of tensors."""
+    """Non-blocking operation on a tensor, or on a list, tuple or dict of tensors."""
 
     @overload
     def __call__(self, tensor: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...

@@ -29,7 +29,7 @@ DIFFERENT = 0
 
 
 class SlotMemory:
-    """Memory of all ranks' collective slots, mapped into this process.
+    """Shared memory to which all ranks post their inputs of collectives, mapped into this process.
 
     Attributes:
         capacity: Bytes of data that a slot holds.
@@ -71,7 +71,7 @@ class SlotMemory:
 
 
 class CollectiveSlots:
-    """Collective slots of all ranks, as one rank uses them: post, wait for the others, read.
+    """Shared memory of collectives, as one rank uses it: post the input, wait, read all inputs.
 
     All ranks number their collectives alike, by steps from 0 on. In step s a rank calls
     :meth:`post` once :meth:`has_room` is true, :meth:`read` once :meth:`all_posted` is true, and

@@ -1,4 +1,4 @@
-"""Lightning's collectives, made of the library's: reduce, and all_gather with gradients."""
+"""Lightning's collectives, made of asyncddp's: reduce, and all_gather with gradients."""
 
 from __future__ import annotations
 

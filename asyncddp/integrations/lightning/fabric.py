@@ -1,4 +1,4 @@
-"""Strategy of Lightning's Fabric that trains with any method of the library.
+"""Strategy of Lightning's Fabric that trains by any of asyncddp's algorithms.
 
 ::
 

@@ -28,7 +28,7 @@ from asyncddp.optim.parameter_sync import broadcast_parameters
 
 
 class FabricStrategyMixin(WorldStrategyMixin):
-    """Strategy of Lightning's Fabric that trains modules with any method of the library.
+    """Strategy of Lightning's Fabric that trains modules by any of asyncddp's algorithms.
 
     ``fabric.setup(model, optimizer)`` gives all ranks rank 0's model, and wraps the optimizer by
     :class:`asyncddp.DistributedOptimizer`. Ranks, devices and samplers are those of the world that

@@ -1,4 +1,4 @@
-"""Evaluation and checkpoints of models that differ: of each rank's, rank 0's or their average."""
+"""Evaluation and checkpoints of models that differ between ranks, or of their average."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ VALIDATIONS = ("local", "average")
 
 
 class TrainerStrategyMixin(TrainerCheckpointsMixin):
-    """Strategy of Lightning's Trainer that trains with any method of the library.
+    """Strategy of Lightning's Trainer that trains by any of asyncddp's algorithms.
 
     Each optimizer is wrapped by :class:`asyncddp.DistributedOptimizer`. Ranks, devices and samplers
     are those of the world that ``asyncddp run``, ``mpirun``, ``srun`` or ``torchrun`` has started;

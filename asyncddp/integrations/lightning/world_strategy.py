@@ -22,7 +22,7 @@ from asyncddp.optim.method_settings import MethodSettings
 
 
 class WorldEnvironment:
-    """Lightning ``ClusterEnvironment`` that reads ranks from the running world, however launched.
+    """Lightning ``ClusterEnvironment`` that reads ranks from asyncddp's running world.
 
     Each package registers it as a virtual subclass of its own abstract class.
     """
@@ -80,7 +80,7 @@ _StrategyOfLightning: Any = object
 
 
 class WorldStrategyMixin(_StrategyOfLightning):  # type: ignore[misc]  # of whichever package
-    """Base class of Lightning strategies whose ranks are those of the library's own world."""
+    """Base class of Lightning strategies whose ranks are those of asyncddp's own world."""
 
     strategy_name: ClassVar[str] = "asyncddp"
     _caller: ClassVar[str]
