@@ -68,6 +68,8 @@ _RARELY = tuple(
     for label, words in {
         "ddp": "--method ddp",
         "local_sgd, H = 20": "--method local_sgd --every 20",
+        "local_sgd, H = 5": "--method local_sgd --every 5",
+        "diloco, H = 5": _diloco("diloco", 5),
         "diloco, H = 20, by default": "--method diloco --every 20",
         "diloco, H = 20": _diloco("diloco", 20),
         "streaming_diloco, H = 20": f"{_diloco('streaming_diloco', 5)} --set fragments=4",
