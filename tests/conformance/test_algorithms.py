@@ -27,7 +27,7 @@ from asyncddp.algorithms.rounds import COMMUNICATIONS
 from tests.support import LoopbackWorld
 from tests.support.least_squares import LeastSquares
 from tests.support.loops import each, on_each_rank
-from tests.support.methods import FORMULAS, fitting_graph, one_peer
+from tests.support.methods import EACH_STEP, FORMULAS, fitting_graph, one_peer
 
 STEP_SIZE = 0.3
 BIASES = {
@@ -69,8 +69,6 @@ TIME_VARYING = [name for name in EVERY_STEP if not ALGORITHMS[name].needs.static
 WITH_MOMENTUM = ["a2cid2"]
 """Methods whose averages have momentum, so that they agree in the long run alone."""
 ONE_SIDED = [name for name in MIXING if all(how.one_sided for how in ALGORITHMS[name].how)]
-EACH_STEP = {"decoupled_diloco": {"communication_interval": 1, "fragments": 1}}
-"""Options of methods that are one-sided, and rare by default, to average in each step."""
 STRONGLY_CONNECTED = [
     TopologyRequirements(strongly_connected=True, column_stochastic=columns)
     for columns in (False, True)

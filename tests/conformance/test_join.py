@@ -31,7 +31,7 @@ from tests.conformance.join_reference import (
     train_epoch,
 )
 from tests.support import LoopbackWorld, on
-from tests.support.methods import every_step, one_of_each_kind
+from tests.support.methods import EACH_STEP, every_step, one_of_each_kind
 
 FAMILIES = {
     "ring": topology.ring,
@@ -267,7 +267,10 @@ def test_several_optimizers(world):
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("adapt_then_combine", {"communication": "empty"}), *((name, {}) for name in ONE_SIDED)],
+    [
+        ("adapt_then_combine", {"communication": "empty"}),
+        *((n, EACH_STEP.get(n, {})) for n in ONE_SIDED),
+    ],
     ids=["empty", *ONE_SIDED],
 )
 def test_where_nobody_waits_they_only_end_together(method, options):
@@ -286,7 +289,7 @@ def test_where_nobody_waits_they_only_end_together(method, options):
 
     got = LoopbackWorld(3).run(case)
     assert ends == ["last step"] * 3 + ["out"] * 3
-    assert [count for count, _ in got] == ([0] * 3 if options else [4, 6, 8])
+    assert [count for count, _ in got] == ([0] * 3 if "communication" in options else [4, 6, 8])
     assert all(np.array_equal(got[0][1], x) for _, x in got)
 
 

@@ -532,3 +532,6 @@ FORMULAS: dict[str, tuple[dict[str, object], Formula]] = {
     ),
 }
 """By method, and form: options, and the formula."""
+
+EACH_STEP = {"decoupled_diloco": {"communication_interval": 1, "fragments": 1}}
+"""Options of methods that are one-sided, and rare by default, to average in each step."""
