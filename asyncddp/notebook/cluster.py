@@ -203,6 +203,9 @@ class Cluster:
         found = busy = self._busy()
         until = time.monotonic() + timeout
         again = 0.0
+        while not busy and self.client.outstanding and time.monotonic() < until:
+            time.sleep(0.02)  # the hub hears of this client's own cells later than the ranks
+            found = busy = self._busy()
         while busy:
             now = time.monotonic()
             if now > until:

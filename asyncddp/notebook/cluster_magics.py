@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO, cast
@@ -16,7 +15,6 @@ from asyncddp.notebook.error_grouping import CellFailure, group_failures
 
 _STREAM_AFTER = 0.5  # seconds after which printed output is streamed
 _OUTPUT_TIMEOUT = 1.0  # seconds for printed output to arrive after the results
-_INTERRUPT_TIMEOUT, _INTERRUPT_INTERVAL = 10.0, 0.1  # seconds for ranks to end, and between tries
 
 
 class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel has no types
@@ -62,10 +60,8 @@ class ClusterCellMagics(ParallelMagics):  # type: ignore[misc]  # ipyparallel ha
                 result.wait()
                 result.wait_for_output(_OUTPUT_TIMEOUT)
         except KeyboardInterrupt:
-            until = time.monotonic() + _INTERRUPT_TIMEOUT
-            while not result.done() and time.monotonic() < until:
-                self._cluster.interrupt()  # knows of the cell when the hub does
-                result.wait(_INTERRUPT_INTERVAL)
+            self._cluster.interrupt()
+            result.wait(_OUTPUT_TIMEOUT)
             if not result.done():
                 raise
             result.wait_for_output(_OUTPUT_TIMEOUT)
