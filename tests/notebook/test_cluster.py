@@ -151,6 +151,15 @@ def test_interrupt_of_ranks_that_rest_does_nothing(cluster):
     assert cluster.interrupt() == []
 
 
+def test_interrupt_waits_until_the_hub_has_heard_of_a_cell(cluster, session, monkeypatch):
+    """The client knows of its cell before the hub, which then names all ranks."""
+    busy, asked = cluster._busy, []
+    monkeypatch.setattr(cluster, "_busy", lambda: asked.append(1) or busy()[: 4 * len(asked[2:])])
+    session("%%px --noblock\nwhile True: pass")
+    assert cluster.interrupt() == [0, 1, 2, 3]
+    assert cluster.interrupt() == []
+
+
 def test_ranks_rest_whose_cells_the_client_has_seen_end(cluster, monkeypatch):
     """The hub may say for a while that they are queued."""
     asked = cluster.view.apply_async(int)
