@@ -55,7 +55,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"asyncddp\.integrations\.bagua\..*"),
     (
         r"py:class",
-        r"(LRSchedulerFn|UnitAgreement|OptimFn|OptimizerFactory|SchedulerFactory|SwitchSchedule|NamedFlatBucket|Window|EdgeWriter|Topology|.*\.(HasState|OptimizerType|Sink|MonitorTarget|Transport|ProgressLoop|Work|WindowProtocol|PendingPublish|PendingGet|MachineLayout|NamedFlatBucket|Tracer|UnitAgreement))",
+        r"(LRSchedulerFn|ReplicaAgreement|OptimFn|OptimizerFactory|SchedulerFactory|SwitchSchedule|NamedFlatBucket|Window|EdgeWriter|Topology|.*\.(HasState|OptimizerType|Sink|MonitorTarget|Transport|ProgressLoop|Work|WindowProtocol|PendingPublish|PendingGet|MachineLayout|NamedFlatBucket|Tracer|ReplicaAgreement))",
     ),
 ]
 

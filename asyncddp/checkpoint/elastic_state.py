@@ -183,7 +183,7 @@ class ElasticState:
     def _begin(self) -> None:
         """Begin a step, and send the state to ranks that join with it, if it is this one's turn."""
         engine, rank = self._context.engine, self._context.rank
-        if world_of(self._context).engine.units:
+        if world_of(self._context).engine.replica_agreements:
             raise UsageError(
                 f"{_VERB}: replicas that are sharded can be lost, but neither leave nor be "
                 "replaced: count the steps by range() in place of state.steps()"

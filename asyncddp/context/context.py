@@ -16,7 +16,7 @@ from asyncddp.context.clock_sync import ClockSync, measure_clock_offset
 from asyncddp.context.topologies import Topologies
 from asyncddp.engine import ProgressEngine
 from asyncddp.engine.messages import MACHINE_COLLECTIVE
-from asyncddp.engine.unit_agreement import UnitAgreement
+from asyncddp.engine.replica_agreement import ReplicaAgreement
 from asyncddp.errors import NotInitializedError
 from asyncddp.membership import View
 from asyncddp.tensors.allocation import make_tensor
@@ -119,7 +119,7 @@ class Context:
         config: Config,
         machines: MachineLayout | None = None,
         tracer: Tracer | None = None,
-        agreement: UnitAgreement | None = None,
+        agreement: ReplicaAgreement | None = None,
     ) -> None:
         self.transport, self.config = transport, config
         self.rank, self.size = transport.rank, transport.size

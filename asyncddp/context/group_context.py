@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from asyncddp.config import Config
 from asyncddp.context.context import Context, use
-from asyncddp.engine.unit_agreement import UnitAgreement
+from asyncddp.engine.replica_agreement import ReplicaAgreement
 from asyncddp.timeline.tracer import GroupTracer
 from asyncddp.transport import Transport
 from asyncddp.transport.loopback import LoopbackTransport
@@ -47,7 +47,7 @@ def split_context(context: Context, ranks: Sequence[int]) -> Context | None:
 
 
 def split_disjoint(
-    context: Context, groups: Sequence[Sequence[int]], agreement: UnitAgreement | None = None
+    context: Context, groups: Sequence[Sequence[int]], agreement: ReplicaAgreement | None = None
 ) -> Context:
     """Create the context of the group to which this rank belongs; collective.
 
@@ -66,7 +66,7 @@ def _part(
     transport: Transport,
     ranks: Sequence[int],
     config: Config,
-    agreement: UnitAgreement | None = None,
+    agreement: ReplicaAgreement | None = None,
 ) -> Context:
     """Create the context of a group, which is closed with ``context``, from its transport."""
     tracer = None if context.tracer is None else GroupTracer(context.tracer, ranks)

@@ -17,7 +17,7 @@ import torch
 from asyncddp.context.context import Context, current, use
 from asyncddp.context.crash_handler import end_run
 from asyncddp.context.group_context import split_disjoint
-from asyncddp.engine.unit_agreement import UnitAgreement
+from asyncddp.engine.replica_agreement import ReplicaAgreement
 from asyncddp.errors import ArgumentError, PeerLeftError
 from asyncddp.rank_list_text import list_ranks
 from asyncddp.tensors.allocation import make_tensor
@@ -147,7 +147,7 @@ def _check_elastic(world: Context) -> None:
 
 def _agreement_of_replicas(
     world: Context, columns: Sequence[Sequence[int]]
-) -> UnitAgreement | None:
+) -> ReplicaAgreement | None:
     """Make the agreement on replicas of an elastic run, which follows that on ranks."""
     membership, known = world.engine.membership, len(world.extensions[_COLUMNS])
     if membership is None:
@@ -158,8 +158,8 @@ def _agreement_of_replicas(
     names = f"mesh {known}: ", f"mesh {known}, column {number}: "
     replicas = list(zip(*columns, strict=True))
     with world.engine.lock:
-        made = UnitAgreement(membership, replicas, column.index(world.rank), names)
-        world.engine.units.append(made)
+        made = ReplicaAgreement(membership, replicas, column.index(world.rank), names)
+        world.engine.replica_agreements.append(made)
     return made
 
 

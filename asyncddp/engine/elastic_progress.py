@@ -14,8 +14,8 @@ from asyncddp.engine.membership_changes import ENDED, STEP, GatedLock, Membershi
 from asyncddp.engine.messages import COLLECTIVE, MatchKey, Message
 from asyncddp.engine.operation_exchanges import OperationExchanges
 from asyncddp.engine.progress_loop import ProgressLoop
+from asyncddp.engine.replica_agreement import ReplicaAgreement
 from asyncddp.engine.tracing import EngineTracing
-from asyncddp.engine.unit_agreement import UnitAgreement
 from asyncddp.engine.work import Work
 from asyncddp.errors import AsyncDDPError, IsolatedError, PeerLeftError
 from asyncddp.membership import View
@@ -35,7 +35,7 @@ class ElasticProgress(ProgressLoop):
         refusal: Says why no rank can join, empty if ranks can; asked once a process would join.
         slot_paths: Fast paths of collectives, which the verbs fill and read.
         membership: The views of an elastic run; None in other runs.
-        units: Agreements on units of ranks, which follow the views of these ranks.
+        replica_agreements: Agreements on sharded replicas, which follow the views of these ranks.
         on_failure: Called with each rank that was killed or has raised, and the reason.
     """
 
@@ -44,7 +44,7 @@ class ElasticProgress(ProgressLoop):
         transport: Transport,
         config: Config,
         tracing: EngineTracing,
-        agreement: UnitAgreement | None = None,
+        agreement: ReplicaAgreement | None = None,
     ) -> None:
         self.config = config
         self._count_lock = threading.Lock()  # so that submitting never waits for a round
@@ -54,7 +54,7 @@ class ElasticProgress(ProgressLoop):
         self.refusal: Callable[[], str] = str
         self.slot_paths: dict[Any, Any] = {}
         self.membership: MembershipChanges | None = None
-        self.units: list[UnitAgreement] = []
+        self.replica_agreements: list[ReplicaAgreement] = []
         self.on_failure: list[Callable[[int, str], object]] = []
         self._collective, self._ended_before_view = COLLECTIVE, 0
         super().__init__(transport, config, tracing)
@@ -98,8 +98,8 @@ class ElasticProgress(ProgressLoop):
         view = membership.progress()
         if view is None:
             return
-        for units in self.units:
-            units.learn(view)
+        for replicas in self.replica_agreements:
+            replicas.learn(view)
         rank = self.transport.rank
         for peer in view.joined:
             if peer != rank:
@@ -224,12 +224,12 @@ class ElasticProgress(ProgressLoop):
                 work.interrupt()
             begun = self._ended_before_view + self._use_counts[self._collective]
             counts = {**self._use_counts, ENDED: begun - len(interrupted)}
-        for units in self.units:
-            counts |= units.promised()
+        for replicas in self.replica_agreements:
+            counts |= replicas.promised()
         return counts if self.step is None else {**counts, STEP: self.step + 1}
 
     def _counts_of_group(self) -> Mapping[str, int]:
-        """Return the counts of a group of units, once it has begun all views before the next."""
+        """Return the counts of a column of replicas, once it has begun all views so far."""
         membership = self.membership
         with self.lock, suppress(IsolatedError):  # raised where the group makes progress
             while membership is not None and not (self.closed or membership.settled):

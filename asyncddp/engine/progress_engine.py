@@ -21,9 +21,9 @@ from asyncddp.engine.elastic_progress import ElasticProgress
 from asyncddp.engine.handle import Handle
 from asyncddp.engine.messages import ExitAnnouncement, MatchKey
 from asyncddp.engine.operation_exchanges import OperationExchanges
+from asyncddp.engine.replica_agreement import ReplicaAgreement
 from asyncddp.engine.short_messages import ShortMessageHandle
 from asyncddp.engine.tracing import NO_TRACING, EngineTracing
-from asyncddp.engine.unit_agreement import UnitAgreement
 from asyncddp.engine.work import OperationSpec, Work
 from asyncddp.errors import NotInitializedError, PeerLeftError
 from asyncddp.membership import View
@@ -60,7 +60,7 @@ class ProgressEngine(ElasticProgress):
         transport: Transport,
         config: Config,
         tracer: Tracer | None = None,
-        agreement: UnitAgreement | None = None,
+        agreement: ReplicaAgreement | None = None,
     ) -> None:
         tracing = EngineTracing(tracer) if tracer else NO_TRACING
         super().__init__(transport, config, tracing, agreement)

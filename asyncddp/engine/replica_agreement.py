@@ -1,9 +1,9 @@
-"""Agreement on units of ranks, such as replicas that are sharded.
+"""Agreement on sharded replicas, each of which is several ranks.
 
-The law: a unit takes part while all of its ranks do, so that one verdict holds for all of it. Each
-rank of a unit is in a group with one rank of every unit, such as a column of sharded replicas. The
-agreement is one, among all ranks: it compares how often each name was used in any group, and a view
-begins with the same round of a name in all of them. No messages are sent in a group.
+The law: a replica takes part while all of its ranks do, so that one verdict holds for all of it.
+Each rank of a replica is in a column, a group with one rank of every replica. The agreement is one,
+among all ranks: it compares how often each name was used in any column, and a view begins with the
+same round of a name in all of them. No messages are sent in a column.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from asyncddp.engine.membership_changes import ENDED, MembershipChanges
 from asyncddp.membership import Agreement, MembershipMessage, View
 
 
-class UnitAgreement(Agreement):
-    """Views of units in one group, which follow from the views of all ranks.
+class ReplicaAgreement(Agreement):
+    """Views of replicas in one column, which follow from the views of all ranks.
 
     Args:
         ranks: The views of all ranks.
-        units: The ranks of each unit.
-        unit: The unit of this rank, which is its number in the group.
+        replicas: The ranks of each replica.
+        replica: The replica of this rank, which is its number in the group.
         names: What names are called among all ranks: in all groups alike, and in this one alone.
 
     Attributes:
@@ -33,13 +33,13 @@ class UnitAgreement(Agreement):
     def __init__(
         self,
         ranks: MembershipChanges,
-        units: Sequence[Collection[int]],
-        unit: int,
+        replicas: Sequence[Collection[int]],
+        replica: int,
         names: tuple[str, str],
     ) -> None:
         self.count: Callable[[], Mapping[str, int]] = dict
-        super().__init__(unit, range(len(units)), lambda: self.count())
-        self._ranks, self._units, (self._shared, self._own) = ranks, units, names
+        super().__init__(replica, range(len(replicas)), lambda: self.count())
+        self._ranks, self._replicas, (self._shared, self._own) = ranks, replicas, names
         self._coming: deque[View] = deque()  # of all ranks, that have yet to begin here
         self._accused: frozenset[int] = frozenset()  # ranks, as of the last promise
 
@@ -57,7 +57,9 @@ class UnitAgreement(Agreement):
     @override
     def accused(self) -> frozenset[int]:
         here = self.view.members
-        return frozenset(unit for unit in here if not self._accused.isdisjoint(self._units[unit]))
+        return frozenset(
+            replica for replica in here if not self._accused.isdisjoint(self._replicas[replica])
+        )
 
     @override
     def suspect(self, rank: int, *, certified: bool, reason: str, now: float) -> None:
@@ -76,15 +78,15 @@ class UnitAgreement(Agreement):
     def tick(self, now: float) -> None:
         """Go on to the next view, if there is one."""
         if self._coming:
-            self.view = self._of_units(self._coming[0])
+            self.view = self._of_replicas(self._coming[0])
             self._coming.popleft()  # last, so that it is frozen meanwhile
             if not self.joined:
-                self.isolated = f"view {self.view.number} leaves out this rank's unit"
+                self.isolated = f"view {self.view.number} leaves out this rank's replica"
 
-    def _of_units(self, view: View) -> View:
+    def _of_replicas(self, view: View) -> View:
         before, ranks = self.view.members, set(view.members)
-        members = tuple(unit for unit in before if ranks.issuperset(self._units[unit]))
-        left = tuple(unit for unit in before if unit not in members)
+        members = tuple(replica for replica in before if ranks.issuperset(self._replicas[replica]))
+        left = tuple(replica for replica in before if replica not in members)
         starts = {
             name.removeprefix(self._shared): number
             for name, number in view.starts.items()

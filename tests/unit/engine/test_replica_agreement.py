@@ -1,4 +1,4 @@
-"""Views of units of ranks: one verdict for a unit, and one first round in all groups."""
+"""Views of sharded replicas: one verdict for a replica, and one first round in all groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from asyncddp.engine.membership_changes import ENDED, MembershipChanges
-from asyncddp.engine.unit_agreement import UnitAgreement
+from asyncddp.engine.replica_agreement import ReplicaAgreement
 from asyncddp.errors import IsolatedError
 from asyncddp.membership import View
 
@@ -33,7 +33,7 @@ class Replicas:
             facts = rank, self.size, lambda rank=rank: self.units[rank].promised()
             self.ranks[rank] = ranks = MembershipChanges(*facts, self.wire.sender(rank))
             names = "mesh: ", f"mesh, column {rank % 2}: "
-            self.units[rank] = unit = UnitAgreement(ranks, units, rank // 2, names)
+            self.units[rank] = unit = ReplicaAgreement(ranks, units, rank // 2, names)
             unit.count = lambda rank=rank: uses[rank]
             sends = self.wire.sender(rank)
             self.columns[rank] = MembershipChanges(rank // 2, replicas, dict, sends, agreement=unit)
@@ -97,7 +97,7 @@ def test_a_rank_whose_replica_has_lost_another_one_is_isolated():
     """It must not go on in its column."""
     replicas = Replicas(2, {rank: {"x": 1} for rank in range(4)})
     replicas.lose(3)
-    with pytest.raises(IsolatedError, match="view 1 leaves out this rank's unit"):
+    with pytest.raises(IsolatedError, match="view 1 leaves out this rank's replica"):
         replicas.columns[2].progress()
 
 
